@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
-        from rekindle.extras import extra_of
+        from rekindle.errors import extra_of
 
         raise extra_of(error) from error
 

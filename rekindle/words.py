@@ -1,4 +1,4 @@
-"""Writes lists of ranks, nodes or steps, and numbers of bytes."""
+"""Writes lists of ranks, nodes or steps, numbers of bytes, and tables."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines)

@@ -7,6 +7,7 @@ import collections
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,25 @@ PRELOAD = {
     # Its import starts no thread that a fork would lose (2.10).
     Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
 }
+
+
+Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
+
+
+async def fork_with_line(
+    fork: Fork, order: ForkOrder, fds: Sequence[int] = ()
+) -> tuple[int, socket.socket]:
+    """Fork a process with a line to it; return its pid and our end of the line.
+
+    fds: the descriptors that follow the line. Raises what `fork` raises.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            return await fork(order, [theirs.fileno(), *fds]), ours
+        except BaseException:
+            ours.close()
+            raise
 
 
 class _Blank(NamedTuple):

@@ -9,12 +9,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from rekindle import names
+from rekindle.agent.fork_server import Fork, fork_with_line
 from rekindle.agent.fork_server_process import RunRank
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.errors import RekindleError
@@ -44,7 +45,6 @@ _MODULES = {
     Framework.MINDSPORE: "rekindle.training.node_check.numpy_checker",
 }
 _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
-Fork = Callable[[RunRank, list[int]], Awaitable[int]]
 
 
 class CheckerError(RekindleError):
@@ -121,7 +121,7 @@ class Checker:
         loop.remove_reader(self._line)
         self._line.close()
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self._end = str(Exit(signal=-code) if code < 0 else Exit(code=code))
+        self._end = str(Exit.of(code))
         if code == -signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
             self._end += f", {KILLED}"
         self._heard.put_nowait(None)
@@ -218,7 +218,6 @@ class NodeCheckRunner:
         self._send(CheckReady(port=self._port))
 
     async def _start_one(self, device: int) -> Checker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         logs = Path(self._spec.log_directory)
         request = RunRank(
             kind="module",
@@ -234,14 +233,9 @@ class NodeCheckRunner:
             },
             working_directory="/",
         )
-        with theirs:
-            try:
-                # A checker has no heartbeat page; its output is the agent's own.
-                pid = await self._fork(request, [theirs.fileno(), theirs.fileno(), 1, 2])
-            except BaseException:
-                ours.close()
-                raise
-        return Checker(device, pid, ours, self._oom)
+        # A checker has no heartbeat page, so any descriptor does. Its output is the agent's own.
+        pid, line = await fork_with_line(self._fork, request, [1, 1, 2])
+        return Checker(device, pid, line, self._oom)
 
     async def _alone(self, order: CheckAlone) -> Done:
         work = DeviceWork(serial=order.serial, beside_ranks=order.beside_ranks)

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,12 @@ class Agent:
         beside = (self._beat(), self.ranks.watchdog.watch(), self._care.run(), conditions.run())
         tasks = [asyncio.create_task(each) for each in beside]
         orders: Orders = asyncio.Queue()
-        worker = asyncio.create_task(self._handle_orders(orders))
-        worker.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
         limit_s = CONNECT_S
         try:
-            async with open_session(self._secret) as session:
+            async with (
+                alongside(self._handle_orders(orders)),
+                open_session(self._secret) as session,
+            ):
                 while True:
                     self._line = await connect(session, url, self._directory, limit_s)
                     if await self._serve(self._line, orders):
@@ -135,11 +137,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
-            failed = worker.done() and not worker.cancelled()
-            worker.cancel()
             await self._end()
-            if failed:
-                worker.result()  # a bug of ours: let it be seen
 
     async def _serve(
         self,
@@ -154,15 +152,8 @@ class Agent:
             described = wire.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
-        sender = asyncio.create_task(self._send_all(line))
-        sender.add_done_callback(functools.partial(_end_with, asyncio.current_task()))
-        try:
+        async with alongside(self._send_all(line)):
             return await self._listen(line, orders)
-        finally:
-            failed = sender.done() and not sender.cancelled()
-            sender.cancel()
-            if failed:
-                sender.result()  # a bug of ours: an open line on which nothing is said hides it
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep what a new coordinator must hear, and drop what was meant for the old one."""
@@ -295,10 +286,27 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _end_with(task: asyncio.Task[Any] | None, worker: asyncio.Task[None]) -> None:
-    """End the agent when the one who carries out orders has failed, or the one who speaks."""
-    if task is not None and not worker.cancelled() and worker.exception() is not None:
-        task.cancel()
+@contextlib.asynccontextmanager
+async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run the work until the block ends.
+
+    Work that fails ends the block, and its error is raised: it is a bug of ours, which an agent
+    that continues would hide.
+    """
+    block, worker = asyncio.current_task(), asyncio.create_task(work)
+
+    def on_end(_: asyncio.Task[None]) -> None:
+        if block is not None and not worker.cancelled() and worker.exception() is not None:
+            block.cancel()
+
+    worker.add_done_callback(on_end)
+    try:
+        yield
+    finally:
+        failed = worker.done() and not worker.cancelled()
+        worker.cancel()
+        if failed:
+            worker.result()
 
 
 def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:

@@ -122,8 +122,7 @@ class RankProcess:
         _, status = os.waitpid(self.pid, 0)
         # They are our children now; the kernel ends them in a moment.
         loop.call_later(_REAP_S, _reap, self.pid)
-        code = os.waitstatus_to_exitcode(status)
-        on_exit(self, Exit(signal=-code) if code < 0 else Exit(code=code))
+        on_exit(self, Exit.of(os.waitstatus_to_exitcode(status)))
 
 
 def _reap(group: int) -> None:

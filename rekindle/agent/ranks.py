@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ import msgspec
 from rekindle import names
 from rekindle.agent.devices.simulated_host import reset_device
 from rekindle.agent.environment import rank_environment
-from rekindle.agent.fork_server import ForkServer
+from rekindle.agent.fork_server import ForkServer, fork_with_line
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
@@ -229,16 +228,12 @@ class RankSupervisor:
             for stream in streams:
                 closing.callback(stream.started)
             page_fd, page = self._page(rank)
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            closing.callback(theirs.close)
             page.new_life()
-            process = RankProcess(rank, ours, page, logs.directory)
-            fds = [theirs.fileno(), page_fd, *(stream.fd for stream in streams)]
-            try:
-                process.pid = await self.fork(self._request(rank, spawn, logs.directory), fds)
-            except BaseException:
-                ours.close()
-                raise
+            request = self._request(rank, spawn, logs.directory)
+            fds = [page_fd, *(stream.fd for stream in streams)]
+            pid, line = await fork_with_line(self.fork, request, fds)
+        process = RankProcess(rank, line, page, logs.directory)
+        process.pid = pid
         self._starts[rank] += 1
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)

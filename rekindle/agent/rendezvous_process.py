@@ -7,17 +7,17 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
+from rekindle.agent.fork_server import Fork, fork_with_line
 from rekindle.agent.fork_server_process import ForkOrder, RunStore
 from rekindle.agent.mindspore_scheduler import scheduler_order
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
 
-Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
 Send = Callable[[protocol.Message], None]
 
 
@@ -36,16 +36,12 @@ async def start_store(
     what: ForkOrder = RunStore(port=order.port)
     if spec.framework is Framework.MINDSPORE:
         what = scheduler_order(spec, order, environment)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        pid = await fork(what, [theirs.fileno()])
+        pid, line = await fork_with_line(fork, what)
     except RekindleError as error:
-        ours.close()
         send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
         return None
-    finally:
-        theirs.close()
-    return StoreProcess(pid, ours, order, send)
+    return StoreProcess(pid, line, order, send)
 
 
 class StoreProcess:

@@ -89,13 +89,24 @@ def model_of(
 
     title: the name of the form. like: has the defaults; None: the struct's own.
     """
+    config = ConfigDict(extra="forbid", title=title)
+    fields: dict[str, Any] = _fields(struct, like)
+    return create_model(title, __config__=config, __doc__=struct.__doc__, **fields)
+
+
+def field_of(struct: type[msgspec.Struct], name: str) -> Any:
+    """Return the field of a form, as the struct declares it: default, limits and description."""
+    return _fields(struct, None)[name][1]
+
+
+def _fields(
+    struct: type[msgspec.Struct], like: msgspec.Struct | None
+) -> dict[str, tuple[Any, Any]]:
     hints = get_type_hints(struct, include_extras=True)
-    fields: dict[str, Any] = {
+    return {
         field.name: (_type(hints[field.name]), _field(hints[field.name], _default(field, like)))
         for field in msgspec.structs.fields(struct)
     }
-    config = ConfigDict(extra="forbid", title=title)
-    return create_model(title, __config__=config, __doc__=struct.__doc__, **fields)
 
 
 def _field(hint: Any, default: Any) -> Any:

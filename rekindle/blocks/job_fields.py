@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rekindle.blocks.forms import Form, setting
+from rekindle.blocks.forms import Form, field_of, setting
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_words
-from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
@@ -29,24 +29,9 @@ class NodeCheck(BaseModel):
         default=False,
         description="Whether a node that is slow is isolated, too.",
     )
-    compute_factor: float = Field(
-        default=FACTOR,
-        gt=1,
-        le=1000,
-        description="A node is slow if its devices take this many times as long as others'.",
-    )
-    link_factor: float = Field(
-        default=FACTOR,
-        gt=1,
-        le=1000,
-        description="A node is slow if its links take this many times as long as others'.",
-    )
-    timeout_s: float = Field(
-        default=NodeCheckLimits().timeout_s,
-        gt=0,
-        le=86_400,
-        description="Seconds that a node may take for one task of the check before it has failed.",
-    )
+    compute_factor: float = field_of(NodeCheckLimits, "compute_factor")
+    link_factor: float = field_of(NodeCheckLimits, "link_factor")
+    timeout_s: float = field_of(NodeCheckLimits, "timeout_s")
 
     def to_limits(self) -> NodeCheckLimits:
         """Return what the check goes by."""

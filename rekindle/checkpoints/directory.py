@@ -65,6 +65,7 @@ from rekindle.checkpoints.store import (
     bytes_of,
     check_writable,
     existing,
+    newest_of,
 )
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
@@ -189,14 +190,7 @@ class DirectoryStore:
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            listed = self._listed(at_most)
-            while True:
-                found = self._first_valid(listed)
-                again = self._listed(at_most)
-                if found.checkpoint or set(listed) <= set(again):
-                    return found
-                # They were pruned while they were read, so a newer one has been committed.
-                listed = again
+            return newest_of(lambda: self._listed(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> DirectoryCheckpoint | None:
         """The checkpoint of this step and generation, if it has all its files.

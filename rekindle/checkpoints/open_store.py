@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import (
     explained,
@@ -17,8 +18,8 @@ from rekindle.checkpoints.files import (
     write_file,
 )
 from rekindle.checkpoints.location import parse
-from rekindle.checkpoints.store import CheckpointStore
-from rekindle.errors import UsageError
+from rekindle.checkpoints.store import Checkpoint, CheckpointStore
+from rekindle.errors import CheckpointError, UsageError
 
 
 class Pointer(Protocol):
@@ -87,13 +88,27 @@ def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Ch
     return S3Store(where, connect(where, environment))
 
 
+def find_checkpoint(location: str, key: Key) -> tuple[CheckpointStore, Checkpoint]:
+    """Open a store and find its checkpoint of this step and generation.
+
+    Raises CheckpointError: the store has none, or cannot be read.
+    """
+    store, (step, generation) = open_store(location), key
+    found = store.find(step, generation)
+    if found is None:
+        raise CheckpointError(
+            f"{location} has no valid checkpoint of step {step} of generation {generation}"
+        )
+    return store, found
+
+
 def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.environ) -> Pointer:
     """The pointer of this name at a location, beside the stores below it; as open_store()."""
     where = parse(location)
     if isinstance(where, Path):
         return FilePointer(where / name)
     from rekindle.checkpoints.s3.connect import connect
-    from rekindle.checkpoints.s3.pointer import S3Pointer
+    from rekindle.checkpoints.s3.store import S3Pointer
 
     return S3Pointer(connect(where, environment), name)
 

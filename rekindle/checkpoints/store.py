@@ -6,8 +6,8 @@ without it the checkpoint does not exist. Nothing that is committed is ever chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from rekindle.checkpoints.manifest import FileEntry, Manifest, encode
 from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
+
+L = TypeVar("L", bound=Collection[object])
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
@@ -87,6 +89,23 @@ class NewestCheckpoint(msgspec.Struct, frozen=True):
 
     checkpoint: Checkpoint | None
     passed_over: tuple[SkippedCheckpoint, ...]
+
+
+def newest_of(
+    list_all: Callable[[], L], first_valid: Callable[[L], NewestCheckpoint]
+) -> NewestCheckpoint:
+    """Return the newest valid checkpoint of a list.
+
+    The list is made again where all in it were pruned while they were read: a newer one has been
+    committed then.
+    """
+    listed = list_all()
+    while True:
+        found = first_valid(listed)
+        again = list_all()
+        if found.checkpoint or set(listed) <= set(again):
+            return found
+        listed = again
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):

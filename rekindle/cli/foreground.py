@@ -15,7 +15,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
-from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.reporting.event_text import level, words
 
 END_S = 30.0  # how long coordinator and agents may take after the job's end
@@ -63,7 +63,7 @@ def run(
             break
         attempt += 1
         say(f"rekindle: attempt {attempt} begins")
-    if end is not None and end.outcome == "succeeded":
+    if end is not None and end.outcome == SUCCEEDED:
         return 0
     _explain(seen, directory)
     return 1

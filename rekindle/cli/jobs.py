@@ -1,27 +1,30 @@
-"""What a person asks of a job or a host from the shell: status, incidents, nodes, approve, stop."""
+"""Commands that a person gives for a job, for a host or for this machine."""
 
 from __future__ import annotations
 
 import argparse
 import getpass
 import json
+import math
+import os
 import time
-from collections.abc import Sequence
 
 import msgspec
 
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.errors import JobError, UsageError
+from rekindle.job.ascend import ascend_environment, check_environment, survey_here
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
+from rekindle.job.spec import JobDirectory, home, job_directory
 from rekindle.profiling.switch import ProfilingOrder
-from rekindle.protocol.agent import Approval
+from rekindle.protocol.agent import Approval, Inject, InjectionKind
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.host_history import HostReleased
+from rekindle.recovery.policy.policy import Policy
 
 
 def status(options: argparse.Namespace) -> int:
@@ -29,7 +32,8 @@ def status(options: argparse.Namespace) -> int:
     directory = _directory(options.job)
     events = events_in(directory.journal_file)
     endpoint = directory.endpoint()
-    if endpoint is not None and not _has_ended(events):
+    end = attempts.end_of(events)
+    if endpoint is not None and end is None:
         view = JobClient(endpoint, directory.secret()).status()
         if options.json:
             print(msgspec.json.encode(view).decode())
@@ -39,7 +43,6 @@ def status(options: argparse.Namespace) -> int:
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
         table(("rank", "node", "pid", "finished", "status"), rows)
     else:
-        end = next((e for e in reversed(events) if isinstance(e, journal.Ended)), None)
         told = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
         if options.json:
             said = dict(zip(("state", "reason", "finished"), told, strict=True))
@@ -83,9 +86,9 @@ def incidents(options: argparse.Namespace) -> int:
 def nodes(options: argparse.Namespace) -> int:
     """List the hosts that anything is known of, isolated ones first."""
     if _of_a_cluster(options):
-        from rekindle.cli import cluster_nodes  # the client, where it is used
+        from rekindle.cli import cluster  # the client, where it is used
 
-        return cluster_nodes.nodes(options)
+        return cluster.nodes(options)
     now = time.time()
     found = sorted(HostLog(home()).hosts().values(), key=lambda h: (not h.isolated, h.host))
     if options.json:
@@ -102,9 +105,9 @@ def nodes(options: argparse.Namespace) -> int:
 def release_node(options: argparse.Namespace) -> int:
     """Let a host be used again. Raises UsageError: nothing is known of it, or it is in use."""
     if _of_a_cluster(options):
-        from rekindle.cli import cluster_nodes
+        from rekindle.cli import cluster
 
-        return cluster_nodes.release_node(options)
+        return cluster.release_node(options)
     log = HostLog(home())
     known = log.hosts()
     if options.node not in known:
@@ -116,30 +119,30 @@ def release_node(options: argparse.Namespace) -> int:
 
 def approve(options: argparse.Namespace) -> int:
     """Answer an incident that waits for a person. Raises JobError: none does."""
-    endpoint, directory = _running(options.job)
-    waiting = journal.waits_for_approval(events_in(directory.journal_file))
+    client = _client(options.job)
+    waiting = journal.waits_for_approval(events_in(_directory(options.job).journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"nothing of job {options.job} waits for approval")
     about = waiting.fault.at if waiting and waiting.fault else 0.0
     by = getpass.getuser()
     answer = Approval(incident=number, granted=not options.deny, by=by, about=about)
-    JobClient(endpoint, directory.secret()).approve(answer)
+    client.approve(answer)
     return 0
 
 
 def profile(options: argparse.Namespace) -> int:
     """Have ranks write down where their time goes, or no more."""
-    endpoint, directory = _running(options.job)
+    client = _client(options.job)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     order = ProfilingOrder(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
-    JobClient(endpoint, directory.secret()).profile(order)
+    client.profile(order)
     return 0
 
 
 def report_fault(options: argparse.Namespace) -> int:
     """Tell a job of a fault code, XID, kernel line or condition of one of its nodes."""
-    endpoint, directory = _running(options.job)
+    client = _client(options.job)
     sign = HealthEvent(
         source=EventSource(options.source),
         what=options.what,
@@ -150,15 +153,52 @@ def report_fault(options: argparse.Namespace) -> int:
         severity=Severity[options.severity.upper()] if options.severity else None,
         origin=FaultOrigin(options.origin) if options.origin else None,
     )
-    JobClient(endpoint, directory.secret()).report(sign)
+    client.report(sign)
     return 0
 
 
 def stop(options: argparse.Namespace) -> int:
     """Stop a job, as a cancelled flow run does, also while a flow steers it."""
-    endpoint, directory = _running(options.job)
-    JobClient(endpoint, directory.secret()).stop(by=getpass.getuser())
+    _client(options.job).stop(by=getpass.getuser())
     return 0
+
+
+def inject(options: argparse.Namespace) -> int:
+    """Order a fault in a rank. Raises UsageError: an option has a wrong value."""
+    if options.step is not None and options.step < 0:
+        raise UsageError(f"--step {options.step}: steps are counted from 0")
+    if not 0 <= options.seconds < math.inf:
+        raise UsageError(f"--seconds {options.seconds}: give seconds from 0 on")
+    order = Inject(
+        rank=options.rank,
+        kind=InjectionKind(options.kind),
+        step=options.step,
+        seconds=options.seconds,
+    )
+    _client(options.job).inject(order)
+    return 0
+
+
+def npu_check(options: argparse.Namespace) -> int:
+    """Print the findings. Status 1: ranks cannot train on NPUs here.
+
+    Raises UsageError: a variable of HCCL has a wrong value.
+    """
+    check_environment(os.environ, Policy())
+    found = survey_here()
+    if options.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        table(
+            ("ranks on NPUs need", "state", "found"),
+            [(each.what, "ok" if each.is_there else "missing", each.said) for each in found],
+        )
+        for name, value in sorted(ascend_environment(os.environ, Policy()).items()):
+            print(f"ranks get {name}={value}")
+        missing = [each for each in found if not each.is_there]
+        if missing:  # each needs those before it
+            print(f"\n{missing[0].what}:\n  {missing[0].do}")
+    return 0 if all(each.is_there for each in found) else 1
 
 
 def _directory(job: str) -> JobDirectory:
@@ -168,17 +208,13 @@ def _directory(job: str) -> JobDirectory:
     return directory
 
 
-def _running(job: str) -> tuple[Endpoint, JobDirectory]:
+def _client(job: str) -> JobClient:
+    """Return a client of a running job. Raises UsageError: no such job. JobError: it is over."""
     directory = _directory(job)
     endpoint = directory.endpoint()
-    if endpoint is None or _has_ended(events_in(directory.journal_file)):
+    if endpoint is None or attempts.end_of(events_in(directory.journal_file)) is not None:
         raise JobError(f"job {job} does not run")
-    return endpoint, directory
-
-
-def _has_ended(events: Sequence[journal.AnyEvent]) -> bool:
-    last = [e for e in events if isinstance(e, (journal.JobStarted, journal.Ended))]
-    return bool(last) and isinstance(last[-1], journal.Ended)
+    return JobClient(endpoint, directory.secret())
 
 
 def _of_a_cluster(options: argparse.Namespace) -> bool:

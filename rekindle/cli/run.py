@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +21,21 @@ from rekindle.checkpoints.location import absolute
 from rekindle.cli import foreground
 from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
 from rekindle.engines.client import JobClient
+from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
 from rekindle.job.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts
+from rekindle.waiting import retry
 
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a job, or one node of it; return the exit status."""
+    return join(options) if options.coordinator else launch(options)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -65,23 +70,14 @@ def launch(options: argparse.Namespace) -> int:
                 host = options.local_addr or endpoint.host
                 _tell_how_to_join(directory, f"{host}:{endpoint.port}")
 
-        attempt = next_attempt(directory)
+        attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
         return foreground.run(engine, directory, attempt=attempt, launched=launched)
-
-
-def next_attempt(directory: JobDirectory) -> int:
-    """Return the number of the attempt that comes now: one more than those in the journal."""
-    started = (e for e in events_in(directory.journal_file) if isinstance(e, journal.JobStarted))
-    return max((event.attempt + 1 for event in started), default=0)
 
 
 @contextmanager
 def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
     """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
-    try:
-        directory.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"job directory {directory.path} cannot be made: {error}") from error
+    directory.make()
 
     def busy() -> None:
         raise LeaseHeldError(
@@ -162,14 +158,7 @@ def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tupl
     Raises JobError: there is none within the limit, or the coordinator refuses.
     """
     client = JobClient(Endpoint(host=host, port=port, pid=0, attempt=0), secret)
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            return client.spec()
-        except UnansweredError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(ASK_EVERY_S)
+    return retry(client.spec, UnansweredError, limit_s, ASK_EVERY_S)
 
 
 def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:

@@ -6,7 +6,6 @@ Torchrun's options are those of torch/distributed/run.py (2.13).
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import secrets
 import time
@@ -18,12 +17,9 @@ import msgspec
 from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.checkpoints.retention import Retention
+from rekindle.cli.options import option
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
-from rekindle.profiling.switch import WORDS
-from rekindle.protocol.agent import Inject, InjectionKind
-from rekindle.recovery.faults.classification import EventSource
-from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
@@ -50,12 +46,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     option(ignored, "virtual_local_rank", action="store_true")
     parser.add_argument("script", nargs="?", help="the training script (or module, or program)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-
-
-def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings: object) -> None:
-    """Add an option that may be spelt with dashes or underscores, as torchrun's may."""
-    spellings = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
-    where.add_argument(*extra, *spellings, **settings)  # type: ignore[arg-type]
 
 
 def _world(parser: argparse.ArgumentParser) -> None:
@@ -186,57 +176,6 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         exclude_straggler=options.exclude_straggler,
         node_check=_limits(options),
         fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
-    )
-
-
-def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
-    """Declare the options of one of the commands for people."""
-    if name in ("status", "incidents", "nodes"):
-        parser.add_argument("--json", action="store_true", help="print JSON")
-    if name == "release-node":
-        parser.add_argument("node", help="its name, as rekindle nodes prints it")
-    if name == "report-fault":
-        option(parser, "node", type=int, required=True, help="the node, by its rank in the job")
-        option(parser, "device", type=int, default=-1, help="its device, by its number there")
-        option(parser, "gone", action="store_true", help="it is over")
-        kinds = [source.value for source in EventSource]
-        option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
-        ranks = [severity.name.lower() for severity in Severity]
-        option(parser, "severity", choices=ranks, help="how Ascend's driver ranks the code")
-        origins = [origin.value for origin in FaultOrigin]
-        said = "what reported the Ascend code; default: the chip, or without --device the node"
-        option(parser, "origin", choices=origins, help=said)
-        parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
-    if name == "profile":
-        parser.add_argument("switch", choices=("on", "off"))
-        said = f"some of {','.join(WORDS)}; default: all but communication on, or all off"
-        option(parser, "kinds", default="", metavar="KIND,...", help=said)
-    if name == "approve":
-        parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
-        parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")
-
-
-def add_inject_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `rekindle inject`."""
-    parser.add_argument("job", help="the job's id")
-    kinds = [kind.value for kind in InjectionKind]
-    option(parser, "rank", type=int, required=True, help="who suffers it")
-    option(parser, "kind", choices=kinds, required=True, help="what")
-    option(parser, "step", type=int, default=None, help="in which step; default: the next one")
-    option(parser, "seconds", type=float, default=1.0, help="how long a slow step pauses")
-
-
-def read_injection(options: argparse.Namespace) -> Inject:
-    """Make the order from parsed options. Raises UsageError: one cannot be meant so."""
-    if options.step is not None and options.step < 0:
-        raise UsageError(f"--step {options.step}: steps are counted from 0")
-    if not 0 <= options.seconds < math.inf:
-        raise UsageError(f"--seconds {options.seconds}: give seconds from 0 on")
-    return Inject(
-        rank=options.rank,
-        kind=InjectionKind(options.kind),
-        step=options.step,
-        seconds=options.seconds,
     )
 
 

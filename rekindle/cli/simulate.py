@@ -1,4 +1,4 @@
-"""`rekindle simulate`: what a policy would be worth."""
+"""`rekindle policy` and `rekindle simulate`: a policy in another form, and what it is worth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rekindle.errors import UsageError
-from rekindle.recovery.policy.policy_file import read_policy
+from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 from rekindle.simulation import costs, mix
 from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
@@ -19,6 +19,12 @@ from rekindle.simulation.trace import DAY_S
 _FEWEST_RUNS = 5  # fewer say next to nothing about how far they are from each other
 
 _MOST_FAULTS = 10_000_000  # in a run: what memory and an hour suffice for
+
+
+def policy(options: argparse.Namespace) -> int:
+    """Check a policy and print it. Raises UsageError: the file holds none."""
+    print(write_policy(read_policy(Path(options.file)), PolicyFormat(options.to)), end="")
+    return 0
 
 
 def simulate(options: argparse.Namespace) -> int:

@@ -9,17 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rekindle.checkpoints.verifying import Told
-from rekindle.words import size
+from rekindle.words import columns, size
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under a head, each column as wide as it must be."""
-    lines = [tuple(head), *(tuple(map(str, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    print(columns([head, *(tuple(map(str, row)) for row in rows)]))
 
 
 def clock(at: float) -> str:

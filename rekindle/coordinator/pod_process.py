@@ -37,7 +37,7 @@ from rekindle.coordinator.process import (
 from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.attempts import under_way
 
 
@@ -117,7 +117,7 @@ class PodCoordinator:
         if self._ordered.done():
             return await self._not_now(request)
         events = known or told
-        newest = max((e.attempt for e in events if isinstance(e, journal.JobStarted)), default=-1)
+        newest = attempts.number(events, none=-1)
         if order.attempt < newest or (order.attempt == newest and under_way(events) is None):
             over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
             return web.json_response({"error": over}, status=409)

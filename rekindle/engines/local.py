@@ -8,11 +8,11 @@ them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -21,8 +21,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient
-from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import SimulatedHosts
+from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, home
@@ -30,6 +29,7 @@ from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
+from rekindle.waiting import retry
 
 FREE_S = 5.0  # how long the kernel may take to free the port of a dead coordinator
 
@@ -92,17 +92,10 @@ class LocalEngine:
         if dead is None:
             raise JobError(f"the job in {self._directory.path} was never launched")
         host = self._listen[0] if self._endpoint else dead.host
-        deadline = time.monotonic() + FREE_S
-        while True:
-            try:
-                self._endpoint = self._start_coordinator((host, dead.port), dead.attempt)
-            except UsageError:
-                # Its connections close one after the other; we may have seen ours close first.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                return self._endpoint
+        start = functools.partial(self._start_coordinator, (host, dead.port), dead.attempt)
+        # The connections of the dead one close one after the other: its port may not be free yet.
+        self._endpoint = retry(start, UsageError, FREE_S, 0.02)
+        return self._endpoint
 
     def _start_coordinator(self, address: tuple[str, int], attempt: int) -> Endpoint:
         listener = listen(*address)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ import msgspec
 
 from rekindle.errors import JobError
 from rekindle.recovery.journal import journal
+from rekindle.waiting import retry
 
 _KEEPALIVE = b'{"type":"keepalive"}'
 
@@ -113,16 +115,11 @@ class JournalFile:
 
 def _lock(fd: int, path: Path) -> None:
     """Be the only writer for as long as `fd` is open; two would write over each other."""
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            if time.monotonic() > deadline:
-                raise JobError(f"{path} is written by another coordinator of this job") from error
-            time.sleep(0.02)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return
+    lock = functools.partial(fcntl.flock, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        retry(lock, BlockingIOError, LOCK_S, 0.02)
+    except BlockingIOError as error:
+        raise JobError(f"{path} is written by another coordinator of this job") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise

@@ -240,16 +240,20 @@ class JobDirectory:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
+    def make(self) -> None:
+        """Make the folder. Raises UsageError: it cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
+
     def create(self, spec: JobSpec, *, logs: bool = True) -> None:
         """Lay out the directory and make the job's secret; existing ones are kept.
 
         logs: whether the ranks' output goes to this machine, where its folder is made.
         Raises UsageError: the directory belongs to a job described otherwise, or cannot be made.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
+        self.make()
         if logs:
             Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
         secret = self.path / names.SECRET_FILE

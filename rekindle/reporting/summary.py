@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
+    FAILED,
     AnyEvent,
     CheckpointLeftOut,
     Ended,
@@ -17,6 +18,7 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.reporting.event_text import capital, clock, milliseconds, outcome, sources_in_words
+from rekindle.words import listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _last_step(history: list[AnyEvent]) -> int:
 
 def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
     """Return the fault of the last incident, preferably one that tells where the script failed."""
-    if end is None or end.outcome != "failed" or not found:
+    if end is None or end.outcome != FAILED or not found:
         return None
     faults = sorted(found[-1].faults, key=lambda fault: fault.at)
     told = next((fault for fault in faults if fault.traceback), None)
@@ -165,10 +167,10 @@ def _times(summary: Summary) -> str:
 
 
 def _left_out(steps: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, steps[:20])) + (", ..." if len(steps) > 20 else "")
     return (
         f"Checkpoints that were due and left out, for the store was busy: {len(steps)} "
-        f"(of steps {shown}). A longer interval or a faster store would keep what was asked for."
+        f"(of {listed('step', steps)}). A longer interval or a faster store would keep what was "
+        "asked for."
     )
 
 

@@ -9,6 +9,7 @@ from rekindle.recovery.policy.policy import Strategy
 from rekindle.simulation import estimate
 from rekindle.simulation.estimate import FEWEST, Estimate, MeanInterval, Scenario, difference
 from rekindle.simulation.outcome import Loss
+from rekindle.words import columns
 
 Row = tuple[str, ...]
 
@@ -16,10 +17,10 @@ Row = tuple[str, ...]
 def as_text(question: Scenario, named: Sequence[tuple[str, Estimate]]) -> str:
     """Return what a person reads: one policy, or two side by side and their difference."""
     estimates = [estimate for _, estimate in named]
-    blocks = [_heading(question), _table([("", *(name for name, _ in named)), *_main(estimates)])]
-    blocks.append(_table([("the time goes to", *("" for _ in named)), *_losses(estimates)]))
-    blocks.append(_table([("incidents per run", *("" for _ in named)), *_incidents(estimates)]))
-    blocks.append(_table([("checkpoints", *("" for _ in named)), *_checkpoints(estimates)]))
+    blocks = [_heading(question), columns([("", *(name for name, _ in named)), *_main(estimates)])]
+    blocks.append(columns([("the time goes to", *("" for _ in named)), *_losses(estimates)]))
+    blocks.append(columns([("incidents per run", *("" for _ in named)), *_incidents(estimates)]))
+    blocks.append(columns([("checkpoints", *("" for _ in named)), *_checkpoints(estimates)]))
     if len(estimates) == 2:
         blocks.append(_verdict(named[1][0], difference(*estimates)))
     return "\n\n".join(blocks) + "\n"
@@ -121,11 +122,7 @@ def _verdict(name: str, found: MeanInterval) -> str:
 
 
 def _as_json(one: Estimate) -> dict[str, Any]:
-    goodput = one.goodput
-    return {
-        "goodput": goodput.mean,
-        "goodput_low": goodput.low,
-        "goodput_high": goodput.high,
+    return _interval(one.goodput) | {
         "incidents": {strategy.value: many for strategy, many in one.incidents.items()},
         "decisions": {strategy.value: many for strategy, many in one.decisions.items()},
         "lost": {loss.name.lower(): one.lost(loss) for loss in Loss},
@@ -153,12 +150,3 @@ def _range(found: MeanInterval) -> str:
 
 def _times(many: float) -> str:
     return "never" if many == 0 else f"{many:.1f} times"
-
-
-def _table(rows: Sequence[Row]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
-    return "\n".join(lines)

@@ -10,16 +10,12 @@ from prefect.context import FlowRunContext
 from rekindle import names
 from rekindle.engines.base import Engine
 from rekindle.engines.client import JobClient
+from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import SimulatedHosts
-from rekindle.errors import JobError
+from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
-from rekindle.recovery.journal.journal import (
-    AnyEvent,
-)
-
-SUCCEEDED = "succeeded"
-STOPPED = "stopped"
+from rekindle.recovery.journal.journal import AnyEvent
+from rekindle.tasks.prefect_api import Log
 
 
 def job_id_of(flow_run_id: UUID, name: str) -> str:
@@ -73,6 +69,16 @@ def coordinator_of(job_id: str) -> Endpoint | None:
 def client_of(job_id: str, endpoint: Endpoint) -> JobClient:
     """Return what talks to the job's coordinator."""
     return engine_of(job_id).client(endpoint)
+
+
+def release(job_id: str, log: Log) -> bool:
+    """Remove what is left of an ended job from the cluster; return whether all is gone."""
+    try:
+        engine_of(job_id).release()
+    except (JobError, UsageError) as error:
+        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
+        return False
+    return True
 
 
 def history_of(job_id: str) -> list[AnyEvent]:

@@ -13,11 +13,11 @@ from prefect.client.schemas.objects import FlowRun
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
-from rekindle.errors import JobError, UsageError
+from rekindle.errors import JobError
 from rekindle.job.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks import job_access as jobs
 
 
@@ -27,12 +27,7 @@ def release(job_id: str) -> bool:
 
     What stays is no reason for the flow run to fail: the next one of this job removes it.
     """
-    try:
-        jobs.engine_of(job_id).release()
-    except (JobError, UsageError) as error:
-        get_run_logger().warning("Something of job %s is left in the cluster: %s", job_id, error)
-        return False
-    return True
+    return jobs.release(job_id, get_run_logger())
 
 
 def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
@@ -110,7 +105,7 @@ _TELL = {
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
     history = jobs.history_of(job_id)
     attempt, end = attempts.number(history), attempts.end_of(history)
-    if end is not None and end.outcome == jobs.SUCCEEDED:
+    if end is not None and end.outcome == SUCCEEDED:
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):

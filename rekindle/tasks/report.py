@@ -15,14 +15,14 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle.errors import JobFailedError
-from rekindle.recovery.journal.journal import NodeChecked
+from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
 from rekindle.reporting.event_text import incident_row, outcome
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
 
@@ -85,7 +85,7 @@ class JobResult:
 
     def raise_if_failed(self) -> None:
         """Raise JobFailedError unless the job has succeeded. The flow run fails with it."""
-        if self.outcome != jobs.SUCCEEDED:
+        if self.outcome != SUCCEEDED:
             raise JobFailedError(
                 f"job {self.job_id} {outcome(self.outcome, self.finished)}: {self.reason}; "
                 f"see its report: {self.report}"
@@ -102,7 +102,7 @@ def report(job_id: str) -> JobResult:
         _wait_for_prefect(client, get_run_logger())
         history = jobs.history_of(job_id)
         summary = summarize(job_id, history)
-        if summary.outcome == jobs.SUCCEEDED:
+        if summary.outcome == SUCCEEDED:
             _complete_progress(client, job_id, summary.finished)
     directory = jobs.directory_of(job_id)
     picture = directory.path / TIMELINE_FILE

@@ -42,8 +42,8 @@ from rekindle.recovery.journal.journal import (
 from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
-from rekindle.tasks.prefect_api.log import Log
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 from rekindle.tasks.restore import restore, resumes
 

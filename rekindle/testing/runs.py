@@ -51,7 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def succeeded(self) -> bool:
         """Whether the training ended well."""
-        return self.outcome == "succeeded"
+        return self.outcome == journal.SUCCEEDED
 
     def values(self, name: str, rank: int = 0) -> list[Any]:
         """Return one logged value of a rank, by step. Raises KeyError: a step has not logged it."""

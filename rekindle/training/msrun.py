@@ -29,6 +29,7 @@ from typing import Any
 
 from rekindle.errors import RekindleError, UsageError
 from rekindle.training import msrun_worker
+from rekindle.waiting import until
 
 LOOK_S = 0.1
 GRACE_S = 8.0  # for workers that are told to end
@@ -182,9 +183,7 @@ class Agent:
         for each in workers:
             if _end_of(each) is None:
                 os.killpg(each.pid, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and None in map(_end_of, workers):
-            time.sleep(LOOK_S)
+        until(lambda: None not in map(_end_of, workers), GRACE_S, LOOK_S)
         for each in workers:
             if each.returncode is None:  # nobody has reaped it: the number is still its group's
                 os.killpg(each.pid, signal.SIGKILL)

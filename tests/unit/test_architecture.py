@@ -7,12 +7,20 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from repository import ROOT
 
 LONGEST_FILE = 450
+SHORT_FILE = 60
+
+# Modules below SHORT_FILE lines that one other module imports, and why each is a file of its own.
+SHORT_FILES = {
+    "rekindle.rank.json_values": "it needs no MindSpore, and the module that imports it does",
+    "rekindle.training.msrun_worker": "it is a program, which starts for each worker of msrun",
+}
 
 # Spelled so that this file does not match itself.
 HOME_FOLDER = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root)/[\w.-]")
@@ -70,10 +78,10 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports_at_start(path: Path, known: dict[str, Path]) -> set[str]:
-    """The package's modules that a module imports while Python imports it."""
+def imported(nodes: Iterable[ast.AST], known: dict[str, Path]) -> set[str]:
+    """The package's modules that these statements import."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -85,7 +93,8 @@ def imports_at_start(path: Path, known: dict[str, Path]) -> set[str]:
 def test_no_modules_import_each_other() -> None:
     """The imports at the start of modules have no cycle."""
     known = modules()
-    graph = {name: imports_at_start(path, known) - {name} for name, path in known.items()}
+    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
+    graph = {name: imported(tree.body, known) - {name} for name, tree in trees.items()}
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
@@ -195,3 +204,19 @@ def test_no_module_is_too_long() -> None:
         if (lines := len(text_of(path).splitlines())) > LONGEST_FILE
     }
     assert not too_long
+
+
+def test_a_short_file_with_one_importer_has_a_reason() -> None:
+    """Another one moves into the module that imports it (decision 19)."""
+    known = modules()
+    counts = Counter(
+        other
+        for name, path in known.items()
+        for other in imported(ast.walk(ast.parse(path.read_text())), known) - {name}
+    )
+    short = {
+        name
+        for name, path in known.items()
+        if path.name != "__init__.py" and len(path.read_text().splitlines()) < SHORT_FILE
+    }
+    assert {name for name in short if counts[name] == 1} == SHORT_FILES.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.words import listed, size
+from rekindle.words import columns, listed, size
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_many_numbers_are_counted(numbers: tuple[int, ...], text: str) -> None:
 )
 def test_bytes_have_the_unit_that_suits_them(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_column_is_as_wide_as_its_widest_cell() -> None:
+    """No line ends with spaces."""
+    assert columns([("node", "state"), ("a", "lost"), ("host-10", "")]) == (
+        "node     state\na        lost\nhost-10"
+    )

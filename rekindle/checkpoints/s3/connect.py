@@ -9,8 +9,7 @@ from pathlib import Path
 from rekindle import names
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.s3.client import THREADS, Bucket
-from rekindle.errors import UsageError
-from rekindle.extras import extra_of
+from rekindle.errors import UsageError, extra_of
 
 CONNECT_TIMEOUT_S = 10.0  # also for each 256 KiB to be taken
 READ_TIMEOUT_S = 30.0  # between two bytes of an answer

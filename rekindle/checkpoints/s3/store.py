@@ -47,6 +47,7 @@ from rekindle.checkpoints.store import (
     bytes_of,
     check_writable,
     existing,
+    newest_of,
 )
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
@@ -115,14 +116,7 @@ class S3Store:
 
         at_most: the highest step that is wanted. Raises CheckpointError: the bucket cannot be read.
         """
-        inventory = self._inventory(at_most)
-        while True:
-            found = self._first_valid(inventory)
-            again = self._inventory(at_most)
-            if found.checkpoint or set(inventory) <= set(again):
-                return found
-            # They were pruned while they were read, so a newer one has been committed.
-            inventory = again
+        return newest_of(lambda: self._inventory(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> S3Checkpoint | None:
         """The checkpoint of this step and generation, if it has all its files in their sizes.
@@ -274,3 +268,53 @@ class S3Store:
             return unchanged or self._valid(place, objects) is not None
         except NewerFormatError:
             return False
+
+
+class S3Pointer:
+    """As `rekindle.checkpoints.open_store.Pointer` says.
+
+    On a server that knows no conditional requests, of two who replace it at the same moment the
+    second wins, and neither is refused.
+    """
+
+    def __init__(self, bucket: Bucket, name: str) -> None:
+        self._bucket = bucket
+        self._key = bucket.location.root + name
+
+    @property
+    def location(self) -> str:
+        """Its key, as a URL."""
+        return self._bucket.location.url(self._key)
+
+    def read(self) -> bytes | None:
+        """The text; None: there is none."""
+        try:
+            return self._bucket.get(self._key)
+        except S3Error as error:
+            if error.kind is S3ErrorKind.MISSING:
+                return None
+            raise
+
+    def replace(self, data: bytes, old: bytes | None) -> bool:
+        """Write the text; False, and it is left as it is, unless it is still `old`."""
+        # The tag is that of `old` or of an older text: then the server refuses.
+        tags = [each.etag for each in self._bucket.objects(self._key) if each.key == self._key]
+        if self.read() != old:
+            return False
+        try:
+            return self._put(data, tags[0] if tags else None)
+        except S3Error as error:
+            # Also where ours was refused: the answer to the first try may have been lost.
+            if error.kind in (S3ErrorKind.EXISTS, S3ErrorKind.MISSING):
+                return self.read() == data
+            raise
+
+    def _put(self, data: bytes, tag: str | None) -> bool:
+        body = Body([data]).slice(0, len(data))
+        try:
+            self._bucket.put(self._key, body, new=tag is None, over=tag or "")
+        except S3Error as error:
+            if error.kind is not S3ErrorKind.UNSUPPORTED:
+                raise
+            self._bucket.put(self._key, body)
+        return True

@@ -22,7 +22,7 @@ from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind, root_cause
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
-from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.recovery.journal.journal import FAILED, RESCHEDULED, STOPPED, SUCCEEDED
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
@@ -47,7 +47,7 @@ class Endings:
         self._roster = job.roster
         self._spec = job.spec
         self._incidents = job.incidents
-        self.outcome = "stopped"
+        self.outcome = STOPPED
         self.stop_reason = ""
         self._at_once = False  # the job is stopped without grace
         self._dumpers: set[int] = set()  # the nodes that write last words
@@ -71,7 +71,7 @@ class Endings:
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
         if self.outcome == RESCHEDULED and self._job.phase is not Phase.ENDED:
-            self.outcome, self.stop_reason = "stopped", reason  # no further attempt is wanted
+            self.outcome, self.stop_reason = STOPPED, reason  # no further attempt is wanted
             self._job.record(journal.Stopping(reason=reason))
         if self._job.phase is Phase.DUMPING and at_once:
             self._at_once = True
@@ -222,7 +222,7 @@ class Endings:
             return
         if self._roster.all_are(Status.EXITED):
             why = f"all {self._roster.world_size} ranks ended with exit status 0"
-            self._finish(why, outcome="succeeded")
+            self._finish(why, outcome=SUCCEEDED)
         else:
             self.miss_exited()
 
@@ -243,7 +243,7 @@ class Endings:
 
     def _reason(self) -> str:
         """Return why the job failed. The machine may know more now than when it decided."""
-        if self.outcome != "failed" or not self._incidents.faults:
+        if self.outcome != FAILED or not self._incidents.faults:
             return self.stop_reason
         cause = root_cause(self._incidents.faults)
         return self.stop_reason if cause.message in self.stop_reason else cause.message
@@ -257,7 +257,7 @@ class Endings:
         self.outcome = outcome or self.outcome
         finished = max(rank.finished for rank in self._roster.ranks)
         self._job.record(journal.Ended(outcome=self.outcome, reason=reason, finished=finished))
-        succeeded = self.outcome == "succeeded"
+        succeeded = self.outcome == SUCCEEDED
         bye = p.Bye(status=0 if succeeded else 1, at_once=self._at_once)
         for agent in self._roster.agents():
             self._job.do(Send(agent.connection, bye))

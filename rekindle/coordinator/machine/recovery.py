@@ -25,7 +25,7 @@ from rekindle.recovery.faults.classification import explained, explains, is_vagu
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
-from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, heals
 from rekindle.recovery.policy.policy import ANEW, Strategy
@@ -217,7 +217,7 @@ class Recovery:
         if decision.roll_back:
             self._roll_back(fault)
         if strategy in (Strategy.DUMP, Strategy.FAIL):
-            self._endings.outcome = "failed"
+            self._endings.outcome = FAILED
             self._endings.end_ranks(Phase.STOPPING, decision.reason)
         elif strategy in (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED):
             self._endings.outcome = RESCHEDULED

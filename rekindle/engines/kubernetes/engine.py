@@ -15,7 +15,6 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.client import JobClient, straight
-from rekindle.engines.journal_copy import JournalCopy
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
@@ -32,6 +31,7 @@ from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers
 from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import FaultKind

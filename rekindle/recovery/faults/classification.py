@@ -10,9 +10,9 @@ import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind
-from rekindle.recovery.faults.tables.defaults import unlisted
 from rekindle.recovery.faults.tables.escalation import Change
 from rekindle.recovery.faults.tables.keys import ascend_key
+from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency, Verdict
 
 # A rank that suffers from any other kind of fault ends, or says so itself.

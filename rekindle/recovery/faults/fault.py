@@ -39,6 +39,11 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None
     signal: int | None = None
 
+    @classmethod
+    def of(cls, status: int) -> Exit:
+        """Return the exit of a status as `subprocess` has it: below 0 it is a signal."""
+        return cls(signal=-status) if status < 0 else cls(code=status)
+
     def __str__(self) -> str:
         if self.signal is None:
             return f"exit status {self.code}"

@@ -27,9 +27,9 @@ def newest(history: Iterable[AnyEvent]) -> list[AnyEvent]:
     return part
 
 
-def number(history: Iterable[AnyEvent]) -> int:
-    """Return the number of the newest attempt; 0: none was started."""
-    return max((event.attempt for event in history if isinstance(event, JobStarted)), default=0)
+def number(history: Iterable[AnyEvent], none: int = 0) -> int:
+    """Return the number of the newest attempt. none: the number where none was started."""
+    return max((event.attempt for event in history if isinstance(event, JobStarted)), default=none)
 
 
 def end_of(history: Iterable[AnyEvent]) -> Ended | None:

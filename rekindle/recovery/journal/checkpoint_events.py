@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rekindle.recovery.faults.fault import Fault
+from rekindle.words import listed
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -70,6 +71,6 @@ class CheckpointsPruned(Event, frozen=True, kw_only=True, tag="checkpoints-prune
 
     def in_words(self) -> str:
         """Say what was done."""
-        steps = ", ".join(str(step) for step, _ in self.removed)
-        done = f"checkpoints of steps {steps} were removed" if steps else ""
+        steps = listed("step", [step for step, _ in self.removed])
+        done = f"checkpoints of {steps} were removed" if self.removed else ""
         return "; ".join(filter(None, (done, self.error)))

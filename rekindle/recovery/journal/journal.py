@@ -6,7 +6,8 @@ coordinator are folds over it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -38,6 +39,8 @@ __all__ = [  # what is told elsewhere too, for this is the whole journal
     "NodeChecked",
     "Profiled",
 ]
+
+T = TypeVar("T")
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
@@ -224,14 +227,16 @@ class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="last-words"):
         return f"final checkpoint: node {self.node} writes its snapshot of step {self.step}"
 
 
+# The outcomes of an attempt.
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+RESCHEDULED = "rescheduled"  # another attempt follows at once
+
+
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
     """The ranks are being ended; outcome: as in `Ended`. A later one says how else it will end."""
 
     reason: str
-    outcome: str = "stopped"
-
-
-RESCHEDULED = "rescheduled"  # the outcome of an attempt that another one follows at once
+    outcome: str = STOPPED
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
@@ -400,7 +405,12 @@ def encode_all(events: Iterable[Event]) -> bytes:
 
 
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Decode a journal; a torn last line (its writer was killed) is left out.
+    """Decode a journal. Raises JobError as `read_lines` does."""
+    return read_lines(lines, decode, "the job's journal")
+
+
+def read_lines(lines: Iterable[bytes], decode: Callable[[bytes], T], name: str) -> list[T]:
+    """Decode the lines of a file; a torn last line (its writer was killed) is left out.
 
     Raises JobError: another line is no event that this version knows.
     """
@@ -411,5 +421,5 @@ def read(lines: Iterable[bytes]) -> list[AnyEvent]:
             events.append(decode(line))
         except msgspec.DecodeError as error:
             if index != len(kept) - 1:
-                raise JobError(f"line {index + 1} of the job's journal: {error}") from error
+                raise JobError(f"line {index + 1} of {name}: {error}") from error
     return events

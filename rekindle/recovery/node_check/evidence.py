@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-import math
 import re
 import statistics
 from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from rekindle.settings import check_limits
 
 Edge = tuple[int, int]
 
@@ -111,18 +114,35 @@ class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     long a node may take for what it does alone, or with another one, before it counts as failed.
     """
 
-    compute_factor: float = FACTOR
-    link_factor: float = FACTOR
-    timeout_s: float = 120.0
+    compute_factor: Annotated[
+        float,
+        Meta(
+            gt=1,
+            le=1000,
+            description="A node is slow if its devices take this many times as long as others'.",
+        ),
+    ] = FACTOR
+    link_factor: Annotated[
+        float,
+        Meta(
+            gt=1,
+            le=1000,
+            description="A node is slow if its links take this many times as long as others'.",
+        ),
+    ] = FACTOR
+    timeout_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=86_400,
+            description="Seconds that a node may take for one task of the check before it has "
+            "failed.",
+        ),
+    ] = 120.0
 
     def __post_init__(self) -> None:
         """Refuse what would accuse everybody. Raises ValueError."""
-        for name in ("compute_factor", "link_factor"):
-            value = getattr(self, name)
-            if not 1.0 < value < math.inf:
-                raise ValueError(f"node check: {name} is {value}; give a factor above 1")
-        if not 0.0 < self.timeout_s < math.inf:
-            raise ValueError(f"node check: timeout_s is {self.timeout_s}; give seconds above 0")
+        check_limits(self, "node check")
 
     def of(self, part: Measurement) -> float:
         """Return the factor of a part."""

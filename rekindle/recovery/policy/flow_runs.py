@@ -19,7 +19,7 @@ from rekindle.errors import (
     UsageError,
 )
 from rekindle.recovery.faults.fault import Exit, Fault, FaultKind
-from rekindle.recovery.faults.tables.defaults import unlisted
+from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Verdict
 from rekindle.recovery.policy.decide import Decision, decide
@@ -148,14 +148,10 @@ def _own_words(message: str) -> str:
 def _of_crash(text: str, tables: Tables) -> Verdict | None:
     """Judge how the run's process ended, if the message tells."""
     status = _STATUS.search(text)
-    exit_ = _exit(int(status[1])) if status else None
+    exit_ = Exit.of(int(status[1])) if status else None
     if exit_ in _TERMINATED:
         return unlisted(FaultKind.EVICTION, "asked to end from outside")
     if exit_ is not None:
         return tables.exit(exit_)
     kind = next((kind for words, kind in _CRASHES.items() if words in text), None)
     return unlisted(kind, text) if kind else None
-
-
-def _exit(status: int) -> Exit:
-    return Exit(signal=-status) if status < 0 else Exit(code=status)

@@ -94,17 +94,22 @@ def _shrink(policy: Policy, case: Situation) -> Option | None:
 def _hang_restart(policy: Policy, case: Situation) -> Option | None:
     if case.fault.kind is not FaultKind.HANG:
         return None
-    row = history.in_row(
-        case.past,
-        Strategy.HANG_RESTART,
-        case.fault,
-        newest=case.newest,
-        progress_resets=policy.progress_resets,
-    )
+    row = _in_row(policy, case, Strategy.HANG_RESTART)
     doing = "all processes are stopped and started anew where they are"
     if row >= policy.max_hangs_in_row:
         return Option(doing, f"it hung {row} times in a row")
     return Option(doing, _spent(policy, case))
+
+
+def _in_row(policy: Policy, case: Situation, strategy: Strategy) -> int:
+    """Return how often the strategy was chosen for this problem with nothing between it."""
+    return history.in_row(
+        case.past,
+        strategy,
+        case.fault,
+        newest=case.newest,
+        progress_resets=policy.progress_resets,
+    )
 
 
 def _restart(policy: Policy, case: Situation) -> Option | None:
@@ -114,7 +119,8 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
     if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
         return None  # its pod is placed anew
     if history.heals(fault):
-        return Option("its device is healed, all ranks are started anew", _keeps_off(policy, case))
+        why_not = case.worn_out or _spent(policy, case)
+        return Option("its device is healed, all ranks are started anew", why_not)
     if fault.heal_failed or _is_beyond_healing(case):
         return None
     used = history.restarts_used(case.past)
@@ -297,11 +303,6 @@ def _spent(policy: Policy, case: Situation) -> str:
     return ""
 
 
-def _keeps_off(policy: Policy, case: Situation) -> str:
-    """Say why a device is not healed once more."""
-    return case.worn_out or _spent(policy, case)
-
-
 def _same_place(case: Situation) -> list[Strategy]:
     """Inner recoveries of the same place, latest first, with no finished step between.
 
@@ -333,13 +334,7 @@ def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
 def _hinders_unconditional(policy: Policy, case: Situation) -> str:
     if not policy.unconditional:
         return "no node or device is to blame, and reschedule-job is not unconditional"
-    row = history.in_row(
-        case.past,
-        Strategy.RESCHEDULE_JOB,
-        case.fault,
-        newest=case.newest,
-        progress_resets=policy.progress_resets,
-    )
+    row = _in_row(policy, case, Strategy.RESCHEDULE_JOB)
     if row >= policy.max_reschedules_in_row:
         return (
             f"the job was placed anew {row} times in a row with no fault of a node or device "

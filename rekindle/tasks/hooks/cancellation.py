@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from prefect.client.schemas.objects import FlowRun, State
@@ -21,13 +20,14 @@ from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle.blocks.job import DEFAULT_NAME
-from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.errors import RekindleError
 from rekindle.job.spec import Endpoint
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.launch import describe_elsewhere
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
+from rekindle.waiting import until
 
 # A runner that is stopped cancels its flow runs with these words. Nobody wanted the job to end, so
 # it goes on, and a rerun of the flow run adopts it.
@@ -101,22 +101,15 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
 def _remove_from_cluster(job_id: str, log: Log) -> None:
     """Remove what a job that was stopped has left there: no flow process will."""
     limit_s = _GATHER_S + jobs.directory_of(job_id).spec().policy.dump_timeout_s
-    deadline = time.monotonic() + limit_s
-    while attempts.end_of(jobs.history_of(job_id)) is None:
-        if time.monotonic() > deadline:
-            log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
-            return
-        time.sleep(0.5)
-    _release(job_id, log)
+    if until(lambda: attempts.end_of(jobs.history_of(job_id)) is not None, limit_s, 0.5):
+        _release(job_id, log)
+    else:
+        log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
 
 
 def _release(job_id: str, log: Log) -> None:
-    try:
-        jobs.engine_of(job_id).release()
-    except (JobError, UsageError) as error:
-        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
-        return
-    log.info("Nothing of job %s is left in the cluster", job_id)
+    if jobs.release(job_id, log):
+        log.info("Nothing of job %s is left in the cluster", job_id)
 
 
 def _coordinator(job_id: str) -> Endpoint | None:
@@ -127,9 +120,6 @@ def _coordinator(job_id: str) -> Endpoint | None:
         return alive
     endpoint = jobs.engine_of(job_id).revive()
     client, nodes = jobs.client_of(job_id, endpoint), jobs.directory_of(job_id).spec().nodes
-    deadline = time.monotonic() + _GATHER_S
-    while sum(node.node >= 0 for node in client.status().nodes) < nodes:
-        if time.monotonic() > deadline:
-            break  # nodes that died with the coordinator
-        time.sleep(0.1)
+    # Nodes that died with the coordinator do not come.
+    until(lambda: sum(each.node >= 0 for each in client.status().nodes) >= nodes, _GATHER_S, 0.1)
     return endpoint

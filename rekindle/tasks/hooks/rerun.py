@@ -9,7 +9,6 @@ the rescue flow is for that.
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict
@@ -23,12 +22,12 @@ from prefect.flows import Flow, FlowStateHook
 from prefect.logging.loggers import flow_run_logger, task_run_logger
 from prefect.states import Scheduled
 
-from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.faults.tables.tables import shipped_tables
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.reporting.run_state import RESCHEDULING
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 
 RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
 
@@ -65,7 +64,7 @@ def retry_condition(policy: Policy) -> RetryCondition:
         end = RunEnd(message=_message(state), at=state.timestamp.timestamp())
         earlier = ends.setdefault(task_run.id, [])
         earlier.append(end)
-        decision = decide_run(policy, earlier, _tables())
+        decision = decide_run(policy, earlier, shipped_tables())
         again = decision.strategy is Strategy.RESTART and not decision.approval
         if not again:
             del ends[task_run.id]
@@ -111,7 +110,7 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
         if len(states) > 1 and states[-2].is_cancelling():
             log.info("This run was being cancelled; it is left alone")
             return False
-        decision = decide_run(policy, ends_of(states), _tables())
+        decision = decide_run(policy, ends_of(states), shipped_tables())
         again = decision.strategy in AGAIN and not decision.approval
         log.warning("%s", _in_words(decision, again))
         if not again:
@@ -139,8 +138,3 @@ def _message(state: State[Any]) -> str:
     if isinstance(state.data, BaseException):
         return "".join(traceback.format_exception_only(state.data)).strip()
     return state.message or ""
-
-
-@functools.cache
-def _tables() -> Tables:
-    return Tables.load()

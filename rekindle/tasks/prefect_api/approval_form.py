@@ -26,7 +26,7 @@ from rekindle.errors import JobError
 from rekindle.protocol.agent import Approval
 from rekindle.recovery.journal.journal import Decided
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.prefect_api.log import Log
+from rekindle.tasks.prefect_api import Log
 
 _PAUSE_S = 1.0
 _UNNAMED = "a person, in Prefect"

@@ -37,8 +37,8 @@ from prefect.states import Crashed, Running
 
 from rekindle.recovery.journal.journal import AnyEvent, Progress
 from rekindle.reporting.event_text import percent, progress_in_words
+from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
-from rekindle.tasks.prefect_api.log import Log
 
 _PROGRESS_PAUSE_S = 1.0
 _RETRY_PAUSE_S = 1.0

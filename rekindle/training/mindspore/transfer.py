@@ -13,9 +13,9 @@ import xxhash
 
 from rekindle import names
 from rekindle.checkpoints.format import METADATA_POSITION, encode_header, plan_layout, read_header
-from rekindle.checkpoints.open_store import open_store
+from rekindle.checkpoints.open_store import find_checkpoint
 from rekindle.checkpoints.pins import reading
-from rekindle.errors import CheckpointError, CorruptError, SessionError
+from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.channel import Channel
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
 from rekindle.rank.step_vote import STATE, Address, StepVote, receive
@@ -108,13 +108,7 @@ def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mappin
     Raises CheckpointError: it is not there; CorruptError: the file is not what was written;
     SessionError: it is another model's.
     """
-    step, generation = made
-    store = open_store(location)
-    found = store.find(step, generation)
-    if found is None:
-        raise CheckpointError(
-            f"{location} has no valid checkpoint of step {step} of generation {generation}"
-        )
+    store, found = find_checkpoint(location, made)
     if len(found.manifest.files) != 1:
         raise SessionError(
             f"{found.location} has the state in {len(found.manifest.files)} pieces; ranks of "

@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect_side import ending_jobs
 from waiting import run_command
 
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.tasks.report import ARTIFACT
 
 pytestmark = pytest.mark.timeout(300)

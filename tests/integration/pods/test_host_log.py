@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from cluster.launch import Simulated
 
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.labels import HOSTS
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings

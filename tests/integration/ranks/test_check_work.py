@@ -10,9 +10,9 @@ import torch.distributed as dist
 from ranks import Rank, formed, run
 
 from rekindle.recovery.node_check.evidence import Measurement
-from rekindle.training.node_check import work
+from rekindle.training.node_check import torch_checker
+from rekindle.training.node_check.serving import WINDOWS, WrongResultError
 from rekindle.training.node_check.torch_device import Bench
-from rekindle.training.node_check.work import WINDOWS
 
 SMALL = Bench(
     device=torch.device("cpu"),
@@ -62,8 +62,8 @@ def _measured(rank: Rank, spoil: Callable[[int], None] | None, count: int) -> st
     if spoil is not None:
         spoil(count)
     try:
-        return "well" if work.together(SMALL) > 0.0 else "nothing"
-    except work.WrongResultError as error:
+        return "well" if torch_checker.together(SMALL) > 0.0 else "nothing"
+    except WrongResultError as error:
         return str(error)
     finally:
         group.leave()
@@ -93,7 +93,9 @@ def test_a_value_that_is_wrong_is_seen_in_each_exchange(
 
 def test_a_device_that_works_is_measured() -> None:
     """Both of its parts, and what it takes is more than nothing."""
-    assert all(work.alone(SMALL)[part] > 0.0 for part in (Measurement.COMPUTE, Measurement.MEMORY))
+    assert all(
+        torch_checker.alone(SMALL)[part] > 0.0 for part in (Measurement.COMPUTE, Measurement.MEMORY)
+    )
 
 
 def test_a_product_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +107,5 @@ def test_a_product_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
         out[5, 5] += 1.0
 
     monkeypatch.setattr(torch, "mm", wrong)
-    with pytest.raises(work.WrongResultError, match="product"):
-        work.alone(SMALL)
+    with pytest.raises(WrongResultError, match="product"):
+        torch_checker.alone(SMALL)

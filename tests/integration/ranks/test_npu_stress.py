@@ -14,7 +14,7 @@ import torch
 from rekindle.protocol.node_check import DeviceWork, Done
 from rekindle.recovery.node_check.evidence import Alone, Evidence, Measurement, NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict, verdicts
-from rekindle.training.node_check import serving, work
+from rekindle.training.node_check import serving, torch_checker
 from rekindle.training.node_check.torch_checker import TorchKit
 
 VOLTAGE = RuntimeError(
@@ -42,7 +42,7 @@ class Npu(types.SimpleNamespace):
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | RuntimeError], Npu]:
     """Pretend an NPU, which works well; what it says of itself is given."""
-    monkeypatch.setattr(work, "alone", lambda bench: SECONDS)
+    monkeypatch.setattr(torch_checker, "alone", lambda bench: SECONDS)
 
     def pretend(answer: int | RuntimeError) -> Npu:
         module = Npu(answer)

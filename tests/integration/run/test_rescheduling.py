@@ -17,7 +17,7 @@ from waiting import wait_until
 from rekindle import names
 from rekindle.agent.devices.simulated_host import SimulatedCondition
 from rekindle.cli import main as cli
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 

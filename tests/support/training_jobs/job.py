@@ -16,8 +16,8 @@ import psutil
 from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle.checkpoints.retention import Retention
+from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.job.spec import EntryKind, JobSpec, check, home
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.recovery.journal import journal

@@ -44,6 +44,7 @@ RUN = [
     (["--nnodes", "2", "--node-rank", "2", "train.py"], "--node-rank 2: with"),
     (["--coordinator", "127.0.0.1:1"], f"set {names.ENV_SECRET}"),
     (["--no-such-option", "train.py"], "--no-such-option"),
+    (["--compute-factor", "1", "train.py"], "node check: compute_factor is 1.0; give above 1"),
     (["--fault-tables", "own.toml", "train.py"], "own.toml:4: "),
     (["--checkpoint-dir", "gs://bucket/a", "train.py"], "s3://bucket/prefix, not at gs://"),
 ]

@@ -48,7 +48,7 @@ def test_each_has_a_sentence() -> None:
 def test_the_report_and_the_picture(tmp_path: Path) -> None:
     """The report names the steps that were left out."""
     text = markdown_report(summarize("job", HISTORY), resumed="", logs="logs")
-    assert "left out, for the store was busy: 1 (of steps 20)" in text
+    assert "left out, for the store was busy: 1 (of step 20)" in text
     none = markdown_report(summarize("job", HISTORY[:2]), resumed="", logs="logs")
     assert "left out" not in none
     picture = tmp_path / "timeline.png"

@@ -25,6 +25,7 @@ Object = dict[str, Any]
 
 MANAGER = "rekindle"  # the owner of the fields that we apply
 ANSWER_S = 30.0
+PAGE = 500  # objects of a list
 PATIENCE_S = 60.0  # a server that restarts needs half of it
 # After a restart it refuses everybody until it has read its rules again: some seconds.
 FORBIDDEN_S = 30.0
@@ -80,6 +81,16 @@ class Api:
     def get(self, path: str, **query: object) -> Object:
         """Read an object or a list."""
         return self._request("GET", path, query)
+
+    def pages(self, path: str, **query: object) -> Iterator[Object]:
+        """Read a list page by page, as large as it may be."""
+        rest = ""
+        while True:
+            page = self.get(path, limit=PAGE, **query, **{"continue": rest})
+            yield page
+            rest = page["metadata"].get("continue") or ""
+            if not rest:
+                return
 
     def create(self, path: str, body: Object, **query: object) -> Object:
         """Create an object in a collection."""
@@ -221,3 +232,23 @@ def _decoded(asked: str, data: bytes) -> Object:
 
 def _seconds(text: str | None) -> float:
     return float(text) if text and text.isdigit() else 0.0
+
+
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+def may(api: Api, verb: str, resource: str, *, group: str = "", namespace: str = "") -> bool:
+    """Whether we may do this, as the server sees it now. Raises ApiError.
+
+    resource: with its subresource, as pods/log. namespace: "": in the whole cluster.
+
+    A request that is refused would be tried again for half a minute: the server may have restarted.
+    """
+    plural, _, subresource = resource.partition("/")
+    asked = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked | ({"namespace": namespace} if namespace else {})},
+    }
+    return bool((api.create(_REVIEWS, review).get("status") or {}).get("allowed"))

@@ -14,7 +14,6 @@ from rekindle.engines.kubernetes.client.streams import Stream
 
 WATCH_S = 290  # the server ends a watch then, and the next goes on from where it was
 SILENCE_S = 320.0  # longer than a watch: its server, or the way to it, is gone
-PAGE = 500
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -77,21 +76,12 @@ class Informer:
     def _list(self) -> Generator[tuple[Object, bool], None, str]:
         """List all, yield what differs from what is known, and return the list's version."""
         found: dict[str, Object] = {}
-        version, rest = "", ""
-        while True:
-            page = self.api.get(
-                self.path,
-                labelSelector=self.labels,
-                fieldSelector=self.fields,
-                limit=PAGE,
-                **{"continue": rest},
-            )
+        version = ""
+        selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        for page in self.api.pages(self.path, **selectors):
             for each in page.get("items") or ():
                 found[each["metadata"]["uid"]] = self.keep(each)
             version = _version(page)
-            rest = page["metadata"].get("continue") or ""
-            if not rest:
-                break
         self.lists += 1
         known, self.objects = self.objects, found
         for uid, each in known.items():

@@ -225,9 +225,9 @@ def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level:
 
 
 def _env(device: str, *, process_level: bool) -> list[Manifest]:
-    found = [_field("XDL_IP", "status.hostIP"), _field("POD_IP", "status.podIP")]
+    found = [field_of_pod("XDL_IP", "status.hostIP"), field_of_pod("POD_IP", "status.podIP")]
     if device:
-        found.append(_field(VISIBLE, f"metadata.annotations['{device}']"))
+        found.append(field_of_pod(VISIBLE, f"metadata.annotations['{device}']"))
     found.append({"name": "TTP_PORT", "value": str(TTP_PORT)})
     if process_level:
         found += [
@@ -244,7 +244,8 @@ def _ports() -> list[Manifest]:
     return [{"name": name, "containerPort": port} for name, port in named]
 
 
-def _field(name: str, path: str) -> Manifest:
+def field_of_pod(name: str, path: str) -> Manifest:
+    """Return an environment variable whose value is a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 

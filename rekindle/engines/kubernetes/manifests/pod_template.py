@@ -104,8 +104,8 @@ def _container(spec: JobSpec, pods: KubernetesSettings, extras: ascend.Extras) -
                 "secretKeyRef": {"name": Names.of(spec.job_id).secret, "key": names.SECRET_FILE}
             },
         },
-        _field(names.ENV_POD_IP, "status.podIP"),
-        _field(names.ENV_HOST_NAME, "spec.nodeName"),
+        ascend.field_of_pod(names.ENV_POD_IP, "status.podIP"),
+        ascend.field_of_pod(names.ENV_HOST_NAME, "spec.nodeName"),
         *([{"name": names.ENV_HOME, "value": pods.home}] if pods.home else []),
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *extras.env,
@@ -194,10 +194,6 @@ def _source(volume: Volume) -> Manifest:
 def _mount(volume: Volume) -> Manifest:
     found: Manifest = {"name": volume.name, "mountPath": volume.mount_path}
     return found | {"readOnly": True} if volume.read_only else found
-
-
-def _field(name: str, path: str) -> Manifest:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def _refuse_our_names(patch: Manifest) -> None:

@@ -8,11 +8,10 @@ import msgspec
 
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.manifests import ascend, coordinator
-from rekindle.engines.kubernetes.manifests.kinds.ascendjob import ASCENDJOB
 from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Rendered
 from rekindle.engines.kubernetes.manifests.kinds.batch import INDEXED_JOB, JOBSET
 from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PYTORCHJOB, TRAINJOB
-from rekindle.engines.kubernetes.manifests.kinds.volcano_job import VOLCANO_JOB
+from rekindle.engines.kubernetes.manifests.kinds.volcano import ASCENDJOB, VOLCANO_JOB
 from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
 from rekindle.engines.kubernetes.manifests.settings import (
     IsolationMode,

@@ -19,8 +19,7 @@ from rekindle.engines.kubernetes.labels import Names, Role, labels, selector
 from rekindle.engines.kubernetes.manifests.ascend import TRACE_FOLDER
 from rekindle.engines.kubernetes.manifests.coordinator import owned
 from rekindle.engines.kubernetes.mindcluster.reports import decode, name_of, text_of
-from rekindle.errors import JobError, UsageError
-from rekindle.extras import extra_of
+from rekindle.errors import JobError, UsageError, extra_of
 from rekindle.profiling.switch import FIELDS, Switch, read_switch, values
 
 _PREFIX, _KEY = "data-trace-", "profilingSwitch"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import functools
 import re
 import time
 from collections.abc import Iterator
@@ -25,13 +25,14 @@ from rekindle.recovery.journal.host_history import (
     fold,
     read,
 )
+from rekindle.waiting import retry
 
 # A ConfigMap holds 1 MiB (1,048,576 bytes of keys and values), and etcd takes requests of 1.5 MiB.
 MOST_BYTES = 768 * 1024
 _LONGEST_TEXT = 300  # characters of what was said of a fault
 _MOST_JOBS = 1000  # of which it is known what they have told before
 _NUMBER = re.compile("[0-9]{1,15}")
-_TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
+_TRIES_S, _PAUSE_S = 30.0, 0.5
 _TOLD = "told.json"  # until where each job's events are noted, once older ones were folded
 
 _Place = tuple[float, int]  # of an event in its job's journal: its time, and its number
@@ -55,19 +56,13 @@ class ClusterHostLog:
 
         Raises ApiError: it cannot be written. JobError: what is there is no log.
         """
-        event = _bounded(event)
-        deadline = time.monotonic() + _TRIES_S
-        while True:
-            found = self._read()
-            if self._is_known(found, event):
-                return
-            try:
-                self._write(found, [*self._events(found), event])
-                return
-            except ConflictError:  # somebody else was faster
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+        add = functools.partial(self._append, _bounded(event))
+        retry(add, ConflictError, _TRIES_S, _PAUSE_S)  # another process may be faster
+
+    def _append(self, event: AnyHostEvent) -> None:
+        found = self._read()
+        if not self._is_known(found, event):
+            self._write(found, [*self._events(found), event])
 
     def hosts(self) -> dict[str, Host]:
         """Return all hosts that anything is known of. Raises as append() does."""

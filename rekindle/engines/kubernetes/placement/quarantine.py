@@ -6,31 +6,28 @@ node is still as it was when that was decided.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.engines.kubernetes import labels
-from rekindle.engines.kubernetes.client.access_review import may
-from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.api import Api, Object, may
 from rekindle.engines.kubernetes.client.errors import (
     ConflictError,
     ForbiddenError,
     MissingObjectError,
 )
-from rekindle.engines.kubernetes.client.informer import PAGE
 from rekindle.engines.kubernetes.manifests.settings import IsolationMode, KubernetesSettings
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
 from rekindle.errors import JobError
 from rekindle.recovery.journal.host_history import AnyHostEvent, HostIsolated, fold
+from rekindle.waiting import retry
 
 NODES = "/api/v1/nodes"
-_TRIES_S, _LONGEST_PAUSE_S = 30.0, 1.0
+_TRIES_S, _PAUSE_S = 30.0, 0.5
 _UNREADABLE = "its annotation cannot be read"
 
 
@@ -146,33 +143,28 @@ class Quarantine:
     def nodes(self) -> Iterable[Object]:
         """Yield all nodes of the cluster, page by page."""
         self._must_be_allowed("list")
-        rest = ""
-        while True:
-            page = self._api.get(NODES, limit=PAGE, **{"continue": rest})
+        for page in self._api.pages(NODES):
             yield from page.get("items") or ()
-            rest = page["metadata"].get("continue") or ""
-            if not rest:
-                return
 
     def _change(self, host: str, decide: Callable[[Object], Object | None]) -> Object | None:
         if not host:
             return None
         self._must_be_allowed("get")
-        path, deadline = f"{NODES}/{quote(host, safe='')}", time.monotonic() + _TRIES_S
-        while True:
+        path = f"{NODES}/{quote(host, safe='')}"
+
+        def change() -> Object | None:
             try:
                 node = self._api.get(path)
                 patch = decide(node)
                 if patch is not None:
                     self._must_be_allowed("patch")
                     self._api.patch(path, patch)
-                return node
             except MissingObjectError:
                 return None
-            except ConflictError:  # the node has changed, or is another one of this name
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+            return node
+
+        # A conflict: the node has changed, or is another one of this name.
+        return retry(change, ConflictError, _TRIES_S, _PAUSE_S)
 
     def _must_be_allowed(self, verb: str) -> None:
         if not may(self._api, verb, "nodes"):

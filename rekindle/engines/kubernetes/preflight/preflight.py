@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rekindle.engines.kubernetes.client.access_review import may
-from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.api import Api, Object, may
 from rekindle.engines.kubernetes.client.errors import (
     ApiError,
     ConflictError,

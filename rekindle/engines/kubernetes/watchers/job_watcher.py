@@ -19,6 +19,7 @@ from rekindle.engines.kubernetes.placement import placement as placing
 from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.errors import JobError, UnansweredError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
+from rekindle.waiting import join_all
 
 AGAIN_S = 1.0
 LATE_S = 300.0  # after which a sign explains nothing any more
@@ -135,9 +136,7 @@ class JobWatcher:
             self._pods.end()
             self._workload.end()
             self._events.end()
-            deadline = time.monotonic() + CLOSE_S
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
+            join_all(threads, CLOSE_S)
 
     # ---- what is known
 

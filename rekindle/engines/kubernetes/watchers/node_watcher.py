@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rekindle import names
-from rekindle.engines.kubernetes.client.access_review import may
-from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.api import Api, Object, may
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection

@@ -16,6 +16,7 @@ from rekindle.engines.kubernetes.client.api import FORBIDDEN_S, Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
 from rekindle.engines.kubernetes.labels import ROLE, Role
 from rekindle.engines.kubernetes.watchers.log_stream import LogStream, Runs, Source
+from rekindle.waiting import join_all
 
 MOST = 32  # pods whose output is read as it comes; the coordinator's always is
 _FORGOTTEN_S = 60.0  # after which trouble is new
@@ -179,9 +180,7 @@ class PodLogs:
         for stream in streams.values():
             if stream is not None:
                 stream.end()
-        deadline = time.monotonic() + _CLOSE_S
-        for thread in streams:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(streams, _CLOSE_S)
 
 
 def _is_coordinator(pod: Object) -> bool:

@@ -1,4 +1,4 @@
-"""The entries of the fault tables: the types, the limits, and what contradicts itself.
+"""The entries of the fault tables: types, limits, contradictions, and the verdict of an entry.
 
 `found_by` of a row returns what the entry is found by; no two entries of a file may share one.
 """
@@ -22,7 +22,7 @@ from rekindle.recovery.faults.tables.keys import (
     keys_of_codes,
     shown,
 )
-from rekindle.recovery.faults.tables.verdict import Blame, Urgency
+from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 from rekindle.user_file import FieldError
 
 Codes: TypeAlias = Annotated[
@@ -225,3 +225,47 @@ class ReasonRow(Row, frozen=True, kw_only=True):
 
     def found_by(self) -> list[Key]:
         return keys_of("reasons", self.reasons)
+
+
+# A level that says nothing: training cannot go on, and nobody knows whose fault it is.
+_PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
+
+
+def judge(
+    row: Row, text: str, *, code: str = "", level: LevelRow = _PLAIN, device: str = ""
+) -> Verdict:
+    """Take from the entry what it says, and from its level what it leaves out."""
+    kind = row.kind or FaultKind.DEVICE
+    urgency = row.urgency or level.urgency
+    user_caused = kind is FaultKind.USER_CODE if row.user_caused is None else row.user_caused
+    at_fault = row.at_fault or level.at_fault
+    if user_caused or urgency is Urgency.NONE:
+        at_fault = Blame.NOTHING
+    return Verdict(
+        kind=kind,
+        urgency=urgency,
+        at_fault=at_fault,
+        explanation=text,
+        code=code,
+        level=level.name,
+        user_caused=user_caused,
+        counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
+        self_heal=level.self_heal if row.self_heal is None else row.self_heal,
+        device=device,
+    )
+
+
+def unlisted(
+    kind: FaultKind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
+) -> Verdict:
+    """Say what holds where no table has an entry: nothing is to blame."""
+    return Verdict(
+        kind=kind,
+        urgency=urgency,
+        at_fault=Blame.NOTHING,
+        explanation=text,
+        code=code,
+        user_caused=kind is FaultKind.USER_CODE,
+        listed=False,
+        device=device,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,6 @@ from typing import Any
 import msgspec
 
 from rekindle.recovery.faults.fault import Exit, FaultKind
-from rekindle.recovery.faults.tables.defaults import judge, unlisted
 from rekindle.recovery.faults.tables.escalation import Change, in_order, too_long, too_often
 from rekindle.recovery.faults.tables.keys import ascend_key, is_chip_code, shown
 from rekindle.recovery.faults.tables.loading import Rows, load
@@ -22,6 +22,8 @@ from rekindle.recovery.faults.tables.rows import (
     PatternRow,
     Row,
     XidRow,
+    judge,
+    unlisted,
 )
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency, Verdict
 
@@ -215,6 +217,12 @@ class Tables:
             return self.xid(int(xid[2]), device=xid[1])
         event = _EVENT.search(text)
         return self._ascend.listed(event[1]) if event else None
+
+
+@functools.cache
+def shipped_tables() -> Tables:
+    """Return the tables without a user's own. A process reads them once: that takes a moment."""
+    return Tables.load()
 
 
 class _Patterns:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from rekindle.checkpoints.format import Header, state_file
-from rekindle.checkpoints.open_store import open_store
+from rekindle.checkpoints.open_store import find_checkpoint
 from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.resharding import Box, Excerpts, nearest, overlap, takes, without
 from rekindle.checkpoints.store import Checkpoint
-from rekindle.errors import CheckpointError, CorruptError, SessionError
+from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.recovery.policy.plan import Made
@@ -50,13 +50,7 @@ def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: 
     Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
     SessionError: it is of another model, or in pieces that cannot be put together anew.
     """
-    step, generation = made
-    store = open_store(location)
-    found = store.find(step, generation)
-    if found is None:
-        raise CheckpointError(
-            f"{location} has no valid checkpoint of step {step} of generation {generation}"
-        )
+    store, found = find_checkpoint(location, made)
     # One of each node is enough: they read at the same time, and a thousand pins take theirs.
     one = os.environ.get("LOCAL_RANK", "0") == "0"
     with reading(store, made) if one else contextlib.nullcontext():

@@ -141,7 +141,7 @@ def test_nobody_restores_what_was_removed() -> None:
     nodes = driver.machine.job.roster.nodes.values()
     assert {node.checkpoints for node in nodes} == {((10, 1),)}
     assert driver.last(journal.CheckpointsPruned).in_words() == (
-        "checkpoints of steps 5 were removed"
+        "checkpoints of step 5 were removed"
     )
 
 

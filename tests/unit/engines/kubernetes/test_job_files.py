@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from rekindle.blocks.forms import model_of
 from rekindle.blocks.job import TrainingJob
 from rekindle.cli import main as cli
-from rekindle.cli.options import KINDS
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
     Coordinator,
@@ -131,11 +130,6 @@ def test_the_form_has_the_fields_that_the_engine_reads(values: type[msgspec.Stru
     required = {field.name for field in msgspec.structs.fields(values) if field.required}
     given = dict.fromkeys(required, "x")
     assert msgspec.convert(model(**given).model_dump(), values) == msgspec.convert(given, values)
-
-
-def test_one_list_of_kinds() -> None:
-    """The command line and the engine know the same kinds."""
-    assert tuple(kind.value for kind in WorkloadKind) == KINDS
 
 
 def test_the_form_refuses_what_the_engine_would() -> None:

@@ -13,8 +13,7 @@ from host_conditions import set_condition
 from waiting import status_of
 
 from rekindle.agent.devices.simulated_host import SimulatedCondition, read_condition
-from rekindle.engines.host_log import HostLog
-from rekindle.engines.simulated_hosts import SimulatedHosts
+from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import host_history as hosts
@@ -223,7 +222,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from rekindle.engines.host_log import HostLog
+from rekindle.engines.hosts import HostLog
 from rekindle.recovery.journal.host_history import HostIsolated
 for number in range(20):
     name = f"{sys.argv[2]}-{number}"

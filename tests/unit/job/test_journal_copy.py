@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.engines.journal_copy import JournalCopy
+from rekindle.job.journal_reader import JournalCopy
 from rekindle.recovery.journal import journal
 
 

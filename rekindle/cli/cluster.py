@@ -1,18 +1,24 @@
-"""`rekindle nodes` and `release-node` of a cluster: its log of hosts, and marks on its nodes."""
+"""Commands for a cluster: its nodes, and the records that MindCluster's profiling makes of a job.
+
+`rekindle nodes` and `release-node` read and change the log of hosts and the marks on nodes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.labels import Names
+from rekindle.engines.kubernetes.mindcluster import clusterd
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog
 from rekindle.engines.kubernetes.placement.quarantine import (
     IsolationMark,
@@ -20,7 +26,8 @@ from rekindle.engines.kubernetes.placement.quarantine import (
     holds,
     mark_on,
 )
-from rekindle.errors import JobError, UsageError
+from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.profiling.switch import Switch, switch_of
 from rekindle.recovery.journal.host_history import Host, HostReleased
 
 NAMESPACE = "default"
@@ -153,10 +160,35 @@ def _left(mark: IsolationMark | None, namespace: str) -> str:
     return "" if mark.ours else f" by jobs; it stays {mark.done}"
 
 
+def trace(options: argparse.Namespace) -> int:
+    """Switch a job's profiling if an option asks for it. Print the kinds that are on."""
+    wanted = None
+    if options.off or options.on is not None:
+        wanted = switch_of(() if options.off else options.on.split(","))
+    with _cluster(options) as (api, namespace):
+        if wanted is not None:
+            _switch(api, namespace, options, wanted)
+        now = wanted if wanted is not None else clusterd.traced(api, namespace, options.job)
+    print(" ".join(now.words) or "off")
+    return 0
+
+
+def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switch) -> None:
+    """Ask ClusterD where it can be reached, as TaskD's manager wants it; else write for it."""
+    address = options.clusterd or (clusterd.ADDRESS if api.is_inside else "")
+    if address:
+        job = f"{namespace}/{Names.of(options.job).workload}"
+        try:
+            clusterd.modify_trace(address, job, wanted)
+            return
+        except RekindleError as error:
+            if options.clusterd:
+                raise
+            print(f"rekindle: {error}; its ConfigMap is written instead", file=sys.stderr)
+    clusterd.switch_trace(api, namespace, options.job, wanted)
+
+
 @contextmanager
 def _cluster(options: argparse.Namespace) -> Iterator[tuple[Api, str]]:
-    api = load(options.kubeconfig, options.context)
-    try:
+    with closing(load(options.kubeconfig, options.context)) as api:
         yield api, options.namespace or NAMESPACE
-    finally:
-        api.close()

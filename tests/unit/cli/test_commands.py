@@ -1,0 +1,65 @@
+"""The table of commands, and a command about a job that is over."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rekindle import names
+from rekindle.cli import main as cli
+from rekindle.recovery.journal import journal
+
+KUBERNETES = ("render FILE", "check", "trace JOB")
+
+
+def functions() -> list[str]:
+    """Name the function of each command, and of each command of `rekindle kubernetes`."""
+    below = [cli._parser().parse_args(["kubernetes", *line.split()]) for line in KUBERNETES]
+    own = [each.function for each in cli.COMMANDS if each.function]
+    return own + [options.function for options in below]
+
+
+@pytest.mark.parametrize("named", functions())
+def test_the_function_of_a_command_exists(named: str) -> None:
+    """The command line imports it by its name, which no type checker reads."""
+    module, _, function = named.partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_no_fault_for_a_job_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rekindle inject` refuses it as `rekindle stop` does."""
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
+    (tmp_path / "jobs" / "job").mkdir(parents=True)
+    (tmp_path / "jobs" / "job" / names.JOURNAL_FILE).touch()
+    for command in (["inject", "job", "--rank", "0", "--kind", "kill"], ["stop", "job"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(command)
+        assert ended.value.code == 1
+        assert capsys.readouterr().err == "rekindle: job job does not run\n"
+
+
+def test_the_status_is_that_of_the_newest_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of an earlier attempt is not the end of one whose coordinator has died."""
+    monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
+    started = journal.JobStarted(
+        seq=1, job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=1
+    )
+    ended = journal.Ended(seq=2, outcome="failed", reason="a fault", finished=7)
+    again = msgspec.structs.replace(started, seq=3, attempt=1)
+    path = tmp_path / "jobs" / "job" / names.JOURNAL_FILE
+    path.parent.mkdir(parents=True)
+    for events, shown in (
+        ((started, ended), "failed after 7 steps: a fault"),
+        ((started, ended, again), "died after 0 steps: no coordinator"),
+    ):
+        path.write_bytes(b"".join(journal.encode(event) + b"\n" for event in events))
+        with pytest.raises(SystemExit):
+            cli.main(["status", "job"])
+        assert capsys.readouterr().out == f"job job: {shown}\n"
