@@ -17,14 +17,13 @@ def edits_of(strategy: Strategy) -> dict[str, bool]:
     """Return the edits that a strategy needs, and whether each was made."""
     page = (ROOT / "docs" / "recover" / "policy.md").read_text()
     groups = (INNER, ANEW, OUTER, LAST)
-    in_ladder = strategy in LADDER
     return {
         f"name it in one of INNER, ANEW and OUTER in {POLICY}": sum(
             strategy in group for group in groups
         )
         == 1,
-        "add its rung to RUNGS in rekindle/recovery/policy/strategies.py": in_ladder
-        == (strategy in RUNGS),
+        "add its rung to RUNGS in rekindle/recovery/policy/strategies.py": strategy
+        in {*RUNGS, *LAST},
         "add it to Recovery.ways in rekindle/coordinator/machine/recovery.py": strategy
         in Driver().machine.recovery.ways,
         "name the job's state in STATES in rekindle/reporting/run_state.py": strategy in STATES,
