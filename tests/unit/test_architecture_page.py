@@ -7,8 +7,8 @@ from architecture.hops import hops_of
 from architecture.picture import (
     PACKAGE,
     PAGE,
-    folders_in_order,
     graph_of_folders,
+    layers_of_folders,
     reachable,
     with_picture,
     without_detours,
@@ -34,11 +34,17 @@ def test_the_picture_hides_no_import() -> None:
 
 
 def test_each_folder_has_its_row() -> None:
-    """The table has each folder of the package, in the order of the import contract."""
-    section = TEXT.partition("| folder | runs in |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| `(\w+)` \|", section, re.M)
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert set(rows) == folders == set(folders_in_order())
+    """The table has each folder of the package with its layer, in the order of the contract."""
+    section = TEXT.partition("| folder | layer |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.M)
+    layers = [layer for layer in layers_of_folders() if layer]
+    wanted = [(name, number) for number, layer in enumerate(layers, start=1) for name in layer]
+    assert sorted((int(number), name) for name, number in rows) == sorted(
+        (number, name) for name, number in wanted
+    )
+    assert {name for name, _ in rows} == {
+        path.parent.name for path in PACKAGE.glob("*/__init__.py")
+    }
 
 
 @pytest.mark.parametrize("name", sorted(set(FILE.findall(TEXT))))

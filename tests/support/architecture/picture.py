@@ -107,12 +107,17 @@ def without_detours(graph: Graph) -> Graph:
     }
 
 
-def folders_in_order() -> list[str]:
-    """Return the folders of the package in the order of the import contract, highest first."""
+def layers_of_folders() -> list[list[str]]:
+    """Return the folders of each layer of the import contract, the highest layer first."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (layers,) = (each["layers"] for each in contracts["contracts"] if each["id"] == "layers")
-    names = [name.strip() for layer in layers for name in layer.split("|")]
-    return [name for name in names if (PACKAGE / name).is_dir()]
+    names = [[name.strip() for name in layer.split("|")] for layer in layers]
+    return [[name for name in layer if (PACKAGE / name).is_dir()] for layer in names]
+
+
+def folders_in_order() -> list[str]:
+    """Return the folders of the package in the order of the import contract, highest first."""
+    return [folder for layer in layers_of_folders() for folder in layer]
 
 
 @cache
