@@ -16,6 +16,9 @@ from architecture.picture import (
 from repository import ROOT
 from traced.fault import lines_of
 
+from rekindle.protocol import agent as p
+from rekindle.recovery.journal import journal
+
 TEXT = PAGE.read_text()
 FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|toml|md))`")
 
@@ -54,10 +57,12 @@ def test_each_file_exists(name: str) -> None:
 
 
 def test_there_are_twelve_hops() -> None:
-    """Each hop comes after earlier ones, and its functions exist."""
+    """Each hop comes after earlier ones; its functions, messages and events exist."""
     hops = hops_of(TEXT)
     assert [hop.number for hop in hops] == list(range(1, 13))
     for hop in hops:
         assert all(before < hop.number for before in hop.after)
         assert hop.functions
         assert all(lines_of(file, name) for file, name in hop.functions)
+        assert all(issubclass(getattr(p, name), p.Message) for name in hop.messages)
+        assert all(issubclass(getattr(journal, name), journal.Event) for name in hop.events)

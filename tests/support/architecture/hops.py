@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from traced.fault import Call
 
-# | 3 | 1 or 2 | coordinator | `coordinator/machine/generations.py:Generations.form` | ... | ... |
-_ROW = re.compile(r"^\| (\d+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|", re.M)
+# | 9 | 6, 8 | coordinator | `recovery/policy/plan.py:make_plan` | (`Formed`) | `FormGeneration` |
+_ROW = re.compile(r"^\| (\d+) \|" + 5 * r" ([^|]*)\|", re.M)
 _FUNCTION = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 _BEGINNING = 0.0
 
@@ -18,7 +18,8 @@ _BEGINNING = 0.0
 class Hop:
     """One row. functions: (file, name) in the order of their calls.
 
-    after: numbers of earlier hops. any_of: one of those is enough, else all have to come first.
+    after: numbers of earlier hops. any_of: one of them has to come first; False: all of them.
+    events, messages: names of what the process writes to the journal and sends.
     """
 
     number: int
@@ -26,18 +27,22 @@ class Hop:
     any_of: bool
     process: str
     functions: tuple[tuple[str, str], ...]
+    events: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
 
 
 def hops_of(page: str) -> list[Hop]:
     """Read the table of hops."""
     found = []
-    for number, after, process, functions in _ROW.findall(page):
+    for number, after, process, functions, text, message in _ROW.findall(page):
         hop = Hop(
             number=int(number),
             after=tuple(int(each) for each in re.findall(r"\d+", after)),
             any_of=" or " in after,
-            process=process,
+            process=process.strip(),
             functions=tuple(_FUNCTION.findall(functions)),
+            events=tuple(re.findall(r"\(`(\w+)`\)", text)),
+            messages=tuple(re.findall(r"`(\w+)`", message)),
         )
         found.append(hop)
     return found

@@ -53,11 +53,12 @@ class Trace:
     """The calls between the SIGKILL and the first step of the next generation.
 
     processes: by what they do in the recovery, their pids. "every rank" has the new rank instead of
-    the killed one; "peers" are the others.
+    the killed one; "peers" are the others. events: of the journal, in the same time.
     """
 
     calls: tuple[Call, ...]
     processes: Mapping[str, tuple[int, ...]]
+    events: tuple[journal.AnyEvent, ...]
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -103,7 +104,8 @@ def trace_sigkill(place: Place) -> Trace:
         "new rank": (new,),
         "every rank": (*peers, new),
     }
-    return Trace(calls, processes)
+    events = tuple(event for event in history if begin <= event.at <= first.at)
+    return Trace(calls, processes, events)
 
 
 def _newest_rank(calls: Iterable[Call], known: Iterable[int]) -> int:
@@ -137,6 +139,10 @@ def lines_of(file: str, name: str) -> frozenset[int]:
 
 
 def _read(path: Path) -> list[Call]:
+    if not path.exists():
+        raise RuntimeError(
+            f"the processes run another copy of the package: put {ROOT} on PYTHONPATH"
+        )
     calls = []
     for text in path.read_text().splitlines():
         at, pid, where = text.split(" ")
