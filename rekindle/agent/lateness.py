@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rekindle.agent.process_activity import Activity
-from rekindle.protocol.heartbeat_page import PageReading, RankActivity
+from rekindle.protocol.heartbeat_page import BUSY_S, PageReading, RankActivity
 
 # What the longest so far is multiplied with. A hang is to be decided within three times the longest
 # step, and to look at all ranks takes a moment of that.
@@ -19,9 +19,6 @@ FACTOR = 2.5
 ENOUGH = 32
 FACTOR_OF_FEW = 10.0
 UNKNOWN_S = 60.0  # for what was never seen to end, in a process that computes nothing
-# For what may take long where the process computes, and for a slow disk. Others wait in a
-# collective meanwhile, and no time-out for that is longer: 10 min of NCCL in torch, 30 of HCCL.
-BUSY_S = 1800.0
 
 # What has this long at the least even if it was short so far; all else has the policy's time.
 _LEAST_S = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.lateness import BUSY_S, LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
+from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import activities
@@ -24,7 +24,7 @@ from rekindle.agent.threads import in_thread
 from rekindle.job.spec import JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.rank import stacks
 from rekindle.rank.stacks import SIGNAL
 

@@ -56,7 +56,9 @@ class LocalEngine:
     ) -> None:
         self._directory = directory
         self._listen = listen
-        every = (*range(directory.spec().nodes), names.SPARE)
+        spec = directory.spec()
+        self._job_id = spec.job_id
+        every = (*range(spec.nodes), names.SPARE)
         self._nodes = every if nodes is None else tuple(nodes)
         self._address = address
         self._hosts = hosts
@@ -121,7 +123,7 @@ class LocalEngine:
             status = self.client(endpoint).status()
         except JobError:
             return None
-        return endpoint if status.job_id == self._directory.spec().job_id else None
+        return endpoint if status.job_id == self._job_id else None
 
     def history(self) -> list[AnyEvent]:
         """Read the journal, which the coordinator writes on this machine."""
@@ -169,7 +171,7 @@ class LocalEngine:
 
     def learn(self, event: AnyEvent) -> None:
         """Note what an event of the job's journal says about hosts; twice does no harm."""
-        said = learned_from(self._directory.spec().job_id, event)
+        said = learned_from(self._job_id, event)
         if said is not None:
             self._log_of_hosts.append(said)
 

@@ -29,6 +29,10 @@ _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS
 )
 _NONE = -1
 
+# For what may take long where the process computes, and for a slow disk. Others wait in a
+# collective meanwhile, and no time-out for that is longer: 10 min of NCCL in torch, 30 of HCCL.
+BUSY_S = 1800.0
+
 
 class RankActivity(enum.IntEnum):
     """What a rank is at; how long that may take differs (see rekindle.agent.lateness)."""

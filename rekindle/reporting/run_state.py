@@ -18,7 +18,7 @@ from rekindle.recovery.journal.journal import (
     Incident,
     Stopping,
 )
-from rekindle.recovery.policy.policy import OUTER, Strategy
+from rekindle.recovery.policy.policy import INNER, OUTER, Strategy
 from rekindle.reporting.event_text import capital
 from rekindle.words import listed
 
@@ -31,7 +31,8 @@ SHRUNK = "Shrunk"  # training goes on without some nodes
 AWAITING_APPROVAL = "AwaitingApproval"  # nothing is done before a person has answered
 STOPPING = "Stopping"  # the ranks end, and last words are written
 
-_ANEW = {
+STATES = {
+    **dict.fromkeys(INNER, RECOVERING),
     **dict.fromkeys(OUTER, RESCHEDULING),
     Strategy.RESTART: RESTARTING,
     Strategy.HANG_RESTART: HUNG,
@@ -76,7 +77,7 @@ def _of_incident(incident: Incident, attempt: list[AnyEvent]) -> Shown:
     answers = [event for event in attempt if isinstance(event, Answered)]
     if answers and answers[-1].incident == incident.number and not answers[-1].granted:
         return Shown(STOPPING, f"{said}; not approved by {answers[-1].by}")
-    name = _ANEW.get(incident.strategy, RECOVERING)
+    name = STATES[incident.strategy]
     hung = incident.cause.kind is FaultKind.HANG and name in (RECOVERING, RESTARTING)
     return Shown(HUNG if hung else name, said)
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 import msgspec
 
-from rekindle.agent.lateness import BUSY_S
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer, Timer
@@ -21,7 +20,7 @@ from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.profiling.blocked_collectives import Stuck, stuck
 from rekindle.protocol import agent as p
-from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 from rekindle.recovery.faults.fault import FaultKind
 

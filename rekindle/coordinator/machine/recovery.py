@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from rekindle.coordinator.machine.checkpoints import Checkpoints
@@ -28,7 +30,7 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, heals
-from rekindle.recovery.policy.policy import ANEW, Strategy
+from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
 # How often codes that are present are looked at again (the shortest rule about codes that stay too
@@ -46,6 +48,8 @@ class Recovery:
 
     A decision that would end the attempt waits for a health event, if the cause of a rank's death
     is unknown and health events may come.
+
+    ways: carries out each strategy.
     """
 
     def __init__(
@@ -68,6 +72,14 @@ class Recovery:
         self._roster = job.roster
         self._spec = job.spec
         self._incidents = job.incidents
+        self.ways: dict[Strategy, Callable[[Fault, Decision], None]] = {
+            **dict.fromkeys(INNER, self._go_on),
+            **dict.fromkeys((*ANEW, Strategy.RESCHEDULE_POD), self._restart),
+            Strategy.RESCHEDULE_JOB_ISOLATED: self._reschedule,
+            Strategy.RESCHEDULE_JOB: self._reschedule,
+            Strategy.DUMP: self._fail,
+            Strategy.FAIL: self._fail,
+        }
 
     def report(self, fault: Fault) -> None:
         """Take a fault. The order of these steps is the protocol:
@@ -216,21 +228,23 @@ class Recovery:
             self._fleet.to_heal.add(fault.rank)
         if decision.roll_back:
             self._roll_back(fault)
-        if strategy in (Strategy.DUMP, Strategy.FAIL):
-            self._endings.outcome = FAILED
-            self._endings.end_ranks(Phase.STOPPING, decision.reason)
-        elif strategy in (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED):
-            self._endings.outcome = RESCHEDULED
-            self._endings.end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
-        elif strategy in (*ANEW, Strategy.RESCHEDULE_POD):
-            placed_anew = strategy is Strategy.RESCHEDULE_POD
-            if placed_anew or fault.kind is FaultKind.NODE_LOST:
-                self._give_up(fault.node, decision.reason)
-            if self._job.phase is not Phase.RESTARTING:  # else all ranks are being ended
-                grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
-                self._endings.end_ranks(Phase.RESTARTING, decision.reason, grace_s)
-        else:
-            self._go_on(fault, decision)
+        self.ways[strategy](fault, decision)
+
+    def _fail(self, fault: Fault, decision: Decision) -> None:
+        self._endings.outcome = FAILED
+        self._endings.end_ranks(Phase.STOPPING, decision.reason)
+
+    def _reschedule(self, fault: Fault, decision: Decision) -> None:
+        self._endings.outcome = RESCHEDULED
+        self._endings.end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
+
+    def _restart(self, fault: Fault, decision: Decision) -> None:
+        placed_anew = decision.strategy is Strategy.RESCHEDULE_POD
+        if placed_anew or fault.kind is FaultKind.NODE_LOST:
+            self._give_up(fault.node, decision.reason)
+        if self._job.phase is not Phase.RESTARTING:  # else all ranks are being ended
+            grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
+            self._endings.end_ranks(Phase.RESTARTING, decision.reason, grace_s)
 
     @property
     def _failover_grace_s(self) -> float:

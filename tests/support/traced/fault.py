@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from rekindle.recovery.journal import journal
 
 PACKAGE = ROOT / "rekindle"
 RUNS = 5
+KILLED = 1  # the rank
 HOOK = Path(__file__).with_name("hook")
 # A call of a method with one of these names emits something.
 EMITS = {"send", "sendall", "write", "kill", "do", "record", "tell", "say"}
@@ -48,9 +50,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls between the SIGKILL and the first step of the next generation."""
+    """The calls between the SIGKILL and the first step of the next generation.
+
+    processes: by what they do in the recovery, their pids. "every rank" has the new rank instead of
+    the killed one; "peers" are the others. events: of the journal, in the same time.
+    """
 
     calls: tuple[Call, ...]
+    processes: Mapping[str, tuple[int, ...]]
+    events: tuple[journal.AnyEvent, ...]
 
     @cached_property
     def files(self) -> frozenset[str]:
@@ -64,6 +72,11 @@ class Trace:
             call.file for call in set(self.calls) if call.line in _acting_lines(call.file)
         )
 
+    @property
+    def of_machine(self) -> frozenset[str]:
+        """The files of the coordinator's state machine."""
+        return frozenset(file for file in self.files if file.startswith("coordinator/machine/"))
+
 
 def trace_sigkill(place: Place) -> Trace:
     """Run four ranks, kill one, and return the calls until the next generation's first step."""
@@ -73,16 +86,63 @@ def trace_sigkill(place: Place) -> Trace:
     run = place.start("--nproc-per-node", "4", place.script(TRAINS), env=place.environment(traced))
     for rank in range(4):
         run.wait_for_output(rank, "step 2")
-    status = run.client().status()
+    before = run.client().status()
     begin = time.time()
-    os.kill(status.ranks[1].pid, signal.SIGKILL)
+    os.kill(before.ranks[KILLED].pid, signal.SIGKILL)
     (place.folder / "go").touch()
     first = run.wait_event(journal.FirstStep, generation=2)
     run.end(0)
-    return Trace(tuple(call for call in _read(out) if begin <= call.at <= first.at))
+    history = run.events()
+    started = [event for event in history if isinstance(event, journal.JobStarted)]
+    calls = tuple(call for call in _read(out) if begin <= call.at <= first.at)
+    peers = tuple(rank.pid for rank in before.ranks if rank.rank != KILLED)
+    new = _newest_rank(calls, known=peers)
+    processes = {
+        "coordinator": (started[0].pid,),
+        "agent": tuple(node.pid for node in before.nodes),
+        "peers": peers,
+        "new rank": (new,),
+        "every rank": (*peers, new),
+    }
+    events = tuple(event for event in history if begin <= event.at <= first.at)
+    return Trace(calls, processes, events)
+
+
+def _newest_rank(calls: Iterable[Call], known: Iterable[int]) -> int:
+    """Return the process that runs the script for the killed rank."""
+    (new,) = {call.pid for call in calls if call.file == "rank/program.py"} - set(known)
+    return new
+
+
+def lines_of(file: str, name: str) -> frozenset[int]:
+    """Return the lines where a trace may have a function: its decorators' and its own.
+
+    name: with its class, as in `Member.join`. Raises KeyError: the file has no such function.
+    """
+    found: list[ast.AST] = [ast.parse((PACKAGE / file).read_text())]
+    for part in name.split("."):
+        found = [
+            child
+            for node in found
+            for child in ast.iter_child_nodes(node)
+            if getattr(child, "name", None) == part
+        ]
+    lines = frozenset(
+        each.lineno
+        for node in found
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in (node, *node.decorator_list)
+    )
+    if not lines:
+        raise KeyError(f"rekindle/{file} has no function {name}")
+    return lines
 
 
 def _read(path: Path) -> list[Call]:
+    if not path.exists():
+        raise RuntimeError(
+            f"the processes run another copy of the package: put {ROOT} on PYTHONPATH"
+        )
     calls = []
     for text in path.read_text().splitlines():
         at, pid, where = text.split(" ")
@@ -131,7 +191,9 @@ def main() -> None:
         sys.stdout.write(f"{file:50}{called:2} of {RUNS}  {acts}\n")
     files = statistics.median(len(trace.files) for trace in traces)
     acting = statistics.median(len(trace.acting) for trace in traces)
+    machine = statistics.median(len(trace.of_machine) for trace in traces)
     sys.stdout.write(f"{files} files, of which {acting} change state or emit something\n")
+    sys.stdout.write(f"{machine} files in coordinator/machine/\n")
 
 
 if __name__ == "__main__":

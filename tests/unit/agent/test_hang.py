@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.agent.lateness import (
-    BUSY_S,
     ENOUGH,
     FACTOR,
     LOOK_S,
@@ -17,7 +16,7 @@ from rekindle.agent.lateness import (
     LatenessTracker,
 )
 from rekindle.agent.process_activity import Activity
-from rekindle.protocol.heartbeat_page import PageReading, RankActivity
+from rekindle.protocol.heartbeat_page import BUSY_S, PageReading, RankActivity
 
 LEAST_S = 10.0
 MOMENT_S = 2.0  # what a close look at all ranks takes, and a coordinator

@@ -240,7 +240,7 @@ STRATEGY = '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [1.0]\nst
             5,
             "state is 'alive'; choose of live, memory, store",
         ),
-        (STRATEGY.replace("retry", "reboot"), 2, "strategy is 'reboot'; choose of retry"),
+        (STRATEGY.replace("retry", "reboot"), 2, "strategy is 'reboot'; choose of "),
         (STRATEGY + "succeeds = 0.0\n", 6, "give more than 0 and at most 1"),
         (
             '[[kind]]\nkind = "link"\ndetect_s = -1.0\nrepair_s = 1.0\n',

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from rekindle.agent.lateness import BUSY_S
 from rekindle.coordinator.machine.hangs import PAUSE_S, judge
-from rekindle.protocol.heartbeat_page import RankActivity
+from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 
 MARKS = (11, 22, 33)  # of collectives, in the order of the script

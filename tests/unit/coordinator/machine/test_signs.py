@@ -14,11 +14,11 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy import annotations as a
-from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 SIGABRT = 6
 HBM, RESET, SEPARATE = "80E01801", "80E18005", "80E18402"
-RETRY, IN_PLACE, RECOVER, _ = INNER
+RETRY, IN_PLACE, RECOVER = Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER
 RESTART, POD = Strategy.RESTART, Strategy.RESCHEDULE_POD
 ISOLATED = Strategy.RESCHEDULE_JOB_ISOLATED
 AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))

@@ -10,11 +10,13 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.fault import FaultKind as Kind
 from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.history import Past, Situation
-from rekindle.recovery.policy.policy import INNER, OUTER, Policy, Strategy
+from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
-RETRY, IN_PLACE, RECOVER, SHRINK = INNER
+RETRY, IN_PLACE = Strategy.RETRY, Strategy.RECOVER_IN_PLACE
+RECOVER, SHRINK = Strategy.RECOVER, Strategy.SHRINK
 HANG_RESTART, RESTART = Strategy.HANG_RESTART, Strategy.RESTART
-POD, ISOLATED, JOB = OUTER
+POD, ISOLATED = Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED
+JOB = Strategy.RESCHEDULE_JOB
 DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
 
 USER, DEAD, LINK = fault(Kind.USER_CODE), fault(Kind.PROCESS), fault(Kind.LINK)

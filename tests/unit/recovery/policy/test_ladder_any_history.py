@@ -14,7 +14,8 @@ from rekindle.recovery.policy.policy import ALLOWABLE, INNER, OUTER, Policy, Str
 
 IN_PLACE = Strategy.RECOVER_IN_PLACE
 HANG_RESTART, RESTART, FAIL = Strategy.HANG_RESTART, Strategy.RESTART, Strategy.FAIL
-POD, ISOLATED, JOB = OUTER
+POD, ISOLATED = Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED
+JOB = Strategy.RESCHEDULE_JOB
 
 
 def _device(kind: FaultKind, device: int, code: str, user: bool, heals: bool, at: float) -> Fault:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rekindle.errors import UsageError
 from rekindle.recovery.policy import annotations as a
-from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
+from rekindle.recovery.policy.policy import ALLOWABLE, Policy, Strategy
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
 JOBS = {Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED}
-PROCESSES = {*INNER, Strategy.DUMP}
+PROCESSES = {*a._RECOVERING.values()} - {Strategy.FAIL}  # those that MindCluster has words for
 
 counts = st.one_of(st.integers(0, 200), st.just(a.UNLIMITED))
 policies = st.builds(
