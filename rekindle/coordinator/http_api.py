@@ -13,9 +13,10 @@ POST /profile  what ranks are to write down of where time goes
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -83,15 +84,32 @@ class HttpApi:
 
     def serve(self, router: web.UrlDispatcher) -> None:
         """Take up the work."""
-        router.add_get(names.PATH_SPEC, self._description)
-        router.add_get(names.PATH_JOB, self._job)
-        router.add_get(names.PATH_EVENTS, self._events)
-        router.add_get(names.PATH_STEER, self._steer)
-        router.add_post(names.PATH_INJECT, self._inject)
-        router.add_post(names.PATH_PROFILE, self._profile)
-        router.add_post(names.PATH_APPROVE, self._approve)
-        router.add_post(names.PATH_STOP, self._stop)
-        router.add_post(names.PATH_SIGNS, self._sign)
+        machine = self._machine
+        orders: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
+            names.PATH_INJECT: (protocol.Inject, machine.injections.inject),
+            names.PATH_PROFILE: (
+                ProfilingOrder,
+                lambda order: machine.switch.switch(order, time.time()),
+            ),
+            names.PATH_APPROVE: (protocol.Approval, machine.recovery.approve),
+            names.PATH_STOP: (view.Stop, self._stop),
+            names.PATH_SIGNS: (
+                HealthEvent,
+                lambda sign: machine.health.on_sign(sign, time.time()),
+            ),
+        }
+        router.add_routes(
+            [
+                web.get(names.PATH_SPEC, self._description),
+                web.get(names.PATH_JOB, self._job),
+                web.get(names.PATH_EVENTS, self._stream),
+                web.get(names.PATH_STEER, self._steer),
+                *(
+                    web.post(path, functools.partial(self._order, kind, do))
+                    for path, (kind, do) in orders.items()
+                ),
+            ]
+        )
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
@@ -102,10 +120,6 @@ class HttpApi:
         """Tell a node that joins what the job is: [JobSpec, attempt]."""
         body = msgspec.json.encode((self._machine.job.spec, self._machine.job.attempt))
         return web.Response(body=body, content_type="application/json")
-
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Stream the journal."""
-        return await self._stream(request)
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         """Stream the journal to the one process that steers the job."""
@@ -122,6 +136,7 @@ class HttpApi:
             self._holder = ""
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Stream the journal."""
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit()):
             return web.json_response({"error": f"since={since} is no number"}, status=400)
@@ -135,44 +150,20 @@ class HttpApi:
                 await response.write(line + b"\n")
         return response
 
-    async def _inject(self, request: web.Request) -> web.Response:
-        """Pass on a fault that a rank is to suffer."""
-        return await self._for_people(request, protocol.Inject, self._machine.injections.inject)
-
-    async def _profile(self, request: web.Request) -> web.Response:
-        """Switch light profiling."""
-        return await self._for_people(
-            request, ProfilingOrder, lambda order: self._machine.switch.switch(order, time.time())
-        )
-
-    async def _approve(self, request: web.Request) -> web.Response:
-        """Take a person's answer to a strategy that waits for it."""
-        return await self._for_people(request, protocol.Approval, self._machine.recovery.approve)
-
-    async def _stop(self, request: web.Request) -> web.Response:
+    def _stop(self, order: view.Stop) -> str:
         """Stop the job for a person, whatever process steers it."""
+        self._machine.endings.stop(f"stopped by {order.by}")
+        return ""
 
-        def stop(order: view.Stop) -> str:
-            self._machine.endings.stop(f"stopped by {order.by}")
-            return ""
-
-        return await self._for_people(request, view.Stop, stop)
-
-    async def _sign(self, request: web.Request) -> web.Response:
-        """Take a sign of trouble that a monitor, an engine or a person has seen."""
-        return await self._for_people(
-            request, HealthEvent, lambda sign: self._machine.health.on_sign(sign, time.time())
-        )
-
-    async def _for_people(
-        self, request: web.Request, kind: type[T], do: Callable[[T], str]
+    async def _order(
+        self, kind: type[T], do: Callable[[T], str], request: web.Request
     ) -> web.Response:
-        """Carry out a request that has the secret. `do` returns why it is impossible."""
+        """Carry out an order of this kind. `do` returns why it is impossible."""
         try:
-            asked = msgspec.json.decode(await request.read(), type=kind)
+            order = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"not understood: {error}"}, status=400)
-        refused = do(asked)
+        refused = do(order)
         self._carry_out()
         if refused:
             return web.json_response({"error": refused}, status=400)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from rekindle.errors import JobError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import FACTOR, Measurement
@@ -226,16 +225,5 @@ _DECODER: msgspec.json.Decoder[AnyHostEvent] = msgspec.json.Decoder(AnyHostEvent
 
 
 def read(lines: Iterable[bytes]) -> list[AnyHostEvent]:
-    """Decode a log; a torn last line (its writer was killed) is left out.
-
-    Raises JobError: another line is no event that this version knows.
-    """
-    kept = [line for line in lines if line.strip()]
-    events = []
-    for index, line in enumerate(kept):
-        try:
-            events.append(_DECODER.decode(line))
-        except msgspec.DecodeError as error:
-            if index != len(kept) - 1:
-                raise JobError(f"line {index + 1} of the log of hosts: {error}") from error
-    return events
+    """Decode a log. Raises JobError: a line is no event that this version knows."""
+    return journal.read_lines(lines, _DECODER.decode, "the log of hosts")
