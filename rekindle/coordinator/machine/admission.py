@@ -45,7 +45,6 @@ class Admission:
         self._takeover = takeover
         self._roster = job.roster
         self._spec = job.spec
-        self._incidents = job.incidents
         self._asked = False  # for those that had not come
         awaited = job.spec.nodes + job.spec.spares
         self._check = (
@@ -109,7 +108,7 @@ class Admission:
             verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
         )
         fault = _fault(hello, verdict, now) if sick else None
-        number = self._incidents.aside() if fault else 0
+        number = self._job.incidents.aside() if fault else 0
         self._job.record(
             journal.NodeChecked(
                 host=hello.host,

@@ -125,8 +125,7 @@ class Processor:
             if not for_mindspore():  # MindIO lets it run on there: the device is stopped
                 raise words.stopped(self.finished)
             return
-        if self._page is not None:
-            self._page.begin_update()
+        self._page.begin_update()
         if self._last_words is not None:
             self._last_words.begin_step(self.finished)
 
