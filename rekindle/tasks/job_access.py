@@ -14,12 +14,9 @@ from rekindle.engines.local import LocalEngine
 from rekindle.engines.simulated_hosts import SimulatedHosts
 from rekindle.errors import JobError
 from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
-from rekindle.recovery.journal.journal import (
-    AnyEvent,
-)
+from rekindle.recovery.journal.journal import AnyEvent
 
 SUCCEEDED = "succeeded"
-STOPPED = "stopped"
 
 
 def job_id_of(flow_run_id: UUID, name: str) -> str:

@@ -74,22 +74,6 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
         return self.spec.least_nodes
 
 
-def _never(pods: KubernetesSettings) -> str:
-    return "Never"
-
-
-def _nothing(job: Rendered) -> list[Manifest]:
-    return []
-
-
-def _no_labels(pods: KubernetesSettings) -> dict[str, str]:
-    return {}
-
-
-def _accept(workload: Manifest) -> None:
-    """Leave the check to the API server, or to the webhook of the kind's controller."""
-
-
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of workload. All of it is pure: manifests in, manifests and values out."""
 
@@ -97,17 +81,18 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     pods_label: str  # the label of its pods that has the workload's name
     # The spec of the workload, and labels of the workload besides the job's.
     spec: Callable[[Rendered], Manifest]
-    labels: Callable[[KubernetesSettings], dict[str, str]] = _no_labels
+    labels: Callable[[KubernetesSettings], dict[str, str]] = lambda pods: {}
     # The objects that have to be there before the workload.
-    beside: Callable[[Rendered], list[Manifest]] = _nothing
+    beside: Callable[[Rendered], list[Manifest]] = lambda job: []
     # The kind of the object that has the pod templates ("": the workload), and the maps in its spec
     # that have one by the key `template`.
     templates_in: str = ""
     holders: Callable[[Manifest], list[Manifest]]
     # The restartPolicy of the pods. "": it stands beside the templates.
-    restart: Callable[[KubernetesSettings], str] = _never
-    # Raises UsageError if its controller would refuse the workload: a patch may be wrong.
-    check: Callable[[Manifest], None] = _accept
+    restart: Callable[[KubernetesSettings], str] = lambda pods: "Never"
+    # Raises UsageError if its controller would refuse the workload: a patch may be wrong. By
+    # default the API server, or the webhook of the kind's controller, checks it.
+    check: Callable[[Manifest], None] = lambda workload: None
     # The state of a live workload.
     status: Callable[[Manifest], Observed]
     # The part of a spec that suspends the workload, or resumes it. None: it cannot be suspended.
