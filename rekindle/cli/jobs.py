@@ -1,4 +1,4 @@
-"""What a person asks of a job or a host from the shell."""
+"""What a person asks of a job or a host from the shell: status, incidents, nodes, approve, stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rekindle.cli.run_options import read_injection
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.engines.host_log import HostLog
@@ -152,14 +151,6 @@ def report_fault(options: argparse.Namespace) -> int:
         origin=FaultOrigin(options.origin) if options.origin else None,
     )
     JobClient(endpoint, directory.secret()).report(sign)
-    return 0
-
-
-def inject(options: argparse.Namespace) -> int:
-    """Have a rank suffer a fault."""
-    fault = read_injection(options)
-    endpoint, directory = _running(options.job)
-    JobClient(endpoint, directory.secret()).inject(fault)
     return 0
 
 

@@ -33,11 +33,6 @@ from rekindle.recovery.journal import journal
 ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run a job, or one node of a job whose coordinator is elsewhere."""
-    return join(options) if options.coordinator else launch(options)
-
-
 def launch(options: argparse.Namespace) -> int:
     """Run a job whose coordinator is on this machine; return the exit status."""
     spec = check(read_spec(options))

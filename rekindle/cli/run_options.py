@@ -18,10 +18,12 @@ import msgspec
 from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.command_line import Group, argument, option
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
+from rekindle.profiling.switch import WORDS
 from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.recovery.faults.classification import EventSource
+from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
@@ -34,129 +36,107 @@ _IGNORED = (
 )
 
 
-_WORLD = (
-    option("nnodes", default="1", help="N or MIN:MAX; simulated on one machine"),
-    option("nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu"),
-    option("spares", type=int, default=0, help="nodes in reserve for lost ones"),
-    option("spare", action="store_true", help="join as a node in reserve"),
-    option("node_rank", type=int, default=None, help="run this node only, others join"),
-    option("coordinator", default=None, metavar="HOST:PORT", help="join this job"),
-    option("listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT"),
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `rekindle run`."""
+    _world(parser)
+    _program(parser)
+    _output(parser)
+    _recovery(parser)
+    _node_check(parser)
+    ignored = parser.add_argument_group("accepted for torchrun's sake, without effect")
+    for name in _IGNORED:
+        option(ignored, name, default=None)
+    option(ignored, "standalone", action="store_true")
+    option(ignored, "virtual_local_rank", action="store_true")
+    parser.add_argument("script", nargs="?", help="the training script (or module, or program)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings: object) -> None:
+    """Add an option that may be spelt with dashes or underscores, as torchrun's may."""
+    spellings = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
+    where.add_argument(*extra, *spellings, **settings)  # type: ignore[arg-type]
+
+
+def _world(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("world")
+    option(group, "nnodes", default="1", help="N or MIN:MAX; simulated on one machine")
+    option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
+    option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
+    option(group, "spare", action="store_true", help="join as a node in reserve")
+    option(group, "node_rank", type=int, default=None, help="run this node only, others join")
+    option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
+    option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
     option(
+        group,
         "join_timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
         help="how long to wait for the coordinator to join; default: it must be there",
-    ),
-    option("local_addr", default=None, help="address of this machine for other nodes"),
-    option("master_addr", default="", help="address of the ranks' store"),
-    option("master_port", type=int, default=0, help="its port; 0 = any free one"),
-    option("rdzv_id", default=None, help="the job's id, as --job-id"),
-    option("job_id", default=None, help="the job's id; a job of this id is resumed"),
-)
+    )
+    option(group, "local_addr", default=None, help="address of this machine for other nodes")
+    option(group, "master_addr", default="", help="address of the ranks' store")
+    option(group, "master_port", type=int, default=0, help="its port; 0 = any free one")
+    option(group, "rdzv_id", default=None, help="the job's id, as --job-id")
+    option(group, "job_id", default=None, help="the job's id; a job of this id is resumed")
 
-_PROGRAM = (
-    option("module", "-m", action="store_true", help="the script is a module name"),
-    option("no_python", action="store_true", help="the script is any program"),
-    option(
-        "framework",
-        choices=[each.value for each in Framework],
-        default=Framework.TORCH.value,
-        help="what the ranks train with; default: torch",
-    ),
-    option("run_path", action="store_true", help="as by default: runpy.run_path"),
-    option("role", default="default", help="prefix of printed lines"),
-)
 
-_OUTPUT = (
-    option("log_dir", default=None, help="per-rank logs; default: in the job directory"),
-    option("redirects", "-r", default="0", help="to files only: 0, 1 out, 2 err, 3 both"),
-    option("tee", "-t", default="0", help="to files and here: 0, 1, 2, 3"),
-)
+def _program(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("program")
+    option(group, "module", "-m", action="store_true", help="the script is a module name")
+    option(group, "no_python", action="store_true", help="the script is any program")
+    frameworks = [each.value for each in Framework]
+    said = "what the ranks train with; default: torch"
+    option(group, "framework", choices=frameworks, default=frameworks[0], help=said)
+    option(group, "run_path", action="store_true", help="as by default: runpy.run_path")
+    option(group, "role", default="default", help="prefix of printed lines")
 
-_RECOVERY = (
-    option("policy", default=None, metavar="FILE", help="what may be done, and how often"),
-    option("max_restarts", type=int, default=None, help="restarts of all ranks; default: 0"),
-    option("checkpoint_dir", default=None, help="or s3://...; default: in the job directory"),
-    option(
-        "checkpoint_every",
-        default="0",
-        metavar="STEPS",
-        help="0 = never, auto = as often as pays off",
-    ),
-    option("keep_last", type=int, default=0, metavar="N", help="keep the newest N"),
-    option(
-        "keep_every",
-        type=int,
-        default=0,
-        metavar="N",
-        help="keep the first one of every N steps",
-    ),
-    option(
-        "keep_best",
-        default="",
-        metavar="N:NAME[:max]",
-        help="keep the N with the lowest (NAME) or highest (NAME:max) logged value",
-    ),
-    option("keep_hours", type=float, default=0.0, metavar="H", help="keep the younger ones"),
-    option("snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never"),
-    option("fault_tables", default=None, metavar="FILE", help="entries of your own"),
-    option("allow_injection", action="store_true", help="let `rekindle inject` break it"),
-)
 
-_CHECK_S = NodeCheckLimits().timeout_s
-_NODE_CHECK = (
+def _output(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    option(group, "log_dir", default=None, help="per-rank logs; default: in the job directory")
+    option(group, "redirects", "-r", default="0", help="to files only: 0, 1 out, 2 err, 3 both")
+    option(group, "tee", "-t", default="0", help="to files and here: 0, 1, 2, 3")
+
+
+def _recovery(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("recovery")
+    option(group, "policy", default=None, metavar="FILE", help="what may be done, and how often")
+    option(group, "max_restarts", type=int, default=None, help="restarts of all ranks; default: 0")
+    option(group, "checkpoint_dir", default=None, help="or s3://...; default: in the job directory")
+    said = "0 = never, auto = as often as pays off"
+    option(group, "checkpoint_every", default="0", metavar="STEPS", help=said)
+    option(group, "keep_last", type=int, default=0, metavar="N", help="keep the newest N")
+    said = "keep the first one of every N steps"
+    option(group, "keep_every", type=int, default=0, metavar="N", help=said)
+    said = "keep the N with the lowest (NAME) or highest (NAME:max) logged value"
+    option(group, "keep_best", default="", metavar="N:NAME[:max]", help=said)
+    option(group, "keep_hours", type=float, default=0.0, metavar="H", help="keep the younger ones")
+    option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
+    option(group, "fault_tables", default=None, metavar="FILE", help="entries of your own")
+    option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
+
+
+def _node_check(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("node check, before training, as dlrover-run's")
+    said = "measure devices and links of each node; one that is faulty takes no part"
+    option(group, "network_check", action="store_true", help=said)
+    said = "nor does one that is slow; implies --network-check"
+    option(group, "exclude_straggler", action="store_true", help=said)
+    said = f"it is slow if its devices take N times as long as others'; default: {FACTOR:g}"
+    option(group, "compute_factor", type=float, default=FACTOR, metavar="N", help=said)
+    said = f"or its links do; default: {FACTOR:g}"
+    option(group, "link_factor", type=float, default=FACTOR, metavar="N", help=said)
+    said = f"how long it may take for one of its tasks; default: {NodeCheckLimits().timeout_s:g}"
     option(
-        "network_check",
-        action="store_true",
-        help="measure devices and links of each node; one that is faulty takes no part",
-    ),
-    option(
-        "exclude_straggler",
-        action="store_true",
-        help="nor does one that is slow; implies --network-check",
-    ),
-    option(
-        "compute_factor",
-        type=float,
-        default=FACTOR,
-        metavar="N",
-        help=f"it is slow if its devices take N times as long as others'; default: {FACTOR:g}",
-    ),
-    option(
-        "link_factor",
-        type=float,
-        default=FACTOR,
-        metavar="N",
-        help=f"or its links do; default: {FACTOR:g}",
-    ),
-    option(
+        group,
         "node_check_timeout",
         type=float,
-        default=_CHECK_S,
+        default=NodeCheckLimits().timeout_s,
         metavar="SECONDS",
-        help=f"how long it may take for one of its tasks; default: {_CHECK_S:g}",
-    ),
-)
-
-RUN = (
-    Group("world", _WORLD),
-    Group("program", _PROGRAM),
-    Group("output", _OUTPUT),
-    Group("recovery", _RECOVERY),
-    Group("node check, before training, as dlrover-run's", _NODE_CHECK),
-    Group(
-        "accepted for torchrun's sake, without effect",
-        (
-            *(option(name, default=None) for name in _IGNORED),
-            option("standalone", action="store_true"),
-            option("virtual_local_rank", action="store_true"),
-        ),
-    ),
-    argument("script", nargs="?", help="the training script (or module, or program)"),
-    argument("arguments", nargs=argparse.REMAINDER, help="its arguments"),
-)
+        help=said,
+    )
 
 
 # Ranks inherit the whole environment; others need these, on whatever machine they are.
@@ -207,6 +187,43 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         node_check=_limits(options),
         fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
     )
+
+
+def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Declare the options of one of the commands for people."""
+    if name in ("status", "incidents", "nodes"):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    if name == "release-node":
+        parser.add_argument("node", help="its name, as rekindle nodes prints it")
+    if name == "report-fault":
+        option(parser, "node", type=int, required=True, help="the node, by its rank in the job")
+        option(parser, "device", type=int, default=-1, help="its device, by its number there")
+        option(parser, "gone", action="store_true", help="it is over")
+        kinds = [source.value for source in EventSource]
+        option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
+        ranks = [severity.name.lower() for severity in Severity]
+        option(parser, "severity", choices=ranks, help="how Ascend's driver ranks the code")
+        origins = [origin.value for origin in FaultOrigin]
+        said = "what reported the Ascend code; default: the chip, or without --device the node"
+        option(parser, "origin", choices=origins, help=said)
+        parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
+    if name == "profile":
+        parser.add_argument("switch", choices=("on", "off"))
+        said = f"some of {','.join(WORDS)}; default: all but communication on, or all off"
+        option(parser, "kinds", default="", metavar="KIND,...", help=said)
+    if name == "approve":
+        parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
+        parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")
+
+
+def add_inject_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `rekindle inject`."""
+    parser.add_argument("job", help="the job's id")
+    kinds = [kind.value for kind in InjectionKind]
+    option(parser, "rank", type=int, required=True, help="who suffers it")
+    option(parser, "kind", choices=kinds, required=True, help="what")
+    option(parser, "step", type=int, default=None, help="in which step; default: the next one")
+    option(parser, "seconds", type=float, default=1.0, help="how long a slow step pauses")
 
 
 def read_injection(options: argparse.Namespace) -> Inject:

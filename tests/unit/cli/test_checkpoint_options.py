@@ -7,13 +7,12 @@ import argparse
 import pytest
 
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.command_line import declare
-from rekindle.cli.run_options import RUN, read_spec
+from rekindle.cli.run_options import add_run_arguments, read_spec
 
 
 def parsed(*options: str) -> tuple[object, Retention]:
     parser = argparse.ArgumentParser()
-    declare(parser, RUN)
+    add_run_arguments(parser)
     spec = read_spec(parser.parse_args([*options, "train.py"]))
     return spec.checkpoint_every, spec.keep
 

@@ -9,8 +9,7 @@ from jobs.driver import Driver, spec_of
 from jobs.trained import trained
 
 from rekindle import names
-from rekindle.cli.command_line import declare
-from rekindle.cli.run_options import RUN, read_spec
+from rekindle.cli.run_options import add_run_arguments, read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import check
 from rekindle.protocol import agent as p
@@ -61,5 +60,5 @@ def test_the_command_line_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator knows the job's description, not the environment it was described in."""
     monkeypatch.setenv(names.ENV_FAILOVER_GRACE, "7")
     parser = argparse.ArgumentParser()
-    declare(parser, RUN)
+    add_run_arguments(parser)
     assert read_spec(parser.parse_args(["train.py"])).failover_grace_s == 7.0

@@ -9,8 +9,7 @@ import pytest
 from jobs.driver import Driver, tables
 from jobs.trained import trained
 
-from rekindle.cli.command_line import declare
-from rekindle.cli.commands import REPORT_FAULT
+from rekindle.cli.run_options import add_people_arguments
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent, verdict_of
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency
@@ -73,7 +72,7 @@ def test_severity_and_origin_are_of_ascend_codes() -> None:
 def test_the_command_line_takes_both() -> None:
     """In the words of the documentation."""
     parser = argparse.ArgumentParser()
-    declare(parser, REPORT_FAULT)
-    line = "job --node 1 --source ascend --severity minor --origin network 80FF0001"
+    add_people_arguments("report-fault", parser)
+    line = "--node 1 --source ascend --severity minor --origin network 80FF0001"
     options = parser.parse_args(line.split())
     assert (options.severity, options.origin) == ("minor", "network")
