@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess
 from rekindle.agent.rendezvous_process import StoreProcess, start_store
 from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
@@ -72,7 +73,7 @@ class RankSupervisor:
         self._waiting: dict[int, protocol.Arrived] = {}
         self._shards: dict[int, int] = {}  # of ranks that do not have the whole state
         self._ended: set[int] = set()  # ranks that ended with status 0
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
             protocol.WriteFinalCheckpoint: snapshots.dump,
@@ -100,7 +101,7 @@ class RankSupervisor:
 
     def warm_up(self) -> None:
         """Fork a process before the first order to start a rank."""
-        self._in_background(self._prepare())
+        in_background(self._prepare(), self._tasks)
 
     async def handle(self, message: protocol.Message) -> None:
         """Carry out one order of the coordinator."""
@@ -115,7 +116,7 @@ class RankSupervisor:
     # ---- orders
 
     def _look(self, order: protocol.InspectRanks) -> None:
-        self._in_background(self.watchdog.look(order))
+        in_background(self.watchdog.look(order), self._tasks)
 
     def _form(self, form: protocol.FormGeneration) -> None:
         self._state.formed(form)
@@ -266,11 +267,6 @@ class RankSupervisor:
             self.start_fork_server(self._preload)
         return await self._fork_server.start(request, fds)
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _prepare(self) -> None:
         """Fork a process for the next rank that dies, while the ranks work."""
         assert self._fork_server is not None
@@ -323,7 +319,7 @@ class RankSupervisor:
 
     def _on_step_done(self, _: RankProcess, done: protocol.StepDone) -> None:
         self._send(done)
-        self._in_background(self._prepare())
+        in_background(self._prepare(), self._tasks)
 
     def _answer(self, rank: RankProcess, answer: protocol.BufferGrant, fds: list[int]) -> None:
         """Answer a rank that may have ended since it asked."""
@@ -347,7 +343,7 @@ class RankSupervisor:
             and self.watchdog.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
-        self._in_background(self._report_end(rank, exited))
+        in_background(self._report_end(rank, exited), self._tasks)
         if not self._ranks:
             self._gone.set()
 

@@ -1,4 +1,6 @@
-"""Work that may wait for a file system runs in daemon threads.
+"""Work beside the agent's event loop, and in it: threads, and tasks.
+
+Work that may wait for a file system runs in daemon threads.
 
 The agent's event loop answers the coordinator's pings. If the loop waited for a file system, the
 coordinator would declare the node lost. A process ends while its daemon threads still wait; the
@@ -12,7 +14,7 @@ import functools
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -45,6 +47,14 @@ def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -
     job = _Job(work, discard)
     threading.Thread(target=job, name="rekindle-work", daemon=True).start()
     return job.future
+
+
+def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
+    """Start work. `tasks` has its task until it is done, because asyncio alone does not keep it."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 class Worker:

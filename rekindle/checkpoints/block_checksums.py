@@ -51,22 +51,40 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
-def summed(chunks: Iterable[Bytes]) -> Sums:
-    """The checksums of these bytes; how they are cut changes nothing."""
-    whole, block, blocks, size = Checksum(), xxhash.xxh3_64(), [], 0
-    for chunk in chunks:
+class BlockSums:
+    """The checksums of bytes that come one after the other. bytes: their number so far."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.bytes = 0
+        self._block_bytes = block_bytes
+        self._whole, self._block = Checksum(), xxhash.xxh3_64()
+        self._blocks: list[str] = []
+
+    def add(self, chunk: Bytes) -> None:
+        """Add the bytes that follow; how they are cut changes nothing."""
         rest = memoryview(chunk).cast("B")
         while rest:
-            piece = rest[: min(_PIECE, BLOCK - size % BLOCK)]
-            whole.add(piece)
-            block.update(piece)
-            rest, size = rest[len(piece) :], size + len(piece)
-            if size % BLOCK == 0:
-                blocks.append(block.hexdigest())
-                block.reset()
-    if size % BLOCK:
-        blocks.append(block.hexdigest())
-    return Sums(size, str(whole), tuple(blocks))
+            piece = rest[: min(_PIECE, self._block_bytes - self.bytes % self._block_bytes)]
+            self._whole.add(piece)
+            self._block.update(piece)
+            rest = rest[len(piece) :]
+            self.bytes += len(piece)
+            if self.bytes % self._block_bytes == 0:
+                self._blocks.append(self._block.hexdigest())
+                self._block.reset()
+
+    def sums(self) -> Sums:
+        """Return the checksums of all of them; the last block may be shorter."""
+        last = [self._block.hexdigest()] if self.bytes % self._block_bytes else []
+        return Sums(self.bytes, str(self._whole), (*self._blocks, *last))
+
+
+def summed(chunks: Iterable[Bytes]) -> Sums:
+    """The checksums of these bytes."""
+    found = BlockSums(BLOCK)
+    for chunk in chunks:
+        found.add(chunk)
+    return found.sums()
 
 
 def spans(entry: FileEntry, begin: int, end: int) -> list[Span]:

@@ -80,15 +80,13 @@ class Excerpts:
         return memoryview(self._buffer)[begin - self._begin : end - self._begin]
 
 
-def windows(
-    ranges: Iterable[Range], entry: FileEntry, most: int = WINDOW_BYTES
-) -> Iterator[list[Range]]:
-    """Group ranges whose blocks follow each other, up to `most` bytes of blocks or one range."""
+def windows(ranges: Iterable[Range], entry: FileEntry) -> Iterator[list[Range]]:
+    """Group ranges whose blocks follow each other: WINDOW_BYTES of blocks at most, or one range."""
     window: list[Range] = []
     begin = end = 0
     for each in ranges:
         first, last = _blocks(entry, *each)
-        if window and (first > end or last - begin > most):
+        if window and (first > end or last - begin > WINDOW_BYTES):
             yield window
             window = []
         if not window:

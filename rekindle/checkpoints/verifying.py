@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, overload
 
 import msgspec
-import xxhash
 
-from rekindle.checkpoints.format import Bytes, Checksum, Header, header_bytes, read_header
+from rekindle.checkpoints.block_checksums import BlockSums, Sums, granule
+from rekindle.checkpoints.format import Bytes, Header, header_bytes, read_header
 from rekindle.checkpoints.manifest import FileEntry, identity
 from rekindle.checkpoints.store import (
     Checkpoint,
@@ -53,7 +53,7 @@ def verify(checkpoint: Checkpoint, told: Told) -> tuple[Damage, ...]:
 
 def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage | None:
     """Read a file; None if it is what the manifest says."""
-    sums, kept = _Sums(entry), bytearray()
+    sums, kept = BlockSums(granule(entry)), bytearray()
     try:
         for piece in pieces(checkpoint, entry):
             if sums.bytes < max(_HEADER, header_bytes(kept)):
@@ -67,7 +67,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
         return Damage(entry.name, UNREADABLE, str(error))
     if more:
         return Damage(entry.name, "too long", f"it goes on after its {entry.bytes} bytes")
-    damaged = sums.damaged()
+    damaged = _damaged(entry, sums.sums())
     if not damaged:
         return None
     if sums.bytes < entry.bytes:
@@ -92,45 +92,23 @@ def pieces(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[memoryview]:
             return
 
 
-class _Sums:
-    """The checksums of a file's bytes, those of its blocks beside what they should be.
+def _damaged(entry: FileEntry, found: Sums) -> list[Range]:
+    """The bytes that are not, or not surely, what was written.
 
     A file whose blocks the manifest does not tell is one block.
     """
-
-    def __init__(self, entry: FileEntry) -> None:
-        self.bytes = 0
-        self._entry = entry
-        self._size = entry.block_bytes if entry.blocks else max(entry.bytes, 1)
-        self._whole = Checksum()
-        self._block = xxhash.xxh3_64()
-        self._damaged: list[Range] = []
-
-    def add(self, piece: memoryview) -> None:
-        """Add the bytes that follow."""
-        self._whole.add(piece)
-        while piece and self._entry.blocks:
-            part = piece[: self._size - self.bytes % self._size]
-            self._block.update(part)
-            self.bytes += len(part)
-            piece = piece[len(part) :]
-            if self.bytes % self._size == 0 or self.bytes == self._entry.bytes:
-                self._end_block()
-        self.bytes += len(piece)
-
-    def damaged(self) -> list[Range]:
-        """The bytes that are not, or not surely, what was written."""
-        if self.bytes < self._entry.bytes:
-            return _joined([*self._damaged, (self.bytes, self._entry.bytes)])
-        if self._damaged or str(self._whole) == self._entry.checksum:
-            return _joined(self._damaged)
-        return [(0, self._entry.bytes)]
-
-    def _end_block(self) -> None:
-        begin = (self.bytes - 1) // self._size * self._size
-        if self._block.hexdigest() != self._entry.blocks[begin // self._size]:
-            self._damaged.append((begin, self.bytes))
-        self._block.reset()
+    size = granule(entry)
+    ranges = [(begin, min(begin + size, entry.bytes)) for begin in range(0, entry.bytes, size)]
+    damaged = [
+        block
+        for block, actual, written in zip(ranges, found.blocks, entry.blocks, strict=False)
+        if block[1] <= found.bytes and actual != written
+    ]
+    if found.bytes < entry.bytes:
+        return _joined([*damaged, (found.bytes, entry.bytes)])
+    if damaged or found.checksum == entry.checksum:
+        return _joined(damaged)
+    return [(0, entry.bytes)]
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:

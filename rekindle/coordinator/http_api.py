@@ -14,9 +14,10 @@ POST /signs    a sign of trouble that a monitor, an engine or a person has seen
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -84,27 +85,32 @@ class HttpApi:
 
     def serve(self, router: web.UrlDispatcher) -> None:
         """Take up the work."""
-        router.add_get(names.PATH_SPEC, self._description)
-        router.add_get(names.PATH_JOB, self._job)
-        router.add_get(names.PATH_EVENTS, self._stream)
-        router.add_get(names.PATH_STEER, self._steer)
         machine = self._machine
-
-        def profile(order: ProfilingOrder) -> str:
-            return machine.switch.switch(order, time.time())
-
-        def stop(order: view.Stop) -> str:
-            machine.endings.stop(f"stopped by {order.by}")
-            return ""
-
-        def report(sign: HealthEvent) -> str:
-            return machine.health.on_sign(sign, time.time())
-
-        self._add_post(router, names.PATH_INJECT, protocol.Inject, machine.injections.inject)
-        self._add_post(router, names.PATH_PROFILE, ProfilingOrder, profile)
-        self._add_post(router, names.PATH_APPROVE, protocol.Approval, machine.recovery.approve)
-        self._add_post(router, names.PATH_STOP, view.Stop, stop)
-        self._add_post(router, names.PATH_SIGNS, HealthEvent, report)
+        orders: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
+            names.PATH_INJECT: (protocol.Inject, machine.injections.inject),
+            names.PATH_PROFILE: (
+                ProfilingOrder,
+                lambda order: machine.switch.switch(order, time.time()),
+            ),
+            names.PATH_APPROVE: (protocol.Approval, machine.recovery.approve),
+            names.PATH_STOP: (view.Stop, self._stop),
+            names.PATH_SIGNS: (
+                HealthEvent,
+                lambda sign: machine.health.on_sign(sign, time.time()),
+            ),
+        }
+        router.add_routes(
+            [
+                web.get(names.PATH_SPEC, self._description),
+                web.get(names.PATH_JOB, self._job),
+                web.get(names.PATH_EVENTS, self._stream),
+                web.get(names.PATH_STEER, self._steer),
+                *(
+                    web.post(path, functools.partial(self._order, kind, do))
+                    for path, (kind, do) in orders.items()
+                ),
+            ]
+        )
 
     async def _job(self, request: web.Request) -> web.Response:
         """Tell where the job is."""
@@ -145,20 +151,21 @@ class HttpApi:
                 await response.write(line + b"\n")
         return response
 
-    def _add_post(
-        self, router: web.UrlDispatcher, path: str, kind: type[T], do: Callable[[T], str]
-    ) -> None:
-        """Take orders of a kind. `do` carries one out, or returns why that is impossible."""
+    def _stop(self, order: view.Stop) -> str:
+        """Stop the job for a person, whatever process steers it."""
+        self._machine.endings.stop(f"stopped by {order.by}")
+        return ""
 
-        async def handle(request: web.Request) -> web.Response:
-            try:
-                order = msgspec.json.decode(await request.read(), type=kind)
-            except msgspec.DecodeError as error:
-                return web.json_response({"error": f"not understood: {error}"}, status=400)
-            refused = do(order)
-            self._carry_out()
-            if refused:
-                return web.json_response({"error": refused}, status=400)
-            return web.json_response({})
-
-        router.add_post(path, handle)
+    async def _order(
+        self, kind: type[T], do: Callable[[T], str], request: web.Request
+    ) -> web.Response:
+        """Carry out an order of this kind. `do` returns why it is impossible."""
+        try:
+            order = msgspec.json.decode(await request.read(), type=kind)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"not understood: {error}"}, status=400)
+        refused = do(order)
+        self._carry_out()
+        if refused:
+            return web.json_response({"error": refused}, status=400)
+        return web.json_response({})

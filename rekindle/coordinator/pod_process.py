@@ -21,7 +21,6 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.coordinator.process import (
@@ -30,9 +29,8 @@ from rekindle.coordinator.process import (
     OTHER_FILES,
     Coordinator,
     allow_files,
-    knows_secret,
+    application,
     load_tables,
-    no_secret,
 )
 from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.job.journal_reader import events_in
@@ -71,17 +69,20 @@ class PodCoordinator:
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
-        self._secret = directory.secret()
         self._spec: JobSpec = directory.spec()
         self._ordered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self, listener: socket.socket) -> int:
         """Return the attempt that is to begin."""
         # Of a large job the journal is long.
-        app = web.Application(middlewares=[self._authorize], client_max_size=0)
-        app.router.add_get(names.PATH_EVENTS, self._events)
-        app.router.add_post(names.PATH_ATTEMPT, self._begin)
-        app.router.add_route("*", "/{path:.*}", self._not_now)
+        app = application(self._directory, client_max_size=0)
+        app.add_routes(
+            [
+                web.get(names.PATH_EVENTS, self._events),
+                web.post(names.PATH_ATTEMPT, self._begin),
+                web.route("*", "/{path:.*}", self._not_now),
+            ]
+        )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
@@ -89,12 +90,6 @@ class PodCoordinator:
             return await self._ordered
         finally:
             await runner.cleanup()
-
-    @web.middleware
-    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not knows_secret(request, self._secret):
-            return no_secret(self._spec.job_id)
-        return await handler(request)
 
     async def _not_now(self, request: web.Request) -> web.Response:
         error = f"job {self._spec.job_id} is between attempts; ask again"

@@ -124,7 +124,6 @@ class Coordinator:
     def __init__(self, directory: JobDirectory, attempt: int) -> None:
         self.directory = directory
         self.spec = directory.spec()
-        self.secret = directory.secret()
         self.journal_file = JournalFile(directory.journal_file)
         past = self.journal_file.events
         self.tables = functools.partial(load_tables, self.spec.fault_tables)
@@ -223,13 +222,6 @@ class Coordinator:
                 return
             self.carry_out()
 
-    @web.middleware
-    async def authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse a request without the job's secret."""
-        if not knows_secret(request, self.secret):
-            return no_secret(self.spec.job_id)
-        return await handler(request)
-
     async def report_progress(self) -> None:
         """Tell followers where the ranks are, while there is news."""
         last: tuple[int, int] | None = None
@@ -255,7 +247,7 @@ class Coordinator:
         """Serve until the job is over; return the exit status."""
         loop = asyncio.get_running_loop()
         loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
-        app = web.Application(middlewares=[self.authorize])
+        app = application(self.directory)
         app.router.add_get(names.PATH_AGENT, self.agent)
         self.desk.serve(app.router)
         # A handler is cancelled when its client goes away, so that a lease ends with its holder.
@@ -303,16 +295,23 @@ class Coordinator:
             await asyncio.sleep(0.01)
 
 
-def knows_secret(request: web.Request, secret: str) -> bool:
-    """Whether a request has the job's secret, in either header."""
-    said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
-    return is_authorized(said, secret)
+def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> web.Application:
+    """Return a web application that refuses a request without the job's secret.
 
+    client_max_size: the longest body of a request, in bytes; 0: any length.
+    """
+    secret, job_id = directory.secret(), directory.spec().job_id
 
-def no_secret(job_id: str) -> web.Response:
-    """Refuse a request that does not have the job's secret."""
-    error = f"wrong or missing secret for job {job_id}; give the job's own in {names.ENV_SECRET}"
-    return web.json_response({"error": error}, status=401)
+    @web.middleware
+    async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
+        said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
+        if is_authorized(said, secret):
+            return await handler(request)
+        known = f"give the job's own in {names.ENV_SECRET}"
+        error = f"wrong or missing secret for job {job_id}; {known}"
+        return web.json_response({"error": error}, status=401)
+
+    return web.Application(middlewares=[authorize], client_max_size=client_max_size)
 
 
 def allow_files(needed: int) -> None:

@@ -66,9 +66,9 @@ def beat_interval(nodes: int) -> float:
 
 
 class HeartbeatPage:
-    """The heartbeat page, seen from either side."""
+    """The heartbeat page, seen from either side. Without a descriptor no other process sees it."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int = -1) -> None:
         self._map = mmap.mmap(fd, PAGE_BYTES)
         self._head = memoryview(self._map)[:_HEAD_BYTES].cast("q")
         self._record = memoryview(self._map)[_HEAD_BYTES:]

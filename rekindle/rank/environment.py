@@ -9,11 +9,11 @@ from rekindle import names
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 
-def page() -> HeartbeatPage | None:
-    """Take the rank's heartbeat page; None: no agent started this process."""
+def page() -> HeartbeatPage:
+    """Take the rank's heartbeat page. Without an agent it is a page that no process reads."""
     fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
     if not fd:
-        return None
+        return HeartbeatPage()
     found = HeartbeatPage(int(fd))
     os.close(int(fd))
     return found

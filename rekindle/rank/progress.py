@@ -18,9 +18,9 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 
 
 class Records:
-    """Writes the records of one rank; path None: to nowhere, page None: nobody looks on."""
+    """Writes the records of one rank. Without a path there is no file."""
 
-    def __init__(self, path: Path | None, page: HeartbeatPage | None, slot: int) -> None:
+    def __init__(self, path: Path | None, page: HeartbeatPage, slot: int) -> None:
         self._fd = -1
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,7 @@ class Records:
         }
         try:
             line = msgspec.json.encode(record)
-            if self._page is not None:
-                self._page.put_record(line)
+            self._page.put_record(line)
         except (TypeError, ValueError, ProtocolError) as error:
             raise SessionError(f"step.log of step {step}: {error}") from error
         self._numbers = step, _finite_numbers(metrics)
@@ -101,30 +100,24 @@ def phase_of(name: str) -> RankActivity:
 
 
 class ProgressReporter:
-    """The heartbeat of one rank.
+    """The heartbeat of one rank. total: the steps that the script wants."""
 
-    page: None without an agent. total: the steps that the script wants.
-    """
-
-    def __init__(self, page: HeartbeatPage | None) -> None:
+    def __init__(self, page: HeartbeatPage) -> None:
         self.page = page
         self.total = 0
         self._first = True  # the next step is the first of its generation
 
     def _begin(self, doing: RankActivity) -> None:
-        if self.page is not None:
-            self.page.begin(doing)
+        self.page.begin(doing)
 
     def _beat(self, finished: int) -> None:
-        if self.page is not None:
-            self.page.beat(finished)
+        self.page.beat(finished)
         self._begin(RankActivity.BETWEEN)
 
     def asked_for(self, total: int) -> None:
         """The script wants so many steps."""
         self.total = total
-        if self.page is not None:
-            self.page.total = total
+        self.page.total = total
 
     def meet(self) -> None:
         """The rank meets the others to form a generation."""
@@ -151,7 +144,7 @@ class ProgressReporter:
     @contextmanager
     def at(self, doing: RankActivity) -> Iterator[None]:
         """The rank is at something else for a while; what it was at begins anew behind it."""
-        before = self.page.mark.doing if self.page is not None else RankActivity.OUTSIDE
+        before = self.page.mark.doing
         self._begin(doing)
         try:
             yield

@@ -47,8 +47,9 @@ class Moment(NamedTuple):
 
 
 class FinalSnapshot:
-    """keep: keeps the state of this moment, and says whether it could; called by a thread of ours.
+    """The state that a rank gives its agent when SIGTERM ends it, once `listen()` was called.
 
+    keep: keeps the state of this moment, and says whether it could; called by a thread of ours.
     updates: tells whether that of the step under way has begun; None: nobody can tell.
     """
 
@@ -62,10 +63,19 @@ class FinalSnapshot:
         self._begun: object = None  # before the step under way
         self._pid = os.getpid()
         self._heard = self._told = -1
+
+    def listen(self) -> None:
+        """Keep the state at the signal. A script's own handler of it stays."""
         main = threading.current_thread() is threading.main_thread()
-        # What a script has for the signal is its own.
-        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._listen()
+        if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._heard, True)
+        # Python's own handler would run in the main thread alone; the pipe is written to at once.
+        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
+        signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._forget)  # of a loader's workers, it is not theirs
+        threading.Thread(target=self._run, name="rekindle-last-words", daemon=True).start()
 
     def begin_step(self, finished: int) -> None:
         """The step's graph is about to run; no other does once this process has to end."""
@@ -90,15 +100,6 @@ class FinalSnapshot:
             self._forget()
             os.close(self._told)
             self._told = -1
-
-    def _listen(self) -> None:
-        self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(self._heard, True)
-        # Python's own handler would run in the main thread alone; the pipe is written to at once.
-        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
-        signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget)  # of a loader's workers, it is not theirs
-        threading.Thread(target=self._run, name="rekindle-last-words", daemon=True).start()
 
     def _forget(self) -> None:
         if self._told >= 0:

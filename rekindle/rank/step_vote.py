@@ -125,7 +125,7 @@ class StepVote:
     page: shows the agent that this rank waits for others.
     """
 
-    def __init__(self, listener: Listener, page: HeartbeatPage | None) -> None:
+    def __init__(self, listener: Listener, page: HeartbeatPage) -> None:
         self._listener = listener
         self._page = page
         self._lock = threading.Lock()
@@ -140,8 +140,7 @@ class StepVote:
         addresses: where the ranks listen, by their place in the world.
         Raises StaleError: it was severed; PeerGoneError: a rank cannot be reached.
         """
-        if self._page is not None:
-            self._page.form()
+        self._page.form()
         size, self._generation, self._place = len(addresses), generation, place
         self._listener.forget_before(generation)
         distances = [1 << bit for bit in range((size - 1).bit_length())]
@@ -168,9 +167,8 @@ class StepVote:
         """
         if not self._told:
             return can
-        if self._page is not None:
-            self._page.begin_operation(step + 1)
-            self._page.wait(True)
+        self._page.begin_operation(step + 1)
+        self._page.wait(True)
         try:
             for told, heard in zip(self._told, self._heard, strict=True):
                 told.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
@@ -179,8 +177,7 @@ class StepVote:
                 can = can and bool(flags & _CAN)
         except OSError as error:
             raise self._lost(error) from error
-        if self._page is not None:
-            self._page.wait(False)
+        self._page.wait(False)
         return can
 
     def gather(self, said: bytes) -> list[bytes]:
@@ -218,8 +215,7 @@ class StepVote:
         self.sever()
         for line in self._lines:
             line.close()
-        if self._page is not None:
-            self._page.wait(False)
+        self._page.wait(False)
 
     def _lost(self, error: Exception) -> Exception:
         if self._severed:

@@ -195,20 +195,16 @@ def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
             return ("detected", "closed")
         case Decided(approval=asked, lighter=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)
-        case Answered():
-            return ("answered",)
-        case Isolated():
-            return ("isolated",)
-        case Formed():
-            return ("regrouped",)
-        case Restored():
-            return ("restored",)
-        case FirstStep():
-            return ("closed",)
-        case _:
-            return ()
+    return _STEPS.get(type(event), ())
 
 
+_STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
+    Answered: ("answered",),
+    Isolated: ("isolated",),
+    Formed: ("regrouped",),
+    Restored: ("restored",),
+    FirstStep: ("closed",),
+}
 TOLD_FILE = "told"
 
 

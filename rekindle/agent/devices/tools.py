@@ -32,11 +32,6 @@ _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, and did n
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
 
 
-def has_npus() -> bool:
-    """Whether this machine has Ascend NPUs."""
-    return NPU_MANAGER.exists()
-
-
 def are_there() -> bool:
     """Whether this machine has devices that a tool knows of."""
     return NPU_MANAGER.exists() or GPU_MANAGER.exists()
@@ -150,7 +145,7 @@ class DeviceMonitor:
 
     async def run(self) -> None:
         """Look again and again, while there may be anything to see."""
-        goes_on = has_npus()
+        goes_on = NPU_MANAGER.exists()
         while goes_on:
             await asyncio.sleep(LOOK_S)
             try:

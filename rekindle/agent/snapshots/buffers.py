@@ -16,7 +16,7 @@ from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
-from rekindle.agent.threads import in_pool
+from rekindle.agent.threads import in_background, in_pool
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
@@ -183,10 +183,7 @@ class NodeSnapshots:
     def _start(
         self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]] | None = None
     ) -> asyncio.Task[None]:
-        job = asyncio.ensure_future(work)
-        jobs = self._jobs if among is None else among
-        jobs.add(job)
-        job.add_done_callback(jobs.discard)
+        job = in_background(work, self._jobs if among is None else among)
         job.add_done_callback(lambda done: done.result())  # an error is a bug: let it be seen
         return job
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from rekindle.agent.snapshots import replica_server as depot
 from rekindle.agent.snapshots.replica_transport import Credentials
+from rekindle.agent.threads import in_background
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
@@ -82,10 +83,8 @@ class ReplicaClient:
 
     async def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Have it done in a task. Raises StaleError: the generation has ended meanwhile."""
-        task = asyncio.ensure_future(work)
-        self._under_way.add(task)
+        task = in_background(work, self._under_way)
         await asyncio.wait([task])
-        self._under_way.discard(task)
         if task.cancelled():
             raise StaleError("the generation has ended meanwhile")
         task.result()

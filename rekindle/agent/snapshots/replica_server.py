@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ from rekindle.agent.snapshots.replica_transport import (
     patience_s,
     within,
 )
-from rekindle.agent.threads import in_pool
+from rekindle.agent.threads import in_background, in_pool
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
@@ -76,7 +76,7 @@ class ReplicaServer:
         host = address if address == names.LOOPBACK else ""
         self._socket = socket.create_server((host, 0), backlog=128)
         self._socket.setblocking(False)
-        self._start(self._accept(self._socket))
+        in_background(self._accept(self._socket), self._tasks)
         return int(self._socket.getsockname()[1])
 
     @property
@@ -131,11 +131,6 @@ class ReplicaServer:
         for copy in (c for each in (self._room, self._copies) for cs in each.values() for c in cs):
             copy.close()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -144,7 +139,7 @@ class ReplicaServer:
             except OSError:  # too many files are open, or the caller has gone
                 await asyncio.sleep(0.1)
                 continue
-            self._start(self._serve(connection))
+            in_background(self._serve(connection), self._tasks)
 
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""

@@ -45,18 +45,15 @@ class Admission:
         self._takeover = takeover
         self._roster = job.roster
         self._spec = job.spec
-        self._incidents = job.incidents
         self._asked = False  # for those that had not come
-        awaited = job.spec.nodes + job.spec.spares
-        self._check = (
-            NodeCheckRun(job.spec, awaited, job.do) if job.spec.network_check else None
-        )  # in front of the job
+        # In front of the job. Without `network_check` no node is checked.
+        self._check = NodeCheckRun(job.spec, job.spec.nodes + job.spec.spares, job.do)
 
     # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """An agent says hello. The coordinator has a new node checked first."""
-        if self._check is not None and self.is_to_be_checked(connection, hello):
+        if self._spec.network_check and self.is_to_be_checked(connection, hello):
             self._check.on_hello(connection, hello)
         else:
             self._admit(connection, hello)
@@ -64,33 +61,30 @@ class Admission:
     @property
     def is_checking(self) -> bool:
         """Whether nodes are being checked: those that the job waits for may be among them."""
-        return self._check is not None and self._check.is_busy
+        return self._check.is_busy
 
     def checks(self, connection: int) -> bool:
         """Whether this agent's node is being checked."""
-        return self._check is not None and self._check.knows(connection)
+        return self._check.knows(connection)
 
     def on_check_news(self, connection: int, message: p.Message, now: float) -> None:
         """An agent that is checked says something; all but its answers means nothing."""
-        assert self._check is not None
         self._check.on_message(connection, message)
         self._take_verdicts(now)
 
     def on_check_timer(self, timer: Timer, now: float) -> None:
         """Agents did not answer in time, or no more of them come."""
-        if self._check is not None:
-            self._check.on_timer(timer)
-            self._take_verdicts(now)
+        self._check.on_timer(timer)
+        self._take_verdicts(now)
 
     def on_lost(self, connection: int, now: float) -> bool:
         """An agent is gone; return whether its node was being checked."""
-        if self._check is None or not self._check.on_lost(connection):
+        if not self._check.on_lost(connection):
             return False
         self._take_verdicts(now)
         return True
 
     def _take_verdicts(self, now: float) -> None:
-        assert self._check is not None
         for judged in self._check.take_judged():
             self.on_checked(judged.connection, judged.hello, judged.verdict, now)
 
@@ -109,7 +103,7 @@ class Admission:
             verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
         )
         fault = _fault(hello, verdict, now) if sick else None
-        number = self._incidents.aside() if fault else 0
+        number = self._job.incidents.aside() if fault else 0
         self._job.record(
             journal.NodeChecked(
                 host=hello.host,

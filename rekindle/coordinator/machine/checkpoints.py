@@ -164,8 +164,6 @@ class Checkpoints:
         self._fleet = fleet
         self.interval = interval
         self._roster = job.roster
-        self._spec = job.spec
-        self._incidents = job.incidents
         self.assembly = ShardedCheckpoints()
         self.committing: set[int] = set()
         self.total = 0
@@ -198,7 +196,7 @@ class Checkpoints:
             fault = Fault(
                 kind=FaultKind.STORAGE, message=text, node=node, finished=message.step, at=now
             )
-            self._job.record(self._incidents.note_storage(fault))
+            self._job.record(self._job.incidents.note_storage(fault))
             return
         everybody = message.shards > 1
         for known in self._roster.nodes.values() if everybody else (self._roster.nodes[node],):
@@ -222,7 +220,7 @@ class Checkpoints:
         fault = Fault(
             kind=FaultKind.STORAGE, message=text, node=node, finished=rank.finished, at=now
         )
-        self._job.record(self._incidents.note_storage(fault))
+        self._job.record(self._job.incidents.note_storage(fault))
 
     def _on_part_due(self, node: int, message: p.ShardReady) -> None:
         """A node is ready to write a shard of a checkpoint that is due."""
@@ -316,6 +314,6 @@ class Checkpoints:
         if not message.copies:
             self._roster.nodes[node].snapshots.update(message.kept)
             return
-        if not all(0 <= rank < self._spec.world_size for rank in message.kept):
+        if not all(0 <= rank < self._job.spec.world_size for rank in message.kept):
             raise ProtocolError(f"node {node} has copies of ranks that the job has not")
         self._roster.nodes[node].copies.update(message.kept)

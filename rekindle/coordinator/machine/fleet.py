@@ -37,7 +37,6 @@ class Fleet:
         self.placements = {node: set(each) for node, each in placements.items()}
         self._roster = job.roster
         self._spec = job.spec
-        self._incidents = job.incidents
         self.to_heal: set[int] = set()
         self.healing: frozenset[int] = frozenset()
         self.spares_lost = 0  # whoever kills them may not be done
@@ -113,7 +112,7 @@ class Fleet:
 
     def start_missing(self) -> None:
         """Start every rank that has no process, once the store is there (at first: all nodes)."""
-        if self._incidents.undecided or not self._roster.any_is(Status.ABSENT):
+        if self._job.incidents.undecided or not self._roster.any_is(Status.ABSENT):
             return
         self.ask_for_store()
         if not self._job.store.is_up or not (self._roster.is_full or self._job.formed):

@@ -31,7 +31,6 @@ class Forming:
         self._recovery = recovery
         self._stragglers = stragglers
         self._roster = job.roster
-        self._incidents = job.incidents
 
     def proceed(self) -> None:
         """Form the next generation, or let the ranks go, if every rank of the world waits.
@@ -43,7 +42,7 @@ class Forming:
             Status.WAITING
         ):
             return
-        if self._incidents.awaiting is not None:
+        if self._job.incidents.awaiting is not None:
             return
         live = {self._generations.live(rank) for rank in self._roster.world}
         if len(live) == 1 and None not in live and self._generations.are_done():
@@ -61,7 +60,7 @@ class Forming:
         self._fleet.ask_for_store()
         if not self._job.store.is_up:
             return
-        faults = self._incidents.unanswered
+        faults = self._job.incidents.unanswered
         if faults and all(fault.kind is FaultKind.LINK for fault in faults):
             # Every process is there, so nothing but links can be broken.
             self._elasticity.put_newcomers_out()

@@ -246,8 +246,6 @@ class Hangs:
         self._endings = endings
         self._recovery = recovery
         self._roster = job.roster
-        self._spec = job.spec
-        self._incidents = job.incidents
 
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
         """A rank is late; the others will be when they wait for it."""
@@ -303,7 +301,7 @@ class Hangs:
         self._looks.stop()
         if looking.at != (self._job.generation, self._job.restarts) or not self._may_hang():
             return
-        still = self._spec.policy.hang_timeout_s
+        still = self._job.spec.policy.hang_timeout_s
         known = self._looks.pause.known | {look.rank for look in looks if look.elapsed_s >= still}
         self._looks.pause = msgspec.structs.replace(self._looks.pause, known=known)
         verdict = judge(looks) if enough and looks else None
@@ -343,7 +341,7 @@ class Hangs:
             return True
         running = (Status.STARTING, Status.EXITED)
         untouched = self._job.phase is Phase.REGROUPING and not self._job.session
-        return untouched and self._incidents.awaiting is None and self._roster.all_are(*running)
+        return untouched and self._job.incidents.awaiting is None and self._roster.all_are(*running)
 
 
 def _agree(suspect: p.RankInspection | None, blamed: p.RankInspection) -> bool:

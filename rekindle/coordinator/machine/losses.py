@@ -57,7 +57,6 @@ class Losses:
         self._admission = admission
         self._roster = job.roster
         self._spec = job.spec
-        self._incidents = job.incidents
         self._left_early = 0  # nodes that were lost before any rank was started
 
     def on_agent_lost(self, connection: int, now: float) -> None:
@@ -150,9 +149,9 @@ class Losses:
             self._elasticity.send_home(rank.node, fault.message)
         elif was is Status.ENDING:
             rank.status = Status.ABSENT
-            if message.error and self._incidents.open:
+            if message.error and self._job.incidents.open:
                 # It failed by itself before our signal came; it may even be the first that did.
-                self._job.record(self._incidents.note(fault))
+                self._job.record(self._job.incidents.note(fault))
             self._endings.go_on_ending()
             if not rank.inside and rank.node in self._roster.nodes:
                 self._fleet.start_outside([rank.node])

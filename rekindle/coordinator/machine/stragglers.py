@@ -98,7 +98,7 @@ class StragglerCheck:
         self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
         self._examining: Mapping[int, Finding] = {}  # being checked
         self.checked: Mapping[int, int] = {}  # the nodes of the newest check, by connection
-        self.check: NodeCheckRun | None = None  # under way
+        self.check = NodeCheckRun(job.spec, 0, job.do, beside_ranks=True)  # the newest
         self._exams: Counter[str] = Counter()  # of each host, by this coordinator
 
     def on_timed(self, message: p.StepTimings) -> None:
@@ -214,30 +214,28 @@ class StragglerCheck:
     def on_check_news(self, node: int, message: p.Checked | p.CheckReady, now: float) -> None:
         """An agent answers. What it says after the check means nothing."""
         connection = self._roster.nodes[node].connection
-        if self.check is not None and self.check.knows(connection):
+        if self.check.knows(connection):
             self.check.on_message(connection, message)
             self.end_check(now)
 
     def on_check_timer(self, timer: Timer, now: float) -> None:
         """Agents did not answer in time."""
-        if self.check is not None:
-            self.check.on_timer(timer)
-            self.end_check(now)
+        self.check.on_timer(timer)
+        self.end_check(now)
 
     def on_lost(self, connection: int) -> None:
         """An agent is gone that may be checked."""
-        if self.check is not None:
-            self.check.on_lost(connection)
+        self.check.on_lost(connection)
 
     def end_check(self, now: float) -> None:
         """Take the verdicts, if there is one about each agent that is still there."""
-        if self.check is not None and not self.check.is_busy:
+        if self._examining and not self.check.is_busy:
             judged = self.check.take_judged()
             self.on_examined({self.checked[e.connection]: e.verdict for e in judged}, now)
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
         """Take the verdicts about nodes. A lost node has none."""
-        suspects, self._examining, self.check = self._examining, {}, None
+        suspects, self._examining = self._examining, {}
         for node, verdict in sorted(verdicts.items()):
             agent = self._roster.nodes.get(node)
             if agent is None:

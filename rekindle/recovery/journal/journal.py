@@ -28,6 +28,8 @@ from rekindle.recovery.journal.checkpoint_events import (
 from rekindle.recovery.node_check.verdicts import NodeChecked
 from rekindle.recovery.policy.policy import Strategy
 
+T = TypeVar("T")
+
 __all__ = [  # what is told elsewhere too, for this is the whole journal
     "CheckpointFailed",
     "CheckpointInterval",
@@ -39,8 +41,6 @@ __all__ = [  # what is told elsewhere too, for this is the whole journal
     "NodeChecked",
     "Profiled",
 ]
-
-T = TypeVar("T")
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
@@ -405,21 +405,21 @@ def encode_all(events: Iterable[Event]) -> bytes:
 
 
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Decode a journal. Raises JobError as `read_lines` does."""
+    """Decode a journal. Raises JobError: a line is no event that this version knows."""
     return read_lines(lines, decode, "the job's journal")
 
 
-def read_lines(lines: Iterable[bytes], decode: Callable[[bytes], T], name: str) -> list[T]:
-    """Decode the lines of a file; a torn last line (its writer was killed) is left out.
+def read_lines(lines: Iterable[bytes], decode_line: Callable[[bytes], T], what: str) -> list[T]:
+    """Decode the lines of a file, without the last one if its writer was killed in it.
 
-    Raises JobError: another line is no event that this version knows.
+    what: names the file in the error. Raises JobError: another line cannot be decoded.
     """
     kept = [line for line in lines if line.strip()]
-    events = []
-    for index, line in enumerate(kept):
+    found = []
+    for number, line in enumerate(kept, 1):
         try:
-            events.append(decode(line))
+            found.append(decode_line(line))
         except msgspec.DecodeError as error:
-            if index != len(kept) - 1:
-                raise JobError(f"line {index + 1} of {name}: {error}") from error
-    return events
+            if number != len(kept):
+                raise JobError(f"line {number} of {what}: {error}") from error
+    return found

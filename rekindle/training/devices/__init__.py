@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.training.devices.base import CpuDevice, Damage, Device, DeviceEvent
+from rekindle.training.devices.base import (
+    CpuDevice,
+    CudaDevice,
+    Damage,
+    Device,
+    DeviceEvent,
+    NpuDevice,
+)
 
 __all__ = ["Damage", "Device", "DeviceEvent", "device_for"]
 
@@ -15,11 +22,5 @@ __all__ = ["Damage", "Device", "DeviceEvent", "device_for"]
 def device_for(device: torch.device) -> Device:
     """The adapter for the device that a model is on; others than CUDA and NPU count as the CPU."""
     if device.type == "cuda":
-        from rekindle.training.devices.base import CudaDevice
-
         return CudaDevice(device)
-    if device.type == "npu":
-        from rekindle.training.devices.base import NpuDevice
-
-        return NpuDevice(device)
-    return CpuDevice()
+    return NpuDevice(device) if device.type == "npu" else CpuDevice()

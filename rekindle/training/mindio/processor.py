@@ -66,7 +66,7 @@ class Processor:
         if channel is not None:
             slot = self.generations.slot
             self.member = Member(channel, slot, self.progress, self._state, self.generations)
-        self._last_words: FinalSnapshot | None = None
+        self._last_words = FinalSnapshot(None, self._dump)
         self._met_at_end = False
         self._lost = False  # this process cannot continue
         self._ended = False
@@ -101,7 +101,7 @@ class Processor:
         if self.member is not None:
             if not self.joins:
                 self.member.join()
-            self._last_words = FinalSnapshot(None, self._dump)
+            self._last_words.listen()
 
     def end(self) -> None:
         """All steps are done: leave, together with all others.
@@ -114,8 +114,7 @@ class Processor:
         if self.member.join():
             self.generations.done, self._met_at_end = False, True
             raise words.stopped(self.finished)
-        if self._last_words is not None:
-            self._last_words.close()
+        self._last_words.close()
         self._ended = True
         self.generations.close()
 
@@ -125,10 +124,8 @@ class Processor:
             if not for_mindspore():  # MindIO lets it run on there: the device is stopped
                 raise words.stopped(self.finished)
             return
-        if self._page is not None:
-            self._page.begin_update()
-        if self._last_words is not None:
-            self._last_words.begin_step(self.finished)
+        self._page.begin_update()
+        self._last_words.begin_step(self.finished)
 
     def end_update(self, step: int) -> None:
         """The state is that of so many steps."""
@@ -137,8 +134,7 @@ class Processor:
         self._state.step_done(step, self.generation)
         self._brake.end_update(step)
         self.progress.end_step(step)
-        if self._last_words is not None:
-            self._last_words.end_step(step)
+        self._last_words.end_step(step)
         if self.member is not None:
             self.member.step_done()
 

@@ -105,7 +105,7 @@ class Session:
         self._keeper = SnapshotSchedule(channel, place, self._profiler, ParametersWriter)
         self._run = RunIdentity(0, 0)
         self._memory = CallbackState(())
-        self._last_words: FinalSnapshot | None = None
+        self._last_words = FinalSnapshot(self._parameters, self._keep_last)
 
     @property
     def finished(self) -> int:
@@ -121,7 +121,7 @@ class Session:
         """Meet the other ranks and take the state that training continues from."""
         if self._member is not None:
             self._member.join()
-            self._last_words = FinalSnapshot(self._parameters, self._keep_last)
+            self._last_words.listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -129,8 +129,7 @@ class Session:
         if kind is None and self._member is not None and not self._progress.total:
             told = "rekindle: a Session without session.train(): nothing of it would be recovered"
             print(told, file=sys.stderr, flush=True)
-        if self._last_words is not None:
-            self._last_words.close()
+        self._last_words.close()
         self._generations.close()
         self._progress.leave()
         self._keeper.close()
@@ -219,13 +218,11 @@ class Session:
         if self._member is not None:
             self._pass_gate(self._member)
         self._parameters.remember()
-        if self._last_words is not None:
-            self._last_words.begin_step(self.finished)
+        self._last_words.begin_step(self.finished)
 
     def _end_step(self, loss: float | None) -> None:
         """The graph has run: one more step is finished. Callbacks may still change parameters."""
-        if self._last_words is not None:
-            self._last_words.end_graph()
+        self._last_words.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:
             self._records.write(self.finished - 1, self.generation, {"loss": loss})
@@ -250,14 +247,12 @@ class Session:
             "callbacks": self._memory.state(),
             **stopped,
         }
-        if self._last_words is not None:
-            self._last_words.end_step(self.finished)
+        self._last_words.end_step(self.finished)
         if self._member is not None:
             self._keep()
 
     def _keep(self) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
-        assert self._last_words is not None
         with self._progress.at(RankActivity.CHECKPOINT), self._last_words.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},

@@ -103,7 +103,8 @@ class Generations:
         self.repairs = Repairs(self.device, given.model, step)
         together = self.place.shard is not None or self.device.type == "npu"
         self._updates = Updates(progress.page, self.repairs, self.group, together=together)
-        self._updates.watch(self.named)
+        if channel is not None:
+            self._updates.watch(self.named)
         self._given = given
         self._ddp = given.ddp_options()
         self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")

@@ -148,7 +148,7 @@ class Loop:
         kind = kind_of(error, self.given.transient)
         if kind is None and not member.is_over and not self._ends_soon(member, error):
             return False
-        if self.progress.page is not None and self.progress.page.in_update:
+        if self.progress.page.in_update:
             self.state.tear()
         self._repairs.note(kind or FaultKind.LINK, error)
         member.break_off(kind, error)

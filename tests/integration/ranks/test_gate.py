@@ -44,7 +44,7 @@ class World:
         """Form the gate of a generation on all ranks but those."""
         for gate in self.gates:
             gate.leave()
-        self.gates = [StepVote(listener, None) for listener in self.listeners]
+        self.gates = [StepVote(listener, HeartbeatPage()) for listener in self.listeners]
         return [
             self.pool.submit(gate.form, generation, place, self.addresses)
             for place, gate in enumerate(self.gates)
@@ -133,7 +133,10 @@ def test_a_rank_that_waits_shows_it() -> None:
     world = World(2)
     page = HeartbeatPage(HeartbeatPage.create("test"))
     try:
-        world.gates = [StepVote(world.listeners[0], page), StepVote(world.listeners[1], None)]
+        world.gates = [
+            StepVote(world.listeners[0], page),
+            StepVote(world.listeners[1], HeartbeatPage()),
+        ]
         formed = world.on_all(lambda place: world.gates[place].form(1, place, world.addresses))
         for each in formed:
             result_of(each)
@@ -225,7 +228,7 @@ def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) 
     """Who calls late, or speaks otherwise, is hung up on."""
     four.formed(5)
     host, port = four.addresses[0]
-    late = StepVote(four.listeners[1], None)
+    late = StepVote(four.listeners[1], HeartbeatPage())
     late._generation, late._place = 4, 1
     line = late.connect((host, port), 1)
     assert line.recv(1) == b""
@@ -248,7 +251,7 @@ def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
 
 def test_nobody_answers(four: World) -> None:
     """Whoever cannot be reached is named by its address."""
-    gate = StepVote(four.listeners[0], None)
+    gate = StepVote(four.listeners[0], HeartbeatPage())
     four.listeners[1].close()
     with pytest.raises(PeerGoneError, match=r"no rank answers at 127\.0\.0\.1:\d+"):
         gate.form(1, 0, four.addresses)

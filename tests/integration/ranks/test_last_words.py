@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,14 +39,12 @@ class Pretended:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pretended]:
+def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
     """A rank whose last words are asked for by the test itself, not by a signal."""
     monkeypatch.setenv(names.ENV_JOB_ID, tmp_path.name)
     made = Pretended()
-    before = signal.signal(signal.SIGTERM, lambda *_: None)  # a script's own is left alone
     made.words = FinalSnapshot(made, made.keep)
-    yield made
-    signal.signal(signal.SIGTERM, before)
+    return made
 
 
 def end_step(rank: Pretended, finished: int) -> None:
@@ -145,6 +143,7 @@ def keep(moment):
     return True
 
 words = FinalSnapshot(Updates(), keep)
+words.listen()
 words.begin_step(3)
 {more}
 up, told = os.pipe()

@@ -24,6 +24,7 @@ from rekindle.protocol.agent import (
     StepDone,
     StepFailed,
 )
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.progress import Records
@@ -292,7 +293,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
 def test_records_are_the_slots(tmp_path: Any) -> None:
     """A step record names the rank by its number in the full world."""
-    records = Records(tmp_path / "records", None, 3)
+    records = Records(tmp_path / "records", HeartbeatPage(), 3)
     records.write(0, 1, {})
     records.close()
     assert '"rank":3' in (tmp_path / "records").read_text()

@@ -135,7 +135,7 @@ class Driver:
         """Take the machine's commands, check them, and remember what agents have to do."""
         self.commands = self.machine.job.drain()
         check = self.machine.stragglers.check
-        if check not in (None, self._check):
+        if check is not self._check and self.machine.stragglers.checked:
             self.examinations.append((*self.machine.stragglers.checked.values(),))
         self._check = check
         check_counts(self.machine.job.roster)

@@ -11,11 +11,12 @@ import pytest
 from stores import manifest, shard
 
 from rekindle.checkpoints import block_checksums as blocks
+from rekindle.checkpoints import resharding
 from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.format import read_header
 from rekindle.checkpoints.manifest import FileEntry, decode, encode
-from rekindle.checkpoints.resharding import Excerpts, windows
+from rekindle.checkpoints.resharding import Excerpts
 from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CheckpointError, CorruptError
 
@@ -130,7 +131,7 @@ def test_blocks_are_read_once(
     checkpoint: DirectoryCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranges in order share their blocks, across windows too; no other block is read."""
-    monkeypatch.setattr(windows, "__defaults__", (3 * BLOCK,))
+    monkeypatch.setattr(resharding, "WINDOW_BYTES", 3 * BLOCK)
     watched = Watched(checkpoint)
     source = Excerpts(watched, entry_of(checkpoint))
     ranges = [(0, 3), (3, 100), (90, 210), (210, 300), (640, 650), (990, 1000)]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rekindle import names
 from rekindle.coordinator.process import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import (
@@ -17,6 +18,7 @@ from rekindle.protocol.heartbeat_page import (
     RankActivity,
     beat_interval,
 )
+from rekindle.rank import environment
 from rekindle.rank.progress import ProgressReporter, phase_of
 
 
@@ -113,3 +115,15 @@ def test_a_new_process_is_at_nothing_its_predecessor_was_at(
     rank.wait(True)
     agent.new_life()
     assert (rank.finished, rank.mark.doing, rank.waiting_since_ns) == (7, RankActivity.OUTSIDE, 0)
+
+
+def test_without_an_agent_there_is_a_page_that_no_process_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that was started by hand reports its progress as any other does."""
+    monkeypatch.delenv(names.ENV_HEARTBEAT_FD, raising=False)
+    progress, other = ProgressReporter(environment.page()), environment.page()
+    progress.begin_step()
+    progress.end_step(3)
+    assert progress.page.finished == 3
+    assert (other.finished, other.mark.doing) == (0, RankActivity.OUTSIDE)

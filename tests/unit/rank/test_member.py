@@ -14,6 +14,7 @@ from waiting import wait_until
 from rekindle import names
 from rekindle.errors import CheckpointError, SessionError
 from rekindle.protocol import agent as protocol
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank import member as members
 from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState
@@ -73,7 +74,7 @@ class Rank:
         channel = Channel.from_environment()
         assert channel is not None
         self.framework = Framework(state := HeldState())
-        self.member = Member(channel, 0, ProgressReporter(None), state, self.framework)
+        self.member = Member(channel, 0, ProgressReporter(HeartbeatPage()), state, self.framework)
 
     def sent(self, kind: type[Any], count: int = 1) -> list[Any]:
         """The messages of a kind, once the agent has received so many."""

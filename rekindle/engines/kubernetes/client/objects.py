@@ -60,12 +60,12 @@ def find(api: Api, path: str) -> Object | None:
     return None if found["metadata"].get("deletionTimestamp") else found
 
 
-def ensure(api: Api, obj: Object, *, limit_s: float = GONE_S) -> Object:
+def ensure(api: Api, obj: Object) -> Object:
     """Create an object, or find the one that was created before, by whomever for the same job.
 
     One that is being deleted is waited for. Raises UsageError: the name is another's; ApiError.
     """
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + GONE_S
     while True:
         with contextlib.suppress(ConflictError):
             return api.create(collection_of(obj), obj, fieldManager="rekindle")
@@ -77,7 +77,7 @@ def ensure(api: Api, obj: Object, *, limit_s: float = GONE_S) -> Object:
             # What belonged to an earlier root is about to be collected.
         if time.monotonic() > deadline:
             name = f"{obj['kind']} {obj['metadata']['name']}"
-            raise ApiError(f"{name} is being deleted, and is still there after {limit_s:g} s")
+            raise ApiError(f"{name} is being deleted, and is still there after {GONE_S:g} s")
         time.sleep(_POLL_S)
 
 
@@ -98,9 +98,9 @@ def _must_be_ours(found: Object, wanted: Object) -> None:
         )
 
 
-def wait_gone(api: Api, path: str, *, what: str, limit_s: float = GONE_S) -> None:
+def wait_gone(api: Api, path: str, *, what: str) -> None:
     """Wait until an object is gone. Raises ApiError: it stays."""
-    wait_until(lambda: _is_gone(api, path), f"{what} to go", limit_s)
+    wait_until(lambda: _is_gone(api, path), f"{what} to go", GONE_S)
 
 
 def _is_gone(api: Api, path: str) -> bool:

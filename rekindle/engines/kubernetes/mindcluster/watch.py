@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.background import beside
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection
@@ -229,60 +230,52 @@ class HostEyes:
         self._before = reported_before(ears.journal)  # by host
         self._said: set[str] = set()  # sentences that still hold
         self._pause_s = LOOK_S
+        self._followed = self._all_followed()
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Watch meanwhile."""
-        ways = self._ways()
-        following = [threading.Thread(target=way, name="rekindle-npu", daemon=True) for way in ways]
-        looking = threading.Thread(target=self._look_on, name="rekindle-npu-look", daemon=True)
-        for thread in (*following, looking):
-            thread.start()
-        try:
+        with beside({**self._followed, "npu-look": self._look_on}, self._close, _JOIN_S):
             yield
-        finally:
-            self._ended.set()
-            for follower in list(self._followers.values()):
-                if follower is not None:
-                    follower.end()
-            self._heard.put(lambda: None)
-            looking.join(_JOIN_S)
-            for thread in following:
-                thread.join(_JOIN_S)
+
+    def _close(self) -> None:
+        self._ended.set()
+        for follower in list(self._followers.values()):
+            if follower is not None:
+                follower.end()
+        self._heard.put(lambda: None)
 
     # ---- what is followed
 
-    def _ways(self) -> list[Callable[[], None]]:
-        ways = [self._follow_chips, self._follow_boards]
+    def _all_followed(self) -> dict[str, Callable[[], None]]:
+        """Return the work that follows each collection."""
+        boards = Informer(self._api, _maps(_BOARDS), labels=_OWN)
+        found = {
+            "npu-chips": self._follow_chips,
+            "npu-boards": lambda: self._follow_all("boards", boards, self._known.take),
+        }
         if self._pods.by_mindcluster:
-            ways += [self._follow_reset, self._follow_groups]
-        return ways
+            name, namespace = f"metadata.name={RESET_CONFIG}{self._workload}", self._pods.namespace
+            resets = Informer(self._api, _maps(namespace), fields=name)
+            path = collection("scheduling.volcano.sh/v1beta1", "podgroups", namespace)
+            groups = Informer(self._api, path)
+            take_reset = self._tells(self._recovery.take_reset)
+            take_group = self._tells(self._recovery.take_group)
+            found["npu-reset"] = lambda: self._follow_all("reset", resets, take_reset)
+            found["npu-groups"] = lambda: self._follow_all("groups", groups, take_group)
+        return found
 
     def _is_complete(self) -> bool:
         """Whether all that there was at first has been heard, or is about to be."""
         known = dict(self._followers)
         heard = all(one and one.watches for what, one in known.items() if what != "groups")
-        return heard and len(known) == len(self._ways())
+        return heard and len(known) == len(self._followed)
 
     def _follow_chips(self) -> None:
         """Follow what device plugins write, or where that may not be read, what ClusterD does."""
         take = self._known.take
         if self._follow("chips", Informer(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
             self._follow_all("chips", Informer(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
-
-    def _follow_boards(self) -> None:
-        boards = Informer(self._api, _maps(_BOARDS), labels=_OWN)
-        self._follow_all("boards", boards, self._known.take)
-
-    def _follow_reset(self) -> None:
-        name = f"metadata.name={RESET_CONFIG}{self._workload}"
-        resets = Informer(self._api, _maps(self._pods.namespace), fields=name)
-        self._follow_all("reset", resets, self._tells(self._recovery.take_reset))
-
-    def _follow_groups(self) -> None:
-        path = collection("scheduling.volcano.sh/v1beta1", "podgroups", self._pods.namespace)
-        groups = Informer(self._api, path)
-        self._follow_all("groups", groups, self._tells(self._recovery.take_group))
 
     def _tells(self, take: _TellsNews) -> _Takes:
         """Make what returns sentences say them."""

@@ -45,40 +45,40 @@ class Mention(msgspec.Struct, frozen=True):
     everywhere: bool = False  # it is none of a namespace
 
 
+# Fields of a pod's spec: what they name.
+_FIELDS = {
+    "serviceAccountName": ("ServiceAccount", "v1", "serviceaccounts", False),
+    "priorityClassName": ("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses", True),
+    "runtimeClassName": ("RuntimeClass", "node.k8s.io/v1", "runtimeclasses", True),
+}
+
+
 def mentions(spec: Manifest) -> Iterator[Mention]:
     """Yield what a pod's spec names and does not call optional; one may come twice."""
-    if name := spec.get("serviceAccountName"):
-        yield Mention("ServiceAccount", name, "v1", "serviceaccounts")
-    if name := spec.get("priorityClassName"):
-        yield Mention("PriorityClass", name, "scheduling.k8s.io/v1", "priorityclasses", True)
-    if name := spec.get("runtimeClassName"):
-        yield Mention("RuntimeClass", name, "node.k8s.io/v1", "runtimeclasses", True)
+    for field, (kind, version, plural, everywhere) in _FIELDS.items():
+        if name := spec.get(field):
+            yield Mention(kind, name, version, plural, everywhere)
     for each in spec.get("imagePullSecrets") or ():
-        yield from _secret(each)
+        yield from _needed("Secret", each)
     for volume in spec.get("volumes") or ():
         if name := (volume.get("persistentVolumeClaim") or {}).get("claimName"):
             yield Mention("PersistentVolumeClaim", name, "v1", "persistentvolumeclaims")
         found = volume.get("secret") or {}
-        yield from _secret(found | {"name": found.get("secretName")})
-        yield from _config_map(volume.get("configMap"))
+        yield from _needed("Secret", found | {"name": found.get("secretName")})
+        yield from _needed("ConfigMap", volume.get("configMap"))
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for source in container.get("envFrom") or ():
-            yield from _secret(source.get("secretRef"))
-            yield from _config_map(source.get("configMapRef"))
+            yield from _needed("Secret", source.get("secretRef"))
+            yield from _needed("ConfigMap", source.get("configMapRef"))
         for variable in container.get("env") or ():
             source = variable.get("valueFrom") or {}
-            yield from _secret(source.get("secretKeyRef"))
-            yield from _config_map(source.get("configMapKeyRef"))
+            yield from _needed("Secret", source.get("secretKeyRef"))
+            yield from _needed("ConfigMap", source.get("configMapKeyRef"))
 
 
-def _secret(where: Manifest | None) -> Iterator[Mention]:
+def _needed(kind: str, where: Manifest | None) -> Iterator[Mention]:
     if where and where.get("name") and not where.get("optional"):
-        yield Mention("Secret", where["name"], "v1", "secrets")
-
-
-def _config_map(where: Manifest | None) -> Iterator[Mention]:
-    if where and where.get("name") and not where.get("optional"):
-        yield Mention("ConfigMap", where["name"], "v1", "configmaps")
+        yield Mention(kind, where["name"], "v1", f"{kind.lower()}s")
 
 
 _MAKE = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rekindle.engines.kubernetes.client.api import Api, Object
+from rekindle.engines.kubernetes.client.background import beside
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.pod_status import PodStatus, Reason, pod_status
@@ -19,7 +20,6 @@ from rekindle.engines.kubernetes.placement import placement as placing
 from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.errors import JobError, UnansweredError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
-from rekindle.waiting import join_all
 
 AGAIN_S = 1.0
 LATE_S = 300.0  # after which a sign explains nothing any more
@@ -46,14 +46,12 @@ class HealthEventQueue:
     @contextmanager
     def open(self) -> Iterator[Report]:
         """Tell meanwhile what is given to what is yielded, which waits for nothing."""
-        thread = threading.Thread(target=self._work, name="rekindle-signs", daemon=True)
-        thread.start()
-        try:
+        with beside({"signs": self._work}, self._close, _CLOSE_S):
             yield lambda sign: self._signs.put((sign, time.monotonic()))
-        finally:
-            self._closed.set()
-            self._signs.put(None)
-            thread.join(_CLOSE_S)
+
+    def _close(self) -> None:
+        self._closed.set()
+        self._signs.put(None)
 
     def _work(self) -> None:
         while (found := self._signs.get()) and not self._closed.is_set():
@@ -123,20 +121,13 @@ class JobWatcher:
             "events": lambda: self._follow(self._events, self._look_at_event),
             "rounds": self._go_round,
         }
-        threads = [
-            threading.Thread(target=work, name=f"rekindle-{what}", daemon=True)
-            for what, work in works.items()
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+        with beside(works, self._close, CLOSE_S):
             yield
-        finally:
-            self._closed.set()
-            self._pods.end()
-            self._workload.end()
-            self._events.end()
-            join_all(threads, CLOSE_S)
+
+    def _close(self) -> None:
+        self._closed.set()
+        for follower in (self._pods, self._workload, self._events):
+            follower.end()
 
     # ---- what is known
 

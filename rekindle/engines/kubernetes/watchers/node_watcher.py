@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Api, Object, may
+from rekindle.engines.kubernetes.client.background import beside
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.engines.kubernetes.client.objects import collection
@@ -51,15 +52,8 @@ class NodeWatcher:
         """Follow meanwhile. report: takes a sign. tell: takes a sentence."""
         self._report = report
         follower = Informer(self._api, NODES, keep=_conditions_alone)
-        thread = threading.Thread(
-            target=self._follow, args=[follower, tell], name="rekindle-nodes", daemon=True
-        )
-        thread.start()
-        try:
+        with beside({"nodes": lambda: self._follow(follower, tell)}, follower.end, CLOSE_S):
             yield
-        finally:
-            follower.end()
-            thread.join(CLOSE_S)
 
     def joined(self, node: int, host: str) -> None:
         """Know that a node of the job is on this host from now on; what ails that is reported."""

@@ -196,7 +196,7 @@ class Updates:
     """
 
     def __init__(
-        self, page: HeartbeatPage | None, repairs: Repairs, group: Group, *, together: bool
+        self, page: HeartbeatPage, repairs: Repairs, group: Group, *, together: bool
     ) -> None:
         self.group = group
         self._page = page
@@ -206,14 +206,11 @@ class Updates:
 
     def watch(self, named: Mapping[str, Any]) -> None:
         """Have every optimizer among these tell when it begins."""
-        page = self._page
-        if page is None:
-            return
         for thing in named.values():
             if isinstance(thing, torch.optim.Optimizer):
-                thing.register_step_pre_hook(lambda *_: self._begin(page))
+                thing.register_step_pre_hook(lambda *_: self._begin())
 
-    def _begin(self, page: HeartbeatPage) -> None:
+    def _begin(self) -> None:
         """The gradients are about to be used: they must be real, not those of a severed group.
 
         An accelerator's collectives do not hold the host up, and raise nothing when aborted.
@@ -221,10 +218,10 @@ class Updates:
         self._device.wait()
         if self.group.severed:
             raise StaleError("the generation ended before the update")
-        if self._together and not page.in_update:
+        if self._together and not self._page.in_update:
             have = torch.ones(1, device=wire_device())
             dist.all_reduce(have)
             if int(have.item()) != dist.get_world_size():
                 raise StaleError("the generation ended while the ranks met for the update")
-        self._times.begin((page.finished or 0) + 1)
-        page.begin_update()
+        self._times.begin((self._page.finished or 0) + 1)
+        self._page.begin_update()

@@ -114,9 +114,8 @@ class InterruptibleWaits:
     """
 
     def __init__(self, page: HeartbeatPage | None = None) -> None:
-        self._page = page
-        if page is not None:
-            page.form()
+        self._page = page or HeartbeatPage()
+        self._page.form()
         self._lock = threading.Lock()
         self._futures: set[_Future] = set()
         self._released = False
@@ -139,11 +138,10 @@ class InterruptibleWaits:
             if self._released:
                 ours.set_exception(_over())
                 return ours
-            if self._page is not None:
-                if mark is not None:
-                    self._page.begin_operation(mark)
-                if not self._futures:
-                    self._page.wait(True)
+            if mark is not None:
+                self._page.begin_operation(mark)
+            if not self._futures:
+                self._page.wait(True)
             self._futures.add(ours)
         if operation is not None and _record is not None:
             pick = _telling(_record(operation), pick)
@@ -167,9 +165,8 @@ class InterruptibleWaits:
     def hide(self) -> None:
         """Show nothing any more: the page is the next group's."""
         with self._lock:
-            if self._page is not None:
-                self._page.wait(False)
-            self._page = None
+            self._page.wait(False)
+            self._page = HeartbeatPage()
 
     def release_soon(self) -> None:
         """Release what gloo does not end by itself; for any thread, does not block."""
@@ -200,7 +197,7 @@ class InterruptibleWaits:
             ours.set_result(value)
 
     def _show_end(self) -> None:
-        if self._page is not None and not self._futures:
+        if not self._futures:
             self._page.wait(False)
 
 
