@@ -111,15 +111,14 @@ def from_mindcluster(
     annotations: Mapping[str, str],
     *,
     backoff_limit: int | None = None,
-    base: Policy | None = None,
 ) -> Policy:
-    """Return `base` as MindCluster's labels and annotations would have it.
+    """Return the policy that MindCluster's labels and annotations describe.
 
     backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there. It
     and `fault-retry-times` bound the reschedules together: whichever is reached first.
     Raises UsageError: a label or annotation has a value that MindCluster does not know.
     """
-    base = base or Policy(strategies=())
+    base = Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
     scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
