@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> None:
         try:
             status = _status_of(argv)
         finally:
-            sys.stdout.flush()
+            print(end="", flush=True)  # there may be no sys.stdout to flush
     except BrokenPipeError:
         unread = _unread_outputs()
         if not unread:
