@@ -1,11 +1,16 @@
-"""Objects as they are, and as they change: one list, and one watch that outlives what breaks it."""
+"""Objects as they are, and as they change: one list, and one watch that outlives what breaks it.
+
+`beside` runs the threads that follow them.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rekindle.engines.kubernetes.client.api import Api, Object
@@ -130,3 +135,27 @@ def _error_in(path: str, status: Object) -> ApiError:
 
 def _version(seen: Object) -> str:
     return str(seen["metadata"]["resourceVersion"])
+
+
+@contextmanager
+def beside(
+    works: Mapping[str, Callable[[], None]], stop: Callable[[], object], limit_s: float
+) -> Iterator[None]:
+    """Run each of these works, by its name, in a daemon thread until the block ends.
+
+    stop: has all of them end. They have `limit_s` seconds for it, because a server that is away
+    may hold them up.
+    """
+    threads = [
+        threading.Thread(target=work, name=f"rekindle-{name}", daemon=True)
+        for name, work in works.items()
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop()
+        deadline = time.monotonic() + limit_s
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))

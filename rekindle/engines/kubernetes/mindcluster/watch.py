@@ -13,9 +13,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.background import beside
 from rekindle.engines.kubernetes.client.errors import ApiError
-from rekindle.engines.kubernetes.client.informer import Informer
+from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import ROLE, Names, Role

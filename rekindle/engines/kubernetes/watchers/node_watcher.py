@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Api, Object, may
-from rekindle.engines.kubernetes.client.background import beside
 from rekindle.engines.kubernetes.client.errors import ApiError
-from rekindle.engines.kubernetes.client.informer import Informer
+from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.fault_tables import has_user_file, load_tables
 from rekindle.engines.kubernetes.manifests.pod_template import container_name
