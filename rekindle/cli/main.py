@@ -23,7 +23,7 @@ from rekindle.extras import extra_of
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     _open_closed_streams()
-    parser = _parser()
+    parser = command_parser()
     options = parser.parse_args(argv)
     try:
         try:
@@ -45,73 +45,77 @@ def _open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="rekindle", description="Training runs that outlive their faults."
+        prog="rekindle", description="Keep distributed training runs alive."
     )
     parser.add_argument("--version", action="version", version=f"rekindle {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
         help="run a distributed training script (torchrun's command line)",
-        description="Start a job's coordinator and agents, and run a script as its ranks.",
+        description="Start the coordinator and the agents of a job, and run a script as its ranks.",
     )
     arguments.add_run_arguments(run)
     run.set_defaults(command=_run)
     inject = commands.add_parser(
         "inject",
-        help="break a running job on purpose",
-        description="Have a rank of a job on this machine suffer a fault, to see it recover.",
+        help="inject a fault into a running job",
+        description="Inject a fault into a rank of a job that runs on this machine.",
     )
     arguments.add_inject_arguments(inject)
     inject.set_defaults(command=_inject)
     policy = commands.add_parser(
         "policy",
-        help="check a policy, and print it as ModelArts or MindCluster write theirs",
-        description="Read a policy, or a job of ModelArts or MindCluster, and print it.",
+        help="check a policy, and print it in a format of ModelArts or MindCluster",
+        description="Read a policy, or a job of ModelArts or MindCluster, and print the policy.",
     )
-    policy.add_argument("file", help="YAML or JSON")
-    policy.add_argument("--to", choices=("own", "modelarts", "mindcluster"), default="own")
+    policy.add_argument("file", metavar="FILE", help="the policy or the job, as YAML or JSON")
+    formats = ("own", "modelarts", "mindcluster")
+    said = "the format to print: Rekindle's own, or that of a job of the platform; default: own"
+    policy.add_argument("--to", choices=formats, default="own", help=said)
     policy.set_defaults(command=_policy)
     simulate = commands.add_parser(
         "simulate",
-        help="tell what a recovery policy would be worth",
-        description="Run a recovery policy against faults drawn from published statistics.",
+        help="estimate how much training time a recovery policy saves",
+        description="Simulate a recovery policy with faults drawn from published statistics.",
     )
     add_simulate_arguments(simulate)
     simulate.set_defaults(command=_simulate)
     checkpoints = commands.add_parser(
         "checkpoints",
         help="list, verify, copy, prune, export and import checkpoints",
-        description="See to the checkpoints of a store: a folder, an s3:// location, or a job's.",
+        description="Manage the checkpoints of a store: a folder, an s3:// location, or a job's.",
     )
     add_checkpoint_arguments(checkpoints)
     checkpoints.set_defaults(command=_checkpoints)
     kubernetes = commands.add_parser(
         "kubernetes",
-        help="print a job as the manifests of a cluster, check whether it could be there, trace it",
-        description="See what a job would be in a cluster, and ask the cluster about it.",
+        help="print the manifests of a job, check a cluster for it, or trace it",
+        description="Print the objects of a job in a cluster, check the cluster, or trace the job.",
     )
     add_kubernetes_arguments(kubernetes)
     kubernetes.set_defaults(command=_kubernetes)
     diagnose = commands.add_parser(
         "diagnose",
-        help="tell where ranks' time goes, and who is slow",
-        description="Read the records of light profiling: of a job, or of a folder, also TaskD's.",
+        help="report where the time of ranks goes, and which ranks are slow",
+        description="Read the records of light profiling of a job, or of a folder (also TaskD's).",
     )
     add_diagnose_arguments(diagnose)
     diagnose.set_defaults(command=_diagnose)
     npu = commands.add_parser(
         "npu-check",
-        help="tell what ranks on Ascend NPUs lack on this machine",
-        description="Look for torch-npu, the torch of its version, CANN, the driver and devices.",
+        help="report what is missing on this machine for ranks on Ascend NPUs",
+        description="Look for torch-npu, torch of the same version, CANN, the driver and devices.",
     )
     npu.add_argument("--json", action="store_true", help="print JSON")
     npu.set_defaults(command=_npu_check)
     for name, about, job in _PEOPLE:
-        command = commands.add_parser(name, help=about, description=f"{about.capitalize()}.")
+        said = f"{about[0].upper()}{about[1:]}."
+        command = commands.add_parser(name, help=about, description=said)
         if job:
-            command.add_argument("job", help="the job's id")
+            command.add_argument("job", metavar="JOB", help="the job's id")
         arguments.add_people_arguments(name, command)
         if name in ("nodes", "release-node"):
             add_cluster_arguments(command)
@@ -121,14 +125,14 @@ def _parser() -> argparse.ArgumentParser:
 
 # What people ask from the shell: (command, what it does, whether it is about one job).
 _PEOPLE = (
-    ("status", "tell where a job is", True),
-    ("incidents", "list a job's incidents and what was done about them", True),
-    ("approve", "approve (or refuse) what a job waits to be allowed to do", True),
-    ("report-fault", "tell a job of trouble that a monitor or you have seen", True),
-    ("profile", "have a job's ranks write down where their time goes, or no more", True),
-    ("stop", "stop a job; its last words are written", True),
-    ("nodes", "list the nodes that jobs had trouble with", False),
-    ("release-node", "let an isolated node be used again", False),
+    ("status", "print the state of a job and of its ranks", True),
+    ("incidents", "list the incidents of a job and what Rekindle did about each", True),
+    ("approve", "approve or refuse the recovery that a job asks a person to approve", True),
+    ("report-fault", "report a health event of a node or device to a job", True),
+    ("profile", "switch light profiling of a job's ranks on or off", True),
+    ("stop", "stop a job; it writes a final checkpoint first if its policy has dump", True),
+    ("nodes", "list the nodes on which jobs had faults", False),
+    ("release-node", "allow jobs to use an isolated node again", False),
 )
 
 

@@ -6,6 +6,7 @@ They import no more than those of `rekindle run`, for --help is not to wait.
 from __future__ import annotations
 
 import argparse
+import functools
 
 from rekindle.profiling.switch import WORDS
 
@@ -16,72 +17,98 @@ _SOURCE = f"{_STORE}, or the reference of a published one"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands."""
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
-
-    def action(name: str, about: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-
+    action = functools.partial(_action, actions)
     ls = action("ls", "list the checkpoints of a store, newest first")
     ls.add_argument("store", help=_STORE)
     ls.add_argument("--json", action="store_true", help="print JSON")
-    verify = action("verify", "read every byte, and name what is damaged; status 1 if anything is")
+    verify = action(
+        "verify", "read every byte, and name the damaged files; the status is 1 if there are any"
+    )
     verify.add_argument("store", help=_STORE)
-    verify.add_argument("steps", nargs="*", type=int, metavar="STEP", help="default: all of them")
+    verify.add_argument(
+        "steps", nargs="*", type=int, metavar="STEP", help="the steps to verify; default: all"
+    )
     verify.add_argument("--json", action="store_true", help="print JSON")
     pull = action("pull", "copy a verified checkpoint from a store into a folder")
     pull.add_argument("source", metavar="STORE", help=_SOURCE)
-    pull.add_argument("target", metavar="DIR", help="a folder; one that is not there is made")
+    pull.add_argument(
+        "target", metavar="DIR", help="the target folder; the command makes it if it is missing"
+    )
     push = action("push", "copy a verified checkpoint from a folder into a store")
     push.add_argument("source", metavar="DIR", help="a folder of checkpoints, or a job's id")
     push.add_argument("target", metavar="STORE", help="a folder, or an s3:// location")
-    prune = action("prune", "remove what is older than the newest valid checkpoints")
+    prune = action("prune", "remove the checkpoints that are older than the newest valid ones")
     prune.add_argument("store", help=_STORE)
-    prune.add_argument("--keep", type=int, required=True, metavar="N", help="how many stay")
-    prune.add_argument("--dry-run", action="store_true", help="tell what would go, remove nothing")
-    pin = action("pin", "keep a step's checkpoint from being pruned")
-    pin.add_argument("--hours", type=float, metavar="H", help="so long; default: until unpin")
+    prune.add_argument(
+        "--keep", type=int, required=True, metavar="CHECKPOINTS", help="how many to keep"
+    )
+    prune.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what the command would remove, and remove nothing",
+    )
+    pin = action("pin", "protect the checkpoint of a step against pruning")
+    pin.add_argument(
+        "--hours", type=float, metavar="HOURS", help="how long the pin lasts; default: until unpin"
+    )
     unpin = action("unpin", "remove a step's pin")
     for each in (pin, unpin):
         each.add_argument("store", help=_STORE)
-        each.add_argument("step", type=int, metavar="STEP")
-        each.add_argument("--name", default="user", help="of the pin; a step may have many")
-    export = action("export", "write a checkpoint's state for torch.load or torch's DCP")
+        each.add_argument("step", type=int, metavar="STEP", help="the step of the checkpoint")
+        each.add_argument("--name", default="user", help="name of the pin; a step may have several")
+    export = action("export", "write the state of a checkpoint for torch.load or torch's DCP")
     export.add_argument("store", help=_SOURCE)
-    export.add_argument("out", help="the file (torch) or folder (dcp) to make")
-    export.add_argument("--format", choices=("torch", "dcp"), required=True)
+    export.add_argument("out", metavar="OUT", help="the file (torch) or folder (dcp) to make")
     export.add_argument(
-        "--only", action="append", metavar="NAME", help="these objects alone (model, optimizer)"
+        "--format", choices=("torch", "dcp"), required=True, help="format of the output"
+    )
+    export.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="export only this object, such as model; may be given several times",
     )
     for each in (pull, push, export):
-        each.add_argument("--step", type=int, help="default: the newest that is intact")
+        said = "the step of the checkpoint; default: the newest intact one"
+        each.add_argument("--step", type=int, metavar="STEP", help=said)
     _add_import(
-        action("import", "make a checkpoint of a torch.save file or a folder of torch's DCP")
+        action("import", "make a checkpoint from a torch.save file or a folder of torch's DCP")
     )
+
+
+def _action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str
+) -> argparse.ArgumentParser:
+    return actions.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a file of torch.save, or a folder of DCP")
-    parser.add_argument("store", help="a folder, or an s3:// location")
-    parser.add_argument("--job-id", required=True, help="the job that will go on from it")
-    parser.add_argument("--step", type=int, help="steps finished; default: what the source says")
+    parser.add_argument("store", metavar="STORE", help="a folder, or an s3:// location")
+    parser.add_argument("--job-id", required=True, help="the job that resumes from the checkpoint")
+    said = "finished steps; default: the number in the source"
+    parser.add_argument("--step", type=int, metavar="STEPS", help=said)
     parser.add_argument(
         "--take",
         action="append",
         default=[],
         metavar="NAME=KEY",
-        help="a Session's object and where its state is, such as model=net; default: by its name",
+        help="an object of the Session and the key of its state, such as model=net; may be given "
+        "several times; default: the object's name is the key",
     )
     parser.add_argument(
         "--add",
         action="append",
         default=[],
         metavar="NAME=JSON",
-        help="an object's state that the source lacks, such as that of the sampler",
+        help="the state of an object that the source lacks; may be given several times",
     )
     parser.add_argument(
-        "--device", default="cpu", help="where the Session has its model: cpu (default), cuda, npu"
+        "--device", default="cpu", help="where the Session has its model: cpu, cuda or npu"
     )
 
 
+_ACCESS = "file with the access to a cluster"
 _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 # As rekindle.engines.kubernetes.manifests.settings.Kind has them.
 KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytorchjob")
@@ -90,52 +117,68 @@ KINDS = ("indexed-job", "jobset", "ascendjob", "volcano-job", "trainjob", "pytor
 def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the sub-commands of `rekindle kubernetes`."""
     actions = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
-    about = "print all objects that a job would be in a cluster, secrets hidden"
-    render = actions.add_parser("render", help=about, description=f"{about.capitalize()}.")
+    about = "print all objects of a job in a cluster, with secrets hidden"
+    render = _action(actions, "render", about)
     render.add_argument("file", help=_JOB_FILE)
-    said = "a node that its pods keep off; may be given several times"
+    said = "a node that the pods avoid; may be given several times"
     render.add_argument("--avoid", action="append", default=[], metavar="NODE", help=said)
-    about = "ask a cluster for all that a job needs there; status 1 if anything is missing"
-    check = actions.add_parser("check", help=about, description=f"{about.capitalize()}.")
+    about = "check a cluster for all that a job needs; the status is 1 if anything is missing"
+    check = _action(actions, "check", about)
     said = f"{_JOB_FILE}; default: any job of the kind"
     check.add_argument("file", nargs="?", help=said)
-    check.add_argument("--kubeconfig", default="", metavar="FILE", help="default: KUBECONFIG")
-    check.add_argument("--context", default="", help="default: the file's current one")
-    check.add_argument("--namespace", help="instead of the job's")
+    check.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help=f"{_ACCESS}; default: KUBECONFIG",
+    )
+    said = "context of that file; default: its current one"
+    check.add_argument("--context", default="", metavar="NAME", help=said)
+    check.add_argument("--namespace", help="namespace to check; default: the job's")
     check.add_argument("--json", action="store_true", help="print JSON")
     for each in (render, check):
-        each.add_argument("--kind", choices=KINDS, help="instead of the file's")
-        each.add_argument("--job-id", help="default: the job's name")
-    about = "switch what MindCluster's profiling of a job writes down, or print what is on"
-    trace = actions.add_parser("trace", help=about, description=f"{about.capitalize()}.")
-    trace.add_argument("job", help="the job's id")
+        each.add_argument("--kind", choices=KINDS, help="kind of the workload; default: the file's")
+        each.add_argument("--job-id", metavar="ID", help="the job's id; default: the job's name")
+    about = "switch MindCluster's profiling of a job, or print what is on"
+    trace = _action(actions, "trace", about)
+    trace.add_argument("job", metavar="JOB", help="the job's id")
     which = trace.add_mutually_exclusive_group()
-    said = f"have this written down, with commas between: {', '.join(WORDS)}; all but the first "
-    which.add_argument("--on", metavar="WHAT", help=f"{said}go together")
-    which.add_argument("--off", action="store_true", help="have nothing written down")
-    trace.add_argument("--namespace", default="default", help="where the job is (default: default)")
-    said = "where the cluster is; default: KUBECONFIG, ~/.kube/config, or as a pod of it"
+    said = f"kinds to record, with commas: {', '.join(WORDS)}; all but the first go together"
+    which.add_argument("--on", metavar="KIND,...", help=said)
+    which.add_argument("--off", action="store_true", help="record nothing")
+    trace.add_argument("--namespace", default="default", help="the job's namespace")
+    said = f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
     trace.add_argument("--kubeconfig", metavar="FILE", default="", help=said)
-    trace.add_argument("--context", metavar="NAME", default="", help="of that file")
-    said = "ask ClusterD there; default: in a pod at its usual place, else its ConfigMap is written"
+    trace.add_argument(
+        "--context", metavar="NAME", default="", help="context of that file; default: its own"
+    )
+    said = "address of ClusterD; default: its usual address in a pod, else the job's ConfigMap"
     trace.add_argument("--clusterd", metavar="HOST:PORT", default="", help=said)
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how a cluster is found, for commands that are about this machine without any."""
     cluster = parser.add_argument_group("a cluster, instead of this machine")
-    said = "default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
+    said = f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
     cluster.add_argument("--kubeconfig", default="", metavar="FILE", help=said)
-    cluster.add_argument("--context", default="", help="of that file; default: its own")
-    said = "where the jobs are; default: default"
+    said = "context of that file; default: its own"
+    cluster.add_argument("--context", default="", metavar="NAME", help=said)
+    said = "namespace of the jobs; default: default"
     cluster.add_argument("--namespace", default="", help=said)
 
 
 def add_diagnose_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rekindle diagnose`."""
     parser.add_argument("job", metavar="JOB|DIR", help="a job's id, or a folder of records")
-    parser.add_argument("--steps", default="", metavar="FIRST:LAST", help="default: all")
-    parser.add_argument("--per-node", type=int, metavar="N", help="ranks of a node; default: 1")
-    parser.add_argument("--trace", metavar="FILE", help="write these steps for Perfetto or Chrome")
-    parser.add_argument("--picture", metavar="FILE", help="draw ranks over steps, PNG or SVG")
+    parser.add_argument(
+        "--steps", default="", metavar="FIRST:LAST", help="steps to report; default: all"
+    )
+    said = "ranks of a node; default: the job's number, 1 for a folder"
+    parser.add_argument("--per-node", type=int, metavar="RANKS", help=said)
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace of these steps for Perfetto or Chrome"
+    )
+    parser.add_argument(
+        "--picture", metavar="FILE", help="write a heat map of ranks and steps, as PNG or SVG"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,6 +1,6 @@
 """The command line of `rekindle run`: torchrun's, and what Rekindle adds. Pure but for cpu counts.
 
-EventSource of torchrun's options: torch/distributed/run.py (2.13).
+Source of torchrun's options: torch/distributed/run.py (2.13).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         option(ignored, name, default=None)
     option(ignored, "standalone", action="store_true")
     option(ignored, "virtual_local_rank", action="store_true")
-    parser.add_argument("script", nargs="?", help="the training script (or module, or program)")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script", nargs="?", help="the training script, module or program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings: object) -> None:
@@ -60,26 +60,56 @@ def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings
 
 def _world(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("world")
-    option(group, "nnodes", default="1", help="N or MIN:MAX; simulated on one machine")
-    option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
-    option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
-    option(group, "spare", action="store_true", help="join as a node in reserve")
-    option(group, "node_rank", type=int, default=None, help="run this node only, others join")
-    option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
-    option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
+    said = "number of nodes, or MIN:MAX; on one machine they are simulated"
+    option(group, "nnodes", default="1", metavar="NODES", help=said)
+    option(
+        group,
+        "nproc_per_node",
+        default="1",
+        metavar="RANKS",
+        help="ranks per node: a number, auto, cpu or gpu",
+    )
+    option(
+        group,
+        "spares",
+        type=int,
+        default=0,
+        metavar="NODES",
+        help="spare nodes that replace lost ones",
+    )
+    option(group, "spare", action="store_true", help="join as a spare node")
+    said = "run this node only; the other nodes join"
+    option(group, "node_rank", type=int, default=None, metavar="NODE", help=said)
+    option(
+        group,
+        "coordinator",
+        default=None,
+        metavar="HOST:PORT",
+        help="join the job of this coordinator",
+    )
+    said = "address of the coordinator; port 0: any free one"
+    option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT", help=said)
     option(
         group,
         "join_timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how long to wait for the coordinator to join; default: it must be there",
+        help="how long to wait for the coordinator of --coordinator; 0: it must be there",
     )
-    option(group, "local_addr", default=None, help="address of this machine for other nodes")
-    option(group, "master_addr", default="", help="address of the ranks' store")
-    option(group, "master_port", type=int, default=0, help="its port; 0 = any free one")
-    option(group, "rdzv_id", default=None, help="the job's id, as --job-id")
-    option(group, "job_id", default=None, help="the job's id; a job of this id is resumed")
+    option(
+        group,
+        "local_addr",
+        default=None,
+        metavar="ADDRESS",
+        help="address of this machine for other nodes",
+    )
+    option(group, "master_addr", default="", metavar="ADDRESS", help="address of the ranks' store")
+    said = "port of the ranks' store; 0: any free one"
+    option(group, "master_port", type=int, default=0, metavar="PORT", help=said)
+    option(group, "rdzv_id", default=None, metavar="ID", help="the job's id, as --job-id")
+    said = "the job's id; an existing job of this id resumes; default: a new id"
+    option(group, "job_id", default=None, metavar="ID", help=said)
 
 
 def _program(parser: argparse.ArgumentParser) -> None:
@@ -87,48 +117,71 @@ def _program(parser: argparse.ArgumentParser) -> None:
     option(group, "module", "-m", action="store_true", help="the script is a module name")
     option(group, "no_python", action="store_true", help="the script is any program")
     frameworks = [each.value for each in Framework]
-    said = "what the ranks train with; default: torch"
+    said = "framework of the script"
     option(group, "framework", choices=frameworks, default=frameworks[0], help=said)
-    option(group, "run_path", action="store_true", help="as by default: runpy.run_path")
-    option(group, "role", default="default", help="prefix of printed lines")
+    option(
+        group,
+        "run_path",
+        action="store_true",
+        help="run the script with runpy.run_path, as by default",
+    )
+    option(
+        group, "role", default="default", help="role name; it starts each printed line of a rank"
+    )
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    option(group, "log_dir", default=None, help="per-rank logs; default: in the job directory")
-    option(group, "redirects", "-r", default="0", help="to files only: 0, 1 out, 2 err, 3 both")
-    option(group, "tee", "-t", default="0", help="to files and here: 0, 1, 2, 3")
+    option(
+        group,
+        "log_dir",
+        default=None,
+        metavar="DIR",
+        help="logs of ranks; default: logs in the job directory",
+    )
+    streams = "0 none, 1 stdout, 2 stderr, 3 both"
+    said = f"streams that go only to files: {streams}"
+    option(group, "redirects", "-r", default="0", metavar="STREAMS", help=said)
+    said = f"streams that go to files and to the terminal: {streams}"
+    option(group, "tee", "-t", default="0", metavar="STREAMS", help=said)
 
 
 def _recovery(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recovery")
-    option(group, "policy", default=None, metavar="FILE", help="what may be done, and how often")
-    option(group, "max_restarts", type=int, default=None, help="restarts of all ranks; default: 0")
-    option(group, "checkpoint_dir", default=None, help="or s3://...; default: in the job directory")
-    said = "0 = never, auto = as often as pays off"
+    option(group, "policy", default=None, metavar="FILE", help="recovery policy, as YAML")
+    said = "restarts of all ranks; default: the policy's number, else 0"
+    option(group, "max_restarts", type=int, default=None, metavar="RESTARTS", help=said)
+    said = "folder or s3:// location of checkpoints; default: checkpoints in the job directory"
+    option(group, "checkpoint_dir", default=None, metavar="STORE", help=said)
+    said = "steps between two checkpoints; 0: none; auto: Rekindle chooses the number"
     option(group, "checkpoint_every", default="0", metavar="STEPS", help=said)
-    option(group, "keep_last", type=int, default=0, metavar="N", help="keep the newest N")
-    said = "keep the first one of every N steps"
-    option(group, "keep_every", type=int, default=0, metavar="N", help=said)
-    said = "keep the N with the lowest (NAME) or highest (NAME:max) logged value"
+    said = "keep this many of the newest checkpoints; 0: no such rule"
+    option(group, "keep_last", type=int, default=0, metavar="CHECKPOINTS", help=said)
+    said = "keep the first checkpoint of each interval of this many steps; 0: no such rule"
+    option(group, "keep_every", type=int, default=0, metavar="STEPS", help=said)
+    said = "keep the N checkpoints with the lowest (NAME) or highest (NAME:max) logged value"
     option(group, "keep_best", default="", metavar="N:NAME[:max]", help=said)
-    option(group, "keep_hours", type=float, default=0.0, metavar="H", help="keep the younger ones")
-    option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
-    option(group, "fault_tables", default=None, metavar="FILE", help="entries of your own")
-    option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
+    said = "keep checkpoints that are younger than this; 0: no such rule"
+    option(group, "keep_hours", type=float, default=0.0, metavar="HOURS", help=said)
+    said = "steps between two snapshots in memory; 0: none"
+    option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help=said)
+    said = "TOML file with your own entries for the fault tables"
+    option(group, "fault_tables", default=None, metavar="FILE", help=said)
+    said = "allow `rekindle inject` for this job"
+    option(group, "allow_injection", action="store_true", help=said)
 
 
 def _node_check(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("node check, before training, as dlrover-run's")
-    said = "measure devices and links of each node; one that is faulty takes no part"
+    said = "measure devices and links of each node; a faulty node takes no part"
     option(group, "network_check", action="store_true", help=said)
-    said = "nor does one that is slow; implies --network-check"
+    said = "a slow node takes no part either; implies --network-check"
     option(group, "exclude_straggler", action="store_true", help=said)
-    said = f"it is slow if its devices take N times as long as others'; default: {FACTOR:g}"
-    option(group, "compute_factor", type=float, default=FACTOR, metavar="N", help=said)
-    said = f"or its links do; default: {FACTOR:g}"
-    option(group, "link_factor", type=float, default=FACTOR, metavar="N", help=said)
-    said = f"how long it may take for one of its tasks; default: {NodeCheckLimits().timeout_s:g}"
+    said = "a node is slow if its devices take this many times as long as others'"
+    option(group, "compute_factor", type=float, default=FACTOR, metavar="FACTOR", help=said)
+    said = "a node is slow if its links take this many times as long as others'"
+    option(group, "link_factor", type=float, default=FACTOR, metavar="FACTOR", help=said)
+    said = "how long a node may take for one task of the check"
     option(
         group,
         "node_check_timeout",
@@ -194,36 +247,46 @@ def add_people_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     if name in ("status", "incidents", "nodes"):
         parser.add_argument("--json", action="store_true", help="print JSON")
     if name == "release-node":
-        parser.add_argument("node", help="its name, as rekindle nodes prints it")
+        parser.add_argument(
+            "node", metavar="NAME", help="the node's name, as rekindle nodes prints it"
+        )
     if name == "report-fault":
-        option(parser, "node", type=int, required=True, help="the node, by its rank in the job")
-        option(parser, "device", type=int, default=-1, help="its device, by its number there")
-        option(parser, "gone", action="store_true", help="it is over")
+        said = "node rank of the node in the job"
+        option(parser, "node", type=int, required=True, metavar="NODE", help=said)
+        said = "number of the device on the node; -1: none"
+        option(parser, "device", type=int, default=-1, metavar="DEVICE", help=said)
+        option(parser, "gone", action="store_true", help="the event is over")
         kinds = [source.value for source in EventSource]
-        option(parser, "source", choices=kinds, required=True, help="what kind of sign it is")
+        option(parser, "source", choices=kinds, required=True, help="what the event is")
         ranks = [severity.name.lower() for severity in Severity]
-        option(parser, "severity", choices=ranks, help="how Ascend's driver ranks the code")
+        option(parser, "severity", choices=ranks, help="severity of an Ascend code, by its driver")
         origins = [origin.value for origin in FaultOrigin]
-        said = "what reported the Ascend code; default: the chip, or without --device the node"
+        said = "what reported the Ascend code; default: chip with --device, else node"
         option(parser, "origin", choices=origins, help=said)
-        parser.add_argument("what", help="the code, number, line of the kernel's log, or condition")
+        said = "the fault code, XID number, line of the kernel's log, or condition (Type=Status)"
+        parser.add_argument("what", metavar="WHAT", help=said)
     if name == "profile":
-        parser.add_argument("switch", choices=("on", "off"))
-        said = f"some of {','.join(WORDS)}; default: all but communication on, or all off"
+        parser.add_argument("switch", choices=("on", "off"), help="on: start to record; off: stop")
+        said = f"kinds of records: some of {', '.join(WORDS)}; default: all; "
+        said += "on leaves out communication"
         option(parser, "kinds", default="", metavar="KIND,...", help=said)
     if name == "approve":
-        parser.add_argument("--incident", type=int, default=0, help="the one that is meant")
-        parser.add_argument("--deny", action="store_true", help="refuse it: the job ends")
+        said = "the incident; 0: the one that waits"
+        parser.add_argument("--incident", type=int, default=0, metavar="INCIDENT", help=said)
+        parser.add_argument("--deny", action="store_true", help="refuse; the job ends")
 
 
 def add_inject_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `rekindle inject`."""
-    parser.add_argument("job", help="the job's id")
+    parser.add_argument("job", metavar="JOB", help="the job's id")
     kinds = [kind.value for kind in InjectionKind]
-    option(parser, "rank", type=int, required=True, help="who suffers it")
-    option(parser, "kind", choices=kinds, required=True, help="what")
-    option(parser, "step", type=int, default=None, help="in which step; default: the next one")
-    option(parser, "seconds", type=float, default=1.0, help="how long a slow step pauses")
+    said = "the rank that gets the fault"
+    option(parser, "rank", type=int, required=True, metavar="RANK", help=said)
+    option(parser, "kind", choices=kinds, required=True, help="the kind of fault")
+    said = "the step of the fault, counted from 0; default: the next step"
+    option(parser, "step", type=int, default=None, metavar="STEP", help=said)
+    said = "length of the pause of a slow step"
+    option(parser, "seconds", type=float, default=1.0, metavar="SECONDS", help=said)
 
 
 def read_injection(options: argparse.Namespace) -> Inject:

@@ -8,27 +8,44 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--policy", type=Path, required=True, help="its YAML file")
-    parser.add_argument("--compare", type=Path, metavar="POLICY", help="another, same faults")
+    parser.add_argument(
+        "--policy", type=Path, metavar="FILE", required=True, help="the policy, as YAML"
+    )
+    said = "another policy, which meets the same faults"
+    parser.add_argument("--compare", type=Path, metavar="FILE", help=said)
     world = parser.add_argument_group("world")
-    world.add_argument("--nodes", type=int, required=True, help="nodes that train")
-    world.add_argument("--devices-per-node", type=int, default=8, help="default: 8")
-    world.add_argument("--spares", type=int, help="nodes in reserve; default: as many as it takes")
-    world.add_argument("--min-nodes", type=int, default=0, help="least to go on with; 0: all")
+    said = "nodes that train"
+    world.add_argument("--nodes", type=int, required=True, metavar="NODES", help=said)
+    said = "devices of each node"
+    world.add_argument("--devices-per-node", type=int, default=8, metavar="DEVICES", help=said)
+    said = "number of spare nodes; default: without a limit"
+    world.add_argument("--spares", type=int, metavar="NODES", help=said)
+    said = "fewest nodes with which training continues; 0: all"
+    world.add_argument("--min-nodes", type=int, default=0, metavar="NODES", help=said)
     faults = parser.add_argument_group("faults")
     faults.add_argument(
         "--faults",
         default="llama3",
         metavar="MIX|FILE",
-        help="llama3 (the default), rsc1, rsc2, byterobust, or a file of your own",
+        help="fault statistics: llama3, rsc1, rsc2, byterobust, or a file of your own",
     )
-    faults.add_argument("--times", type=Path, metavar="FILE", help="what recovering takes")
     faults.add_argument(
-        "--checkpoint-every", type=float, metavar="SECONDS", help="default: the best interval"
+        "--times",
+        type=Path,
+        metavar="FILE",
+        help="durations of recoveries, as TOML; default: measured ones",
+    )
+    faults.add_argument(
+        "--checkpoint-every",
+        type=float,
+        metavar="SECONDS",
+        help="time between two checkpoints; default: the best one",
     )
     runs = parser.add_argument_group("runs")
-    runs.add_argument("--days", type=float, default=30.0, help="length of a run; default: 30")
-    runs.add_argument("--runs", type=int, default=20, help="default: 20")
-    runs.add_argument("--seed", type=int, default=0, help="the same seed draws the same faults")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the answer there as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it there")
+    runs.add_argument("--days", type=float, default=30.0, metavar="DAYS", help="length of a run")
+    said = "number of simulated runs"
+    runs.add_argument("--runs", type=int, default=20, metavar="RUNS", help=said)
+    said = "seed of the faults; the same seed draws the same faults"
+    runs.add_argument("--seed", type=int, default=0, metavar="SEED", help=said)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="write a plot of the result")
