@@ -94,7 +94,7 @@ docs: tools
 	else echo 'There is no Sphinx 9 for Python 3.10: the site is left out'; fi
 
 reference: tools
-	PYTHONPATH=tests/support $(BIN)/python -m reference_tables
+	PYTHONPATH=tests/support:docs/tools $(BIN)/python -m reference_tables
 
 # The console script, not `python -m pytest`: that would put the root, and with it the links there,
 # on the module path.

@@ -21,8 +21,14 @@ version = release = rekindle.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "docstrings", "outside_links"]
 
+# A sample of output need not be correct JSON or YAML.
+suppress_warnings = ["misc.highlighting_failure"]
+
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
+
+# An option in a sentence keeps its two dashes.
+smartquotes = False
 
 # `name` in a docstring is code, as it is in Markdown.
 default_role = "code"

@@ -1,15 +1,12 @@
-"""Translates Rekindle's docstrings into reStructuredText.
+"""Reads Rekindle's docstrings, and translates them into reStructuredText for Sphinx.
 
-A docstring of Rekindle has paragraphs of three forms:
+A docstring has sentences, explained names, and code after a blank line:
 
-    A sentence, over one line or several.
+    Return the result. Raises UsageError: there is none.
 
-    name: what an argument is. other, another: several in one paragraph. Each that stands at the
-        start of a line becomes an item of a list; an indented line continues it.
+    name: its meaning. other, another: the meaning of two names.
 
-        an example: code, indented, after a blank line
-
-`Raises Error: when.` is a sentence. A paragraph of items is a list of definitions for a reader.
+A name is explained where `name: ` stands at the start of a sentence.
 """
 
 from __future__ import annotations
@@ -21,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-# The start of a line that explains one name or several, and of one that is a sentence.
-_ITEM = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): ")
-_SENTENCE = re.compile(r"(?:Return|Raises|Example)\b")
+_NAMES = re.compile(r"(?:^|(?<=[.)?:] ))((?:[a-z_]\w*, )*[a-z_]\w*): ")
+_RAISES = re.compile(r"(?<=\. )(?=Raises [A-Z])")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -32,29 +28,50 @@ def setup(app: Sphinx) -> dict[str, bool]:
     return {"parallel_read_safe": True}
 
 
-def to_rst(_app: object, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]):
+def explained(docstring: str | None) -> dict[str, str]:
+    """Return the meanings of the names that a docstring explains."""
+    found: dict[str, str] = {}
+    for paragraph in _paragraphs(docstring or ""):
+        for names, meaning, _ in _items(paragraph)[1]:
+            found |= dict.fromkeys(names.split(", "), meaning)
+    return found
+
+
+def to_rst(
+    _app: object, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
+) -> None:
     """Replace the lines of a docstring (autodoc-process-docstring)."""
-    text = inspect.cleandoc("\n".join(lines))
-    paragraphs = [each for each in re.split(r"\n\s*\n", text) if each.strip()]
-    lines[:] = [line for each in paragraphs for line in (*_paragraph(each), "")]
+    lines[:] = [
+        line
+        for paragraph in _paragraphs("\n".join(lines))
+        for line in (*_translated(paragraph), "")
+    ]
 
 
-def _paragraph(text: str) -> list[str]:
-    lines = text.splitlines()
+def _paragraphs(docstring: str) -> list[str]:
+    return [each for each in re.split(r"\n\s*\n", inspect.cleandoc(docstring)) if each.strip()]
+
+
+def _items(paragraph: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """Return the text before all names, and of each its names, meaning, and what it raises."""
+    text = " ".join(paragraph.split())
+    before, *rest = _NAMES.split(text)
+    found = []
+    for names, words in zip(rest[::2], rest[1::2], strict=True):
+        meaning, *raises = _RAISES.split(words.strip(), maxsplit=1)
+        found.append((names, meaning.strip(), "".join(raises)))
+    return before.strip(), found
+
+
+def _translated(paragraph: str) -> list[str]:
+    lines = paragraph.splitlines()
     if all(line.startswith("    ") for line in lines):
-        return ["::", "", *(f"    {line}" for line in lines)]
-    if not any(_ITEM.match(line) for line in lines):
-        return [line.strip() for line in lines]
-    found: list[str] = []
-    for line in lines:
-        begins = _ITEM.match(line)
-        if begins:
-            names = ", ".join(f"`{name}`" for name in begins[1].split(", "))
-            found += [f"- {names}: {line[begins.end() :]}"]
-        elif _SENTENCE.match(line) and found:
-            found += ["", line]
-        elif found and found[-1].startswith(("- ", "  ")):
-            found.append(f"  {line.strip()}")
-        else:
-            found.append(line.strip())
+        return ["::", "", *lines]
+    before, items = _items(paragraph)
+    found = [before] if before else []
+    found += [""] if before and items else []
+    for names, meaning, raises in items:
+        bold = ", ".join(f"`{name}`" for name in names.split(", "))
+        found.append(f"- {bold}: {meaning}")
+        found += ["", raises] if raises else []
     return found

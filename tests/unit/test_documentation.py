@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 from pathlib import Path
 
 import documented_commands
 import pytest
+from docstrings import explained, to_rst
+from outside_links import with_downloads
 from reference_tables.markdown import check_names
 from reference_tables.pages import FOLDER, PAGES
 from repository import ROOT
 
-TOOLS = ROOT / "docs" / "tools"
-ALL = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES_OF_SITE = ROOT / "docs"
+ALL = sorted([ROOT / "README.md", *PAGES_OF_SITE.rglob("*.md"), *ROOT.glob("examples/**/*.md")])
 MODULES = {
     "rekindle": "rekindle/__init__.py",
     "torch": "rekindle/training/torch/__init__.py",
@@ -45,7 +46,7 @@ def test_the_api_has_all_public_names(page: str) -> None:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
     )
     text = (FOLDER / "api" / f"{page}.md").read_text()
-    documented = re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE)
+    documented = re.findall(r"^\.\. auto\w+:: (\w+)(?!\.)\b", text, re.MULTILINE)
     assert sorted(documented) == sorted(public)
 
 
@@ -136,32 +137,28 @@ def test_a_command_that_does_not_exist_is_refused(command: str, partly: bool, me
 
 
 def test_docstrings_become_restructured_text() -> None:
-    """Paragraphs, explained names, and code."""
+    """Sentences, explained names, what is raised, and code."""
     lines = [
         "Do it.",
         "",
         "    rekindle run",
         "",
-        "one, two: numbers",
-        "    of things. Raises Error: one",
-        "is missing.",
-        "Raises Other: never.",
+        "It is done. one, two: numbers",
+        "    of things; not more: two. other: a text.",
+        "Raises Error: never.",
     ]
-    runpy.run_path(str(TOOLS / "docstrings.py"))["to_rst"](None, "", "", None, None, lines)
+    docstring = "\n".join(lines)
+    to_rst(None, "", "", None, None, lines)
     assert lines == [
-        "Do it.",
-        "",
-        "::",
-        "",
-        "        rekindle run",
-        "",
-        "- `one`, `two`: numbers",
-        "  of things. Raises Error: one",
-        "  is missing.",
-        "",
-        "Raises Other: never.",
-        "",
+        *("Do it.", ""),
+        *("::", "", "    rekindle run", ""),
+        *("It is done.", ""),
+        "- `one`, `two`: numbers of things; not more: two.",
+        "- `other`: a text.",
+        *("", "Raises Error: never.", ""),
     ]
+    numbers = "numbers of things; not more: two."
+    assert explained(docstring) == {"one": numbers, "two": numbers, "other": "a text."}
 
 
 def test_links_to_files_outside_of_the_pages_are_downloads(tmp_path: Path) -> None:
@@ -170,8 +167,7 @@ def test_links_to_files_outside_of_the_pages_are_downloads(tmp_path: Path) -> No
     pages.mkdir()
     (pages / "page.md").touch()
     (tmp_path / "script.py").touch()
-    change = runpy.run_path(str(TOOLS / "outside_links.py"))["with_downloads"]
     links = "[a](./page.md) [b](../script.py#L1) [`c`](../docs/../) [d](../none.md)"
-    assert change(links, pages, pages) == (
+    assert with_downloads(links, pages, pages) == (
         "[a](./page.md) {download}`b <../script.py>` `c` [d](../none.md)"
     )

@@ -12,7 +12,7 @@ from reference_tables.markdown import check_names, code, page, table
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 
 _LIMITS = RecordLimits()
-_HEADS = ("Variable", "Set by", "Read by", "Unit", "Default", "Meaning")
+_HEADS = ("Variable", "Meaning", "Unit", "Default", "Set by", "Read by")
 Row = tuple[str, str, str, str, str]
 
 # (set by, read by, unit, default, meaning)
@@ -413,5 +413,11 @@ def environment() -> str:
     ]
     for title, rows in GROUPS.items():
         parts += [f"## {title}"]
-        parts += [table(_HEADS, [(code(name), *row) for name, row in rows.items()])]
+        parts += [table(_HEADS, [_cells(name, *row) for name, row in rows.items()])]
     return page("Environment variables", *parts)
+
+
+def _cells(
+    name: str, set_by: str, read_by: str, unit: str, default: str, meaning: str
+) -> tuple[str, ...]:
+    return code(name), meaning, unit, default, set_by, read_by

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
+
+from docstrings import explained
 
 from reference_tables.markdown import check_names, code, page, sentence, table
 from rekindle.training.torch import Session
@@ -27,19 +28,6 @@ def session() -> str:
         "### Session.phase",
         _arguments(Session.phase, Session.phase.__doc__),
     )
-
-
-def explained(docstring: str | None) -> dict[str, str]:
-    """Return the text about each name of a docstring: `name: text. other, another: text.`"""
-    text = inspect.cleandoc(docstring or "")
-    found: dict[str, str] = {}
-    for paragraph in re.split(r"\n\s*\n", text):
-        flat = " ".join(paragraph.split())
-        parts = re.split(r"(?:^|(?<=[.)] ))((?:[a-z_]\w*, )*[a-z_]\w*): ", flat)
-        for names, words in zip(parts[1::2], parts[2::2], strict=True):
-            told = words.partition("Raises ")[0].strip()
-            found |= dict.fromkeys(names.split(", "), told)
-    return found
 
 
 def _arguments(function: Any, docstring: str | None) -> str:
