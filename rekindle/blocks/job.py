@@ -39,7 +39,7 @@ _VARIABLE = re.compile(r"[^=\0]+")
 
 
 class TrainingJob(BaseModel):
-    """One distributed training run: what is started, on how many ranks, and what protects it."""
+    """One distributed training run: its script, its ranks, and its protection."""
 
     # An environment may hold secrets, which no error is to show.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)

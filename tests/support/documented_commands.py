@@ -15,10 +15,11 @@ from rekindle.cli.main import command_parser
 
 _FENCE = re.compile(r"^(```+|~~~+)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^|\n\n)((?:(?: {4}|\t)[^\n]*\n|\n)+)")
-_INLINE = re.compile(r"(?<!`)`rekindle ([^`]+)`")
+# `rekindle agent: ...` is the start of a message.
+_INLINE = re.compile(r"(?<!`)`rekindle (?![\w-]+:)([^`]+)`")
 # Variables may stand before the command, as in a shell.
 _COMMAND = re.compile(
-    r"^\s*(\$ )?(?:\w+=(?:\$\([^)]*\)|\S*)\s+)*rekindle ([a-z][^\n]*)", re.MULTILINE
+    r"^\s*(\$ )?(?:\w+=(?:\$\([^)]*\)|\S*)\s+)*rekindle (?![\w-]+:)([a-z][^\n]*)", re.MULTILINE
 )
 _SHELLS = ("", "bash", "console", "sh", "shell", "text")
 _ENDS = re.compile(r"\s(?:#|\||>|2>|&&|&|;)(?:\s|$).*|[;&]$")

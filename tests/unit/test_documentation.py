@@ -80,11 +80,12 @@ def test_command_lines_parse() -> None:
 
 
 PAGE = """
-Run `rekindle status JOB`, or `rekindle run`.
+Run `rekindle status JOB`, or `rekindle run`. It prints `rekindle agent: why`.
 
     SECRET=$(cat secret) rekindle run --nnodes 2 \\
         --policy FILE train.py --lr 0.1   # a comment
     rekindle status|stop trial
+    rekindle coordinator: a message
 
 ```console
 $ rekindle checkpoints ls nightly

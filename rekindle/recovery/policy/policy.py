@@ -61,7 +61,7 @@ def _seconds(text: str) -> Meta:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be done about faults, and how often.
+    """A recovery policy: the strategies that a job may use, and their limits.
 
     The default of `max_restarts` is 0 here and for `rekindle run`, as for torchrun. It is 3 in
     forms and job files.

@@ -140,7 +140,7 @@ class Session:
         self._loop.end(raised=kind is not None)
 
     def steps(self, total: int) -> Iterator[Step]:
-        """Yield the steps that are left of `total`. A step that a fault broke comes again.
+        """Yield the steps that are left of `total`. After a fault a broken step comes again.
 
         total: steps of the whole run, including those before a restart.
         """
@@ -150,7 +150,7 @@ class Session:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark work that takes longer than a step: `with session.phase("evaluate"):`
 
-        name: evaluate, checkpoint or compile. The watchdog allows more time for it than for a
+        name: `evaluate`, `checkpoint` or `compile`. The watchdog allows more time for it than for a
         step, and ranks that wait meanwhile do not count as hung.
         Raises SessionError: another name.
         """
