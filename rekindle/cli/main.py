@@ -197,11 +197,12 @@ def _npu_check(options: argparse.Namespace) -> int:
 
 
 def _inject(options: argparse.Namespace) -> int:
+    from rekindle.cli.run_spec import read_injection
     from rekindle.engines.client import JobClient
     from rekindle.job.spec import JobDirectory, job_directory
 
     directory = JobDirectory(job_directory(options.job))
-    fault = arguments.read_injection(options)
+    fault = read_injection(options)
     endpoint = directory.endpoint()
     if endpoint is None:
         raise UsageError(f"there is no job {options.job!r} in {directory.path.parent}")

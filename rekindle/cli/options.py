@@ -69,8 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="export only this object, such as model; may be given several times",
     )
     for each in (pull, push, export):
-        said = "the step of the checkpoint; default: the newest intact one"
-        each.add_argument("--step", type=int, metavar="STEP", help=said)
+        each.add_argument(
+            "--step",
+            type=int,
+            metavar="STEP",
+            help="the step of the checkpoint; default: the newest intact one",
+        )
     _add_import(
         action("import", "make a checkpoint from a torch.save file or a folder of torch's DCP")
     )
@@ -86,8 +90,12 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a file of torch.save, or a folder of DCP")
     parser.add_argument("store", metavar="STORE", help="a folder, or an s3:// location")
     parser.add_argument("--job-id", required=True, help="the job that resumes from the checkpoint")
-    said = "finished steps; default: the number in the source"
-    parser.add_argument("--step", type=int, metavar="STEPS", help=said)
+    parser.add_argument(
+        "--step",
+        type=int,
+        metavar="STEPS",
+        help="finished steps; default: the number in the source",
+    )
     parser.add_argument(
         "--take",
         action="append",
@@ -120,20 +128,28 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     about = "print all objects of a job in a cluster, with secrets hidden"
     render = _action(actions, "render", about)
     render.add_argument("file", help=_JOB_FILE)
-    said = "a node that the pods avoid; may be given several times"
-    render.add_argument("--avoid", action="append", default=[], metavar="NODE", help=said)
+    render.add_argument(
+        "--avoid",
+        action="append",
+        default=[],
+        metavar="NODE",
+        help="a node that the pods avoid; may be given several times",
+    )
     about = "check a cluster for all that a job needs; the status is 1 if anything is missing"
     check = _action(actions, "check", about)
-    said = f"{_JOB_FILE}; default: any job of the kind"
-    check.add_argument("file", nargs="?", help=said)
+    check.add_argument("file", nargs="?", help=f"{_JOB_FILE}; default: any job of the kind")
     check.add_argument(
         "--kubeconfig",
         default="",
         metavar="FILE",
         help=f"{_ACCESS}; default: KUBECONFIG",
     )
-    said = "context of that file; default: its current one"
-    check.add_argument("--context", default="", metavar="NAME", help=said)
+    check.add_argument(
+        "--context",
+        default="",
+        metavar="NAME",
+        help="context of that file; default: its current one",
+    )
     check.add_argument("--namespace", help="namespace to check; default: the job's")
     check.add_argument("--json", action="store_true", help="print JSON")
     for each in (render, check):
@@ -143,28 +159,43 @@ def add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     trace = _action(actions, "trace", about)
     trace.add_argument("job", metavar="JOB", help="the job's id")
     which = trace.add_mutually_exclusive_group()
-    said = f"kinds to record, with commas: {', '.join(WORDS)}; all but the first go together"
-    which.add_argument("--on", metavar="KIND,...", help=said)
+    which.add_argument(
+        "--on",
+        metavar="KIND,...",
+        help=f"kinds to record, with commas: {', '.join(WORDS)}; all but the first go together",
+    )
     which.add_argument("--off", action="store_true", help="record nothing")
     trace.add_argument("--namespace", default="default", help="the job's namespace")
-    said = f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
-    trace.add_argument("--kubeconfig", metavar="FILE", default="", help=said)
+    trace.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        default="",
+        help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod",
+    )
     trace.add_argument(
         "--context", metavar="NAME", default="", help="context of that file; default: its own"
     )
-    said = "address of ClusterD; default: its usual address in a pod, else the job's ConfigMap"
-    trace.add_argument("--clusterd", metavar="HOST:PORT", default="", help=said)
+    trace.add_argument(
+        "--clusterd",
+        metavar="HOST:PORT",
+        default="",
+        help="address of ClusterD; default: its usual address in a pod, else the job's ConfigMap",
+    )
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how a cluster is found, for commands that are about this machine without any."""
     cluster = parser.add_argument_group("a cluster, instead of this machine")
-    said = f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod"
-    cluster.add_argument("--kubeconfig", default="", metavar="FILE", help=said)
-    said = "context of that file; default: its own"
-    cluster.add_argument("--context", default="", metavar="NAME", help=said)
-    said = "namespace of the jobs; default: default"
-    cluster.add_argument("--namespace", default="", help=said)
+    cluster.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod",
+    )
+    cluster.add_argument(
+        "--context", default="", metavar="NAME", help="context of that file; default: its own"
+    )
+    cluster.add_argument("--namespace", default="", help="namespace of the jobs; default: default")
 
 
 def add_diagnose_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,8 +204,12 @@ def add_diagnose_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", default="", metavar="FIRST:LAST", help="steps to report; default: all"
     )
-    said = "ranks of a node; default: the job's number, 1 for a folder"
-    parser.add_argument("--per-node", type=int, metavar="RANKS", help=said)
+    parser.add_argument(
+        "--per-node",
+        type=int,
+        metavar="RANKS",
+        help="ranks of a node; default: the job's number, 1 for a folder",
+    )
     parser.add_argument(
         "--trace", metavar="FILE", help="write a trace of these steps for Perfetto or Chrome"
     )

@@ -11,17 +11,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", type=Path, metavar="FILE", required=True, help="the policy, as YAML"
     )
-    said = "another policy, which meets the same faults"
-    parser.add_argument("--compare", type=Path, metavar="FILE", help=said)
+    parser.add_argument(
+        "--compare", type=Path, metavar="FILE", help="another policy, which meets the same faults"
+    )
     world = parser.add_argument_group("world")
-    said = "nodes that train"
-    world.add_argument("--nodes", type=int, required=True, metavar="NODES", help=said)
-    said = "devices of each node"
-    world.add_argument("--devices-per-node", type=int, default=8, metavar="DEVICES", help=said)
-    said = "number of spare nodes; default: without a limit"
-    world.add_argument("--spares", type=int, metavar="NODES", help=said)
-    said = "fewest nodes with which training continues; 0: all"
-    world.add_argument("--min-nodes", type=int, default=0, metavar="NODES", help=said)
+    world.add_argument("--nodes", type=int, required=True, metavar="NODES", help="nodes that train")
+    world.add_argument(
+        "--devices-per-node", type=int, default=8, metavar="DEVICES", help="devices of each node"
+    )
+    world.add_argument(
+        "--spares",
+        type=int,
+        metavar="NODES",
+        help="number of spare nodes; default: without a limit",
+    )
+    world.add_argument(
+        "--min-nodes",
+        type=int,
+        default=0,
+        metavar="NODES",
+        help="fewest nodes with which training continues; 0: all",
+    )
     faults = parser.add_argument_group("faults")
     faults.add_argument(
         "--faults",
@@ -43,9 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runs = parser.add_argument_group("runs")
     runs.add_argument("--days", type=float, default=30.0, metavar="DAYS", help="length of a run")
-    said = "number of simulated runs"
-    runs.add_argument("--runs", type=int, default=20, metavar="RUNS", help=said)
-    said = "seed of the faults; the same seed draws the same faults"
-    runs.add_argument("--seed", type=int, default=0, metavar="SEED", help=said)
+    runs.add_argument(
+        "--runs", type=int, default=20, metavar="RUNS", help="number of simulated runs"
+    )
+    runs.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="SEED",
+        help="seed of the faults; the same seed draws the same faults",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="write a plot of the result")
