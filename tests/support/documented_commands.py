@@ -44,7 +44,7 @@ def named_in(page: str) -> Iterator[str]:
 
 
 def check(command: str, *, partly: bool = False) -> None:
-    """Parse a command. partly: it may lack what is required. Raises ValueError: what is wrong."""
+    """Parse a command. partly: it may lack what is required. Raises ValueError: it is wrong."""
     words = shlex.split(_ENDS.sub("", command))
     words = [word.strip("[]") if word[:1] == "[" or word[-1:] == "]" else word for word in words]
     words = [word for word in words if word not in _NOT_THERE]

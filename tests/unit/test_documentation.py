@@ -51,7 +51,7 @@ def test_the_api_has_all_public_names(page: str) -> None:
 
 
 def test_python_blocks_compile() -> None:
-    """Of all pages, the README and the examples."""
+    """All pages, the README and the examples have valid Python."""
     wrong = []
     for path in ALL:
         for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.M):

@@ -142,7 +142,7 @@ def _type(action: argparse.Action) -> str:
 def unit(action: argparse.Action) -> str:
     """Return the unit of a number. Raises ValueError: its metavar is no unit."""
     if action.type not in (int, float):
-        return UNITS.get(str(action.metavar), "") if action.metavar in ("STEPS", "STEP") else ""
+        return UNITS[str(action.metavar)] if action.metavar in ("STEPS", "NODES", "RANKS") else ""
     if str(action.metavar) not in UNITS:
         names = "/".join(action.option_strings) or action.dest
         raise ValueError(

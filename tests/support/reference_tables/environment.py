@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from repository import ROOT
 
 from reference_tables.markdown import check_names, code, page, table
+from rekindle.agent.mindspore_scheduler import PATIENCE_S
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 
 _LIMITS = RecordLimits()
@@ -114,7 +115,7 @@ _USER: dict[str, Row] = {
         "ranks with MindIO's API",
         "",
         "none",
-        "`1` or `true`: a repair passes on the arguments of MindSpore.",
+        "`1` or `true`: the framework of the ranks is MindSpore.",
     ),
 }
 
@@ -215,14 +216,14 @@ _MINDSPORE: dict[str, Row] = {
         "user, agent",
         "MindSpore",
         "seconds",
-        "set by the agent",
+        code(PATIENCE_S),
         "Time limit of a collective on the CPU.",
     ),
     "MS_NODE_TIMEOUT": (
         "user, agent",
         "MindSpore",
         "seconds",
-        "set by the agent",
+        code(PATIENCE_S),
         "Time without a heartbeat after which the scheduler reports a rank as lost.",
     ),
     "MS_RETRY_INTERVAL_LOWER": (

@@ -1,4 +1,4 @@
-"""Ports and connections: who listens, and how what passes through them is protected."""
+"""Ports and connections: their listeners, encryption and authentication."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def session() -> str:
 
 
 def _session_in(framework: str) -> ast.ClassDef:
-    """Return the class of a framework, which need not be installed."""
+    """Return the class of a framework from its source: MindSpore is not installed here."""
     path = ROOT / "rekindle" / "training" / framework / "session.py"
     body = ast.parse(path.read_text()).body
     return next(n for n in body if isinstance(n, ast.ClassDef) and n.name == "Session")
