@@ -1,7 +1,7 @@
 """Settings of the documentation site: `make docs` builds docs/ into build/docs.
 
 The build is strict: a warning, such as a link to a page that does not exist, is an error. It works
-without a network. A Mermaid diagram is shown as its text: to draw it, Sphinx would need Node.js or a CDN.
+without a network. A Mermaid diagram is shown as its text: Sphinx needs Node.js or a CDN to draw it.
 """
 
 import sys
