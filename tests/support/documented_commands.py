@@ -25,6 +25,7 @@ _SHELLS = ("", "bash", "console", "sh", "shell", "text")
 _ENDS = re.compile(r"\s(?:#|\||>|2>|&&|&|;)(?:\s|$).*|[;&]$")
 _NOT_THERE = {"...", "options", "arguments", "args"}
 _INCOMPLETE = "the following arguments are required"
+_NO_VALUE = ": expected one argument"
 
 
 def commands_of(page: str) -> Iterator[str]:
@@ -58,7 +59,7 @@ def check(command: str, *, partly: bool = False) -> None:
                 raise
             if _INCOMPLETE in str(error):  # and there may be another error behind it
                 _parser(optional=True).parse_args([verb, *words[1:]])
-            elif not str(error).endswith(f"{words[-1]}: expected one argument"):
+            elif words[-1] not in str(error) or not str(error).endswith(_NO_VALUE):
                 raise
 
 
