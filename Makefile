@@ -17,7 +17,9 @@ NPU_WHEEL := torch-npu --constraint constraints.txt --dest $(WHEELS) --no-deps \
 # examples and benchmarks of MindSpore use it. MindSpore has no build for Python 3.13.
 MINDSPORE := .venv-mindspore
 MINDSPORE_STAMP := $(MINDSPORE)/.installed
-SOURCES := rekindle tests $(wildcard examples benchmarks)
+SOURCES := rekindle tests docs $(wildcard examples benchmarks)
+# Sphinx 9 has no version for Python 3.10.
+DOCS := docs --builder html --doctree-dir build/doctrees --fresh-env --fail-on-warning --quiet
 # Each file of tests runs on one worker, so its tests can share jobs and servers.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -32,7 +34,7 @@ ifneq ($(shell cat $(MINDSPORE_STAMP) 2>/dev/null),$(shell pwd -P))
 .PHONY: $(MINDSPORE_STAMP)
 endif
 
-.PHONY: help setup tools mindspore lint test test-unit test-changed soak demo bench clean
+.PHONY: help setup tools mindspore lint docs reference test test-unit test-changed soak demo bench clean
 
 help:
 	@echo 'make setup         Rekindle in .venv, with all that the demo needs'
@@ -42,6 +44,8 @@ help:
 	@echo 'make test-changed  the tests that the changes since BASE can affect (BASE=HEAD)'
 	@echo 'make test          every check and every test but the soak tests'
 	@echo 'make lint          the checks alone'
+	@echo 'make docs          the documentation site, in build/docs; a broken link is an error'
+	@echo 'make reference     the tables of docs/reference that follow from the source'
 	@echo 'make soak          the long fault tests'
 	@echo 'make demo          a training run that survives three faults'
 	@echo 'make bench         every benchmark in its short form'
@@ -60,7 +64,7 @@ tools: $(TOOLS_STAMP)
 
 $(TOOLS_STAMP): $(STAMP)
 	@echo 'Installing the tools for checks and tests into .venv'
-	@$(PIP) install --editable '.[torch,prefect,dev]' --constraint constraints.txt
+	@$(PIP) install --editable '.[torch,prefect,dev,docs]' --constraint constraints.txt
 	@ls $(WHEELS)/torch_npu-*.whl >/dev/null 2>&1 || $(PIP) download $(NPU_WHEEL)
 	@touch $(TOOLS_STAMP)
 
@@ -84,9 +88,17 @@ lint: tools
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports --no-logo
 
+docs: tools
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		$(BIN)/python -m sphinx $(DOCS) build/docs && echo 'The site is in build/docs/index.html'; \
+	else echo 'There is no Sphinx 9 for Python 3.10: the site is left out'; fi
+
+reference: tools
+	PYTHONPATH=tests/support:docs/tools $(BIN)/python -m reference_tables
+
 # The console script, not `python -m pytest`: that would put the root, and with it the links there,
 # on the module path.
-test: lint mindspore
+test: lint docs mindspore
 	$(PYTEST) --alone 5 $(PYTEST_ARGS)
 
 test-unit: tools

@@ -39,7 +39,7 @@ _VARIABLE = re.compile(r"[^=\0]+")
 
 
 class TrainingJob(BaseModel):
-    """One distributed training run: what is started, on how many ranks, and what protects it."""
+    """One distributed training run: its script, its ranks, and its protection."""
 
     # An environment may hold secrets, which no error is to show.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -66,7 +66,7 @@ class TrainingJob(BaseModel):
     )
     framework: Literal["torch", "mindspore"] = Field(
         default="torch",
-        description="What the ranks train with. It has to be installed where they run.",
+        description="Framework of the script. It has to be installed where the ranks run.",
     )
     nodes: Nodes = 1
     processes_per_node: ProcessesPerNode = 1
@@ -78,7 +78,7 @@ class TrainingJob(BaseModel):
     )
     working_directory: str = Field(
         default="",
-        description="Folder in which the ranks are started. Empty: that of the flow's process.",
+        description="Folder in which the ranks start. Empty: that of the flow's process.",
     )
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
@@ -87,44 +87,44 @@ class TrainingJob(BaseModel):
     snapshot_every: int = Field(
         default=10,
         ge=0,
-        description="Steps between two snapshots of the training state in memory; 0: none. A lost "
-        "node costs at most this many steps.",
+        description="Steps between two snapshots of the training state in memory; 0: none. The "
+        "loss of a node costs at most this many steps.",
     )
     allow_injection: bool = Field(
         default=False,
-        description="Whether faults may be injected with `rekindle inject`, to see it recover.",
+        description="Whether `rekindle inject` may inject faults into the job.",
     )
     saved_cluster: str = Field(
         default="",
-        description="Name of a block of type Rekindle Cluster, which then takes the place of the "
-        "numbers of nodes, ranks and spares. Empty: none.",
+        description="Name of a block of type Rekindle Cluster, which replaces the numbers of "
+        "nodes, ranks and spares. Empty: none.",
     )
     saved_store: str = Field(
         default="",
-        description="Name of a block of type Rekindle Checkpoint Store, which then takes the place "
-        "of the checkpoint settings. Empty: none.",
+        description="Name of a block of type Rekindle Checkpoint Store, which replaces the "
+        "checkpoint settings. Empty: none.",
     )
     saved_policy: str = Field(
         default="",
-        description="Name of a block of type Rekindle Policy, which then takes the place of the "
-        "policy below. Empty: none.",
+        description="Name of a block of type Rekindle Policy, which replaces the policy below. "
+        "Empty: none.",
     )
     fault_tables: str = Field(
         default="",
-        description="File with your own entries about fault codes, exits and error texts, relative "
-        "to the working directory. Empty: none.",
+        description="TOML file with your own entries for fault codes, exits and error texts, "
+        "relative to the working directory. Empty: none.",
     )
     policy: RecoveryPolicy = setting(
-        USUAL, "How faults are met: which strategies are used, and within which limits."
+        USUAL, "The recovery policy: which strategies the job may use, and its limits."
     )
     node_check: NodeCheck = Field(
         default=NodeCheck(),
-        description="Whether nodes are checked before they train, and when one is sick.",
+        description="Whether the job checks nodes before they train, and its limits.",
     )
     kubernetes: KubernetesPods | None = Field(
         default=None,
-        description="How its nodes become pods of a cluster; all paths are those in their image "
-        "then. Empty: they are processes of this machine.",
+        description="How the nodes become pods of a cluster; all paths are then paths in their "
+        "image. Empty: the nodes are processes of this machine.",
     )
 
     # No field: whoever looks at the job, or at a flow run's parameters, is not to see it.

@@ -16,18 +16,18 @@ from rekindle.recovery.policy.policy import Policy
 
 
 class NodeCheck(BaseModel):
-    """What is measured of each node before it takes part in training."""
+    """The check of each node before it takes part in training."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = Field(
         default=False,
-        description="Whether devices and links of each node are measured before it takes part; one "
-        "that is faulty is isolated, and another one asked for.",
+        description="Whether the job measures devices and links of each node before the node takes "
+        "part. The job isolates a faulty node and requests another one.",
     )
     exclude_straggler: bool = Field(
         default=False,
-        description="Whether a node that is slow is isolated, too.",
+        description="Whether the job isolates a slow node, too.",
     )
     compute_factor: float = field_of(NodeCheckLimits, "compute_factor")
     link_factor: float = field_of(NodeCheckLimits, "link_factor")
@@ -58,15 +58,15 @@ MinNodes = Annotated[
     int,
     Field(
         ge=0,
-        description="Least number of nodes that training may go on with when some are lost; 0: all "
-        "of them are needed.",
+        description="Fewest nodes with which training may continue after others are lost; 0: all "
+        "nodes are needed.",
     ),
 ]
 Spares = Annotated[
     int,
     Field(
         ge=0,
-        description="Nodes in reserve, each ready to take the place of a lost one at once.",
+        description="Spare nodes, each ready to replace a lost node at once.",
     ),
 ]
 
@@ -75,7 +75,7 @@ Keep = Annotated[Retention, Form("Keep")]
 
 
 class CheckpointDirectory(BaseModel):
-    """A folder for checkpoints and how often one is written to it."""
+    """The location of checkpoints, and their interval."""
 
     model_config = ConfigDict(extra="forbid", title="Checkpoint")
 
@@ -88,15 +88,17 @@ class CheckpointDirectory(BaseModel):
     every: int = Field(
         default=0,
         ge=0,
-        description="Steps between two checkpoints; 0: none is written. A new attempt of the job "
-        "goes on from the newest valid one.",
+        description="Steps between two checkpoints; 0: none. A new attempt of the job continues "
+        "from the newest valid one.",
     )
     automatic: bool = Field(
         default=False,
-        description="Choose the steps between two checkpoints from how long one takes, and how "
-        "often faults come; the number above is then of no effect.",
+        description="Whether Rekindle chooses the steps between two checkpoints, from the duration "
+        "of a checkpoint and the rate of faults; the number above then has no effect.",
     )
-    keep: Keep = setting(Retention(), "Which checkpoints are kept. Without any rule: all of them.")
+    keep: Keep = setting(
+        Retention(), "Which checkpoints the job keeps. Without any rule: all of them."
+    )
 
     @property
     def interval(self) -> int | Literal["auto"]:

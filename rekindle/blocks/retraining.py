@@ -6,14 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Retraining(BaseModel):
-    """The commands before and after training, and what becomes of its checkpoint."""
+    """The commands before and after training, and the publication of the checkpoint."""
 
     model_config = ConfigDict(extra="forbid")
 
     prepare: list[str] = Field(
         default=[],
         description="Command that prepares the data, as a list of words; run once, before "
-        "training. Empty: there is nothing to prepare.",
+        "training. Empty: none.",
     )
     evaluate: list[str] = Field(
         default=[],
@@ -22,21 +22,21 @@ class Retraining(BaseModel):
     )
     at_least: dict[str, float] = Field(
         default={},
-        description="Metrics below these numbers keep the checkpoint from being published.",
+        description="Lowest value of each metric; below it the checkpoint is not published.",
     )
     at_most: dict[str, float] = Field(
         default={},
-        description="Metrics above these numbers keep the checkpoint from being published.",
+        description="Highest value of each metric; above it the checkpoint is not published.",
     )
     publish_to: str = Field(
         default="published",
         min_length=1,
-        description="Folder that published checkpoints are copied to, best on shared storage, "
-        "relative to the working directory; or s3://bucket/prefix?endpoint=https://host:port, "
-        "with the key of the job's checkpoint store.",
+        description="Folder for copies of published checkpoints, best on shared storage, relative "
+        "to the working directory; or s3://bucket/prefix?endpoint=https://host:port, with the key "
+        "of the job's checkpoint store.",
     )
     downstream: list[str] = Field(
         default=[],
         description="Deployments (flow/deployment) that run once with the parameter `checkpoint`, "
-        "the reference of what was published.",
+        "the reference of the published checkpoint.",
     )

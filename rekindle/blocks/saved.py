@@ -23,7 +23,7 @@ from rekindle.errors import UsageError
 
 
 class SavedCluster(Block):
-    """Where jobs train: how many nodes, with how many ranks, and what all of them are given."""
+    """A cluster: the numbers of nodes and ranks, and variables of all ranks."""
 
     _block_type_name = "Rekindle Cluster"
     _block_type_slug = "rekindle-cluster"
@@ -34,13 +34,14 @@ class SavedCluster(Block):
     spares: Spares = 0
     environment: SecretDict = Field(
         default=SecretDict({}),
-        description="Environment variables that each rank gets, as the keys of a data store or of "
-        "an experiment tracker. They are kept secret; those of the job itself win.",
+        description="Environment variables of each rank, such as the keys of a data store or of an "
+        "experiment tracker. Prefect stores them as secrets; a variable of the job replaces one of "
+        "the same name here.",
     )
 
 
 class SavedStore(Block):
-    """Where jobs keep their checkpoints, how often, and the key to it."""
+    """A checkpoint store: its location, the interval, and its key."""
 
     _block_type_name = "Rekindle Checkpoint Store"
     _block_type_slug = "rekindle-checkpoint-store"
@@ -51,7 +52,7 @@ class SavedStore(Block):
     )
     access_key_id: SecretStr = Field(
         default=SecretStr(""),
-        description="Access key of an object store. Empty: what its client finds by itself "
+        description="Access key of an object store. Empty: the client looks for one itself "
         "(environment, profile, the machine's role).",
     )
     secret_access_key: SecretStr = Field(
@@ -72,13 +73,13 @@ class SavedStore(Block):
 
 
 class SavedPolicy(Block):
-    """What may be done about faults, in which order, how often, and who is asked first."""
+    """A recovery policy: strategies, their order, their limits, and approval."""
 
     _block_type_name = "Rekindle Policy"
     _block_type_slug = "rekindle-policy"
 
     policy: RecoveryPolicy = setting(
-        USUAL, "How faults are met: which strategies are used, and within which limits."
+        USUAL, "The recovery policy: which strategies the job may use, and its limits."
     )
 
 

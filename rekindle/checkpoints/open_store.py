@@ -72,10 +72,11 @@ class FilePointer:
 
 
 def open_store(location: str, environment: Mapping[str, str] = os.environ) -> CheckpointStore:
-    """The store at this location (`rekindle.checkpoints.location`); nothing is read of it yet.
+    """Return the store at a location: a folder or an s3:// URL. It reads nothing yet.
 
-    location: an absolute path or s3://bucket/prefix. environment: has the credentials of the store.
-    Raises UsageError: the text is no location (a relative path is none), boto3 or the file of
+    location: an absolute path or s3://bucket/prefix. environment: variables with the credentials
+    of the store.
+    Raises UsageError: the location is not valid (a relative path is not), boto3 or the file of
     authorities is missing, or the environment has only a part of the credentials.
     """
     where = parse(location)

@@ -18,31 +18,34 @@ from rekindle.settings import check_limits
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoints stay when a newer one is written: each that one of the rules keeps.
+    """Which checkpoints the job keeps when it writes a newer one: those of any rule.
 
-    Without any rule all stay.
+    Without a rule it keeps all.
     """
 
-    last: Annotated[int, Meta(ge=0, description="The newest ones, so many; 0: no such rule.")] = 0
+    last: Annotated[
+        int, Meta(ge=0, description="How many of the newest checkpoints to keep; 0: no such rule.")
+    ] = 0
     every_steps: Annotated[
         int,
         Meta(
             ge=0,
-            description="The first one of every so many steps (with 1000: of the steps 0 to 999, "
-            "1000 to 1999...); 0: no such rule.",
+            description="Keep the first checkpoint of each interval of this many steps (with 1000: "
+            "of the steps 0 to 999, 1000 to 1999...); 0: no such rule.",
         ),
     ] = 0
     best: Annotated[
         int,
         Meta(
             ge=0,
-            description="Those with the best value of the metric, so many; 0: no such rule.",
+            description="How many checkpoints with the best value of the metric to keep; 0: no "
+            "such rule.",
         ),
     ] = 0
     metric: Annotated[
         str,
         Meta(
-            description="Name under which the training script logs that value, in the step of the "
+            description="Name under which the training script logs the metric, in the step of the "
             "checkpoint."
         ),
     ] = ""
@@ -51,7 +54,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = False
     hours: Annotated[
         float,
-        Meta(ge=0, description="Those that are not older than so many hours; 0: no such rule."),
+        Meta(ge=0, description="Keep checkpoints that are not older than this; 0: no such rule."),
     ] = 0.0
 
     def __post_init__(self) -> None:

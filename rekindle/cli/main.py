@@ -38,95 +38,101 @@ COMMANDS = (
         "run a distributed training script (torchrun's command line)",
         (add_run_arguments,),
         "rekindle.cli.run:run",
-        about="Start a job's coordinator and agents, and run a script as its ranks.",
+        about="Start the coordinator and the agents of a job, and run a script as its ranks.",
     ),
     Command(
         "inject",
-        "break a running job on purpose",
+        "inject a fault into a running job",
         (declare.job, declare.fault),
         "rekindle.cli.jobs:inject",
-        about="Have a rank of a job on this machine suffer a fault, to see it recover.",
+        about="Inject a fault into a rank of a job that runs on this machine.",
     ),
     Command(
         "policy",
-        "check a policy, and print it as ModelArts or MindCluster write theirs",
+        "check a policy, and print it in a format of ModelArts or MindCluster",
         (declare.policy,),
         "rekindle.cli.simulate:policy",
-        about="Read a policy, or a job of ModelArts or MindCluster, and print it.",
+        about="Read a policy, or a job of ModelArts or MindCluster, and print the policy.",
     ),
     Command(
         "simulate",
-        "tell what a recovery policy would be worth",
+        "estimate how much training time a recovery policy saves",
         (declare.simulation,),
         "rekindle.cli.simulate:simulate",
-        about="Run a recovery policy against faults drawn from published statistics.",
+        about="Simulate a recovery policy with faults drawn from published statistics.",
     ),
     Command(
         "checkpoints",
         "list, verify, copy, prune, export and import checkpoints",
         (declare.checkpoints,),
         "rekindle.cli.checkpoints:run",
-        about="See to the checkpoints of a store: a folder, an s3:// location, or a job's.",
+        about="Manage the checkpoints of a store: a folder, an s3:// location, or a job's.",
     ),
     Command(
         "kubernetes",
-        "print a job as the manifests of a cluster, check whether it could be there, trace it",
+        "print the manifests of a job, check a cluster for it, or trace it",
         (declare.kubernetes,),
-        about="See what a job would be in a cluster, and ask the cluster about it.",
+        about="Print the objects of a job in a cluster, check the cluster, or trace the job.",
     ),
     Command(
         "diagnose",
-        "tell where ranks' time goes, and who is slow",
+        "report where the time of ranks goes, and which ranks are slow",
         (declare.diagnosis,),
         "rekindle.cli.diagnose:run",
-        about="Read the records of light profiling: of a job, or of a folder, also TaskD's.",
+        about="Read the records of light profiling of a job, or of a folder (also TaskD's).",
     ),
     Command(
         "npu-check",
-        "tell what ranks on Ascend NPUs lack on this machine",
+        "report what is missing on this machine for ranks on Ascend NPUs",
         (declare.as_json,),
         "rekindle.cli.jobs:npu_check",
-        about="Look for torch-npu, the torch of its version, CANN, the driver and devices.",
+        about="Look for torch-npu, torch of the same version, CANN, the driver and devices.",
     ),
     Command(
-        "status", "tell where a job is", (declare.job, declare.as_json), "rekindle.cli.jobs:status"
+        "status",
+        "print the state of a job and of its ranks",
+        (declare.job, declare.as_json),
+        "rekindle.cli.jobs:status",
     ),
     Command(
         "incidents",
-        "list a job's incidents and what was done about them",
+        "list the incidents of a job and what Rekindle did about each",
         (declare.job, declare.as_json),
         "rekindle.cli.jobs:incidents",
     ),
     Command(
         "approve",
-        "approve (or refuse) what a job waits to be allowed to do",
+        "approve or refuse the recovery that a job asks a person to approve",
         (declare.job, declare.approval),
         "rekindle.cli.jobs:approve",
     ),
     Command(
         "report-fault",
-        "tell a job of trouble that a monitor or you have seen",
+        "report a health event of a node or device to a job",
         (declare.job, declare.health_event),
         "rekindle.cli.jobs:report_fault",
     ),
     Command(
         "profile",
-        "have a job's ranks write down where their time goes, or no more",
+        "switch light profiling of a job's ranks on or off",
         (declare.job, declare.profiling),
         "rekindle.cli.jobs:profile",
     ),
     Command(
-        "stop", "stop a job; its last words are written", (declare.job,), "rekindle.cli.jobs:stop"
+        "stop",
+        "stop a job; it writes a final checkpoint first if its policy has dump",
+        (declare.job,),
+        "rekindle.cli.jobs:stop",
     ),
     Command(
         "nodes",
-        "list the nodes that jobs had trouble with",
+        "list the nodes on which jobs had faults",
         (declare.as_json, declare.cluster),
         "rekindle.cli.jobs:nodes",
     ),
     Command(
         "release-node",
-        "let an isolated node be used again",
+        "allow jobs to use an isolated node again",
         (declare.node, declare.cluster),
         "rekindle.cli.jobs:release_node",
     ),
@@ -152,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _status_of(argv: list[str] | None) -> int:
-    options = _parser().parse_args(argv)
+    options = command_parser().parse_args(argv)
     module, _, function = options.function.partition(":")
     try:
         try:
@@ -182,14 +188,15 @@ def _open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="rekindle", description="Training runs that outlive their faults."
+        prog="rekindle", description="Keep distributed training runs alive."
     )
     parser.add_argument("--version", action="version", version=f"rekindle {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
-        about = each.about or f"{each.help.capitalize()}."
+        about = each.about or f"{each.help[0].upper()}{each.help[1:]}."
         command = commands.add_parser(each.name, help=each.help, description=about)
         command.set_defaults(function=each.function)
         for add_options in each.options:

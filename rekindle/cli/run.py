@@ -19,7 +19,7 @@ import msgspec
 from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.cli import foreground
-from rekindle.cli.run_options import entry_kind, host_and_port, read_spec
+from rekindle.cli.run_spec import entry_kind, host_and_port, read_spec
 from rekindle.engines.client import JobClient
 from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine

@@ -6,23 +6,11 @@ Torchrun's options are those of torch/distributed/run.py (2.13).
 from __future__ import annotations
 
 import argparse
-import os
-import secrets
-import time
-from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from rekindle import names
-from rekindle.checkpoints.location import absolute
-from rekindle.checkpoints.retention import Retention
 from rekindle.cli.options import option
-from rekindle.errors import UsageError
-from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
+from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
-from rekindle.recovery.policy.interval import AUTO
-from rekindle.recovery.policy.policy import Policy
 
 # torchrun options about its rendezvous (Rekindle's coordinator does that work) and about its agent.
 _IGNORED = (
@@ -44,32 +32,89 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         option(ignored, name, default=None)
     option(ignored, "standalone", action="store_true")
     option(ignored, "virtual_local_rank", action="store_true")
-    parser.add_argument("script", nargs="?", help="the training script (or module, or program)")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script", nargs="?", help="the training script, module or program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def _world(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("world")
-    option(group, "nnodes", default="1", help="N or MIN:MAX; simulated on one machine")
-    option(group, "nproc_per_node", default="1", help="ranks per node: a number, auto, cpu or gpu")
-    option(group, "spares", type=int, default=0, help="nodes in reserve for lost ones")
-    option(group, "spare", action="store_true", help="join as a node in reserve")
-    option(group, "node_rank", type=int, default=None, help="run this node only, others join")
-    option(group, "coordinator", default=None, metavar="HOST:PORT", help="join this job")
-    option(group, "listen", default=f"{names.LOOPBACK}:0", metavar="HOST:PORT")
+    option(
+        group,
+        "nnodes",
+        default="1",
+        metavar="NODES",
+        help="number of nodes, or MIN:MAX; on one machine they are simulated",
+    )
+    option(
+        group,
+        "nproc_per_node",
+        default="1",
+        metavar="RANKS",
+        help="ranks per node: a number, auto, cpu or gpu",
+    )
+    option(
+        group,
+        "spares",
+        type=int,
+        default=0,
+        metavar="NODES",
+        help="spare nodes that replace lost ones",
+    )
+    option(group, "spare", action="store_true", help="join as a spare node")
+    option(
+        group,
+        "node_rank",
+        type=int,
+        default=None,
+        metavar="NODE",
+        help="run this node only; the other nodes join",
+    )
+    option(
+        group,
+        "coordinator",
+        default=None,
+        metavar="HOST:PORT",
+        help="join the job of this coordinator",
+    )
+    option(
+        group,
+        "listen",
+        default=f"{names.LOOPBACK}:0",
+        metavar="HOST:PORT",
+        help="address of the coordinator; port 0: any free one",
+    )
     option(
         group,
         "join_timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how long to wait for the coordinator to join; default: it must be there",
+        help="how long to wait for the coordinator of --coordinator; 0: it must be there",
     )
-    option(group, "local_addr", default=None, help="address of this machine for other nodes")
-    option(group, "master_addr", default="", help="address of the ranks' store")
-    option(group, "master_port", type=int, default=0, help="its port; 0 = any free one")
-    option(group, "rdzv_id", default=None, help="the job's id, as --job-id")
-    option(group, "job_id", default=None, help="the job's id; a job of this id is resumed")
+    option(
+        group,
+        "local_addr",
+        default=None,
+        metavar="ADDRESS",
+        help="address of this machine for other nodes",
+    )
+    option(group, "master_addr", default="", metavar="ADDRESS", help="address of the ranks' store")
+    option(
+        group,
+        "master_port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port of the ranks' store; 0: any free one",
+    )
+    option(group, "rdzv_id", default=None, metavar="ID", help="the job's id, as --job-id")
+    option(
+        group,
+        "job_id",
+        default=None,
+        metavar="ID",
+        help="the job's id; an existing job of this id resumes; default: a new id",
+    )
 
 
 def _program(parser: argparse.ArgumentParser) -> None:
@@ -77,48 +122,159 @@ def _program(parser: argparse.ArgumentParser) -> None:
     option(group, "module", "-m", action="store_true", help="the script is a module name")
     option(group, "no_python", action="store_true", help="the script is any program")
     frameworks = [each.value for each in Framework]
-    said = "what the ranks train with; default: torch"
-    option(group, "framework", choices=frameworks, default=frameworks[0], help=said)
-    option(group, "run_path", action="store_true", help="as by default: runpy.run_path")
-    option(group, "role", default="default", help="prefix of printed lines")
+    option(
+        group,
+        "framework",
+        choices=frameworks,
+        default=frameworks[0],
+        help="framework of the script",
+    )
+    option(
+        group,
+        "run_path",
+        action="store_true",
+        help="run the script with runpy.run_path, as by default",
+    )
+    option(
+        group, "role", default="default", help="role name; it starts each printed line of a rank"
+    )
 
 
 def _output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    option(group, "log_dir", default=None, help="per-rank logs; default: in the job directory")
-    option(group, "redirects", "-r", default="0", help="to files only: 0, 1 out, 2 err, 3 both")
-    option(group, "tee", "-t", default="0", help="to files and here: 0, 1, 2, 3")
+    option(
+        group,
+        "log_dir",
+        default=None,
+        metavar="DIR",
+        help="logs of ranks; default: logs in the job directory",
+    )
+    streams = "0 none, 1 stdout, 2 stderr, 3 both"
+    option(
+        group,
+        "redirects",
+        "-r",
+        default="0",
+        metavar="STREAMS",
+        help=f"streams that go only to files: {streams}",
+    )
+    option(
+        group,
+        "tee",
+        "-t",
+        default="0",
+        metavar="STREAMS",
+        help=f"streams that go to files and to the terminal: {streams}",
+    )
 
 
 def _recovery(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("recovery")
-    option(group, "policy", default=None, metavar="FILE", help="what may be done, and how often")
-    option(group, "max_restarts", type=int, default=None, help="restarts of all ranks; default: 0")
-    option(group, "checkpoint_dir", default=None, help="or s3://...; default: in the job directory")
-    said = "0 = never, auto = as often as pays off"
-    option(group, "checkpoint_every", default="0", metavar="STEPS", help=said)
-    option(group, "keep_last", type=int, default=0, metavar="N", help="keep the newest N")
-    said = "keep the first one of every N steps"
-    option(group, "keep_every", type=int, default=0, metavar="N", help=said)
-    said = "keep the N with the lowest (NAME) or highest (NAME:max) logged value"
-    option(group, "keep_best", default="", metavar="N:NAME[:max]", help=said)
-    option(group, "keep_hours", type=float, default=0.0, metavar="H", help="keep the younger ones")
-    option(group, "snapshot_every", type=int, default=10, metavar="STEPS", help="0 = never")
-    option(group, "fault_tables", default=None, metavar="FILE", help="entries of your own")
-    option(group, "allow_injection", action="store_true", help="let `rekindle inject` break it")
+    option(group, "policy", default=None, metavar="FILE", help="recovery policy, as YAML")
+    option(
+        group,
+        "max_restarts",
+        type=int,
+        default=None,
+        metavar="RESTARTS",
+        help="restarts of all ranks; default: the policy's number, else 0",
+    )
+    option(
+        group,
+        "checkpoint_dir",
+        default=None,
+        metavar="STORE",
+        help="folder or s3:// location of checkpoints; default: checkpoints in the job directory",
+    )
+    option(
+        group,
+        "checkpoint_every",
+        default="0",
+        metavar="STEPS",
+        help="steps between two checkpoints; 0: none; auto: Rekindle chooses the number",
+    )
+    option(
+        group,
+        "keep_last",
+        type=int,
+        default=0,
+        metavar="CHECKPOINTS",
+        help="keep this many of the newest checkpoints; 0: no such rule",
+    )
+    option(
+        group,
+        "keep_every",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help="keep the first checkpoint of each interval of this many steps; 0: no such rule",
+    )
+    option(
+        group,
+        "keep_best",
+        default="",
+        metavar="N:NAME[:max]",
+        help="keep the N checkpoints with the lowest (NAME) or highest (NAME:max) logged value",
+    )
+    option(
+        group,
+        "keep_hours",
+        type=float,
+        default=0.0,
+        metavar="HOURS",
+        help="keep checkpoints that are younger than this; 0: no such rule",
+    )
+    option(
+        group,
+        "snapshot_every",
+        type=int,
+        default=10,
+        metavar="STEPS",
+        help="steps between two snapshots in memory; 0: none",
+    )
+    option(
+        group,
+        "fault_tables",
+        default=None,
+        metavar="FILE",
+        help="TOML file with your own entries for the fault tables",
+    )
+    option(
+        group, "allow_injection", action="store_true", help="allow `rekindle inject` for this job"
+    )
 
 
 def _node_check(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("node check, before training, as dlrover-run's")
-    said = "measure devices and links of each node; one that is faulty takes no part"
-    option(group, "network_check", action="store_true", help=said)
-    said = "nor does one that is slow; implies --network-check"
-    option(group, "exclude_straggler", action="store_true", help=said)
-    said = f"it is slow if its devices take N times as long as others'; default: {FACTOR:g}"
-    option(group, "compute_factor", type=float, default=FACTOR, metavar="N", help=said)
-    said = f"or its links do; default: {FACTOR:g}"
-    option(group, "link_factor", type=float, default=FACTOR, metavar="N", help=said)
-    said = f"how long it may take for one of its tasks; default: {NodeCheckLimits().timeout_s:g}"
+    option(
+        group,
+        "network_check",
+        action="store_true",
+        help="measure devices and links of each node; a faulty node takes no part",
+    )
+    option(
+        group,
+        "exclude_straggler",
+        action="store_true",
+        help="a slow node takes no part either; implies --network-check",
+    )
+    option(
+        group,
+        "compute_factor",
+        type=float,
+        default=FACTOR,
+        metavar="FACTOR",
+        help="a node is slow if its devices take this many times as long as others'",
+    )
+    option(
+        group,
+        "link_factor",
+        type=float,
+        default=FACTOR,
+        metavar="FACTOR",
+        help="a node is slow if its links take this many times as long as others'",
+    )
+    said = "how long a node may take for one task of the check"
     option(
         group,
         "node_check_timeout",
@@ -127,161 +283,3 @@ def _node_check(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=said,
     )
-
-
-# Ranks inherit the whole environment; others need these, on whatever machine they are.
-_KEPT = (
-    names.ENV_FAILOVER_GRACE,
-    names.ENV_PROFILING_CAP_MB,
-    names.ENV_PROFILING_FILE_MB,
-    names.ENV_PROFILING_FLUSH_S,
-)
-
-
-def read_spec(options: argparse.Namespace) -> JobSpec:
-    """Make the job's description from parsed options. Raises UsageError: one cannot be meant so."""
-    if not options.script:
-        raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
-    job_id = options.job_id or options.rdzv_id or _new_id()
-    directory = job_directory(job_id)
-    least, most = _nodes(options.nnodes)
-    return JobSpec(
-        job_id=job_id,
-        entry=entry_kind(options),
-        target=options.script,
-        arguments=tuple(options.arguments),
-        framework=Framework(options.framework),
-        nodes=most,
-        min_nodes=least,
-        processes_per_node=_processes(options.nproc_per_node),
-        spares=options.spares,
-        environment={name: os.environ[name] for name in _KEPT if name in os.environ},
-        working_directory=str(Path.cwd()),
-        directory=str(directory),
-        log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
-        checkpoint_store=absolute(
-            options.checkpoint_dir or str(directory / names.CHECKPOINT_DIRECTORY)
-        ),
-        snapshot_every=options.snapshot_every,
-        checkpoint_every=_checkpoint_every(options.checkpoint_every),
-        keep=_retention(options),
-        master_addr=options.master_addr,
-        master_port=options.master_port,
-        role=options.role,
-        redirects=_streams("redirects", options.redirects),
-        tee=_streams("tee", options.tee),
-        allow_injection=options.allow_injection,
-        policy=_policy(options),
-        network_check=options.network_check or options.exclude_straggler,
-        exclude_straggler=options.exclude_straggler,
-        node_check=_limits(options),
-        fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
-    )
-
-
-def entry_kind(options: argparse.Namespace) -> EntryKind:
-    """Tell what the positional argument names. Raises UsageError: -m and --no-python at once."""
-    if options.module and options.no_python:
-        raise UsageError("-m names a Python module and --no-python any program; give one of them")
-    if options.module:
-        return EntryKind.MODULE
-    return EntryKind.PROGRAM if options.no_python else EntryKind.SCRIPT
-
-
-def host_and_port(text: str, option_name: str) -> tuple[str, int]:
-    """Split HOST:PORT. Raises UsageError: it is not of that form."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{option_name} {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
-    return host, int(port)
-
-
-def _checkpoint_every(text: str) -> int | Literal["auto"]:
-    if text == AUTO:
-        return AUTO
-    try:
-        return int(text)
-    except ValueError as error:
-        raise UsageError(f"--checkpoint-every {text!r}: give steps, or {AUTO}") from error
-
-
-def _retention(options: argparse.Namespace) -> Retention:
-    """Read which checkpoints are kept; without an option all. Raises UsageError."""
-    best, _, metric = options.keep_best.partition(":")
-    name, _, end = metric.rpartition(":") if metric.endswith(":max") else (metric, "", "")
-    if options.keep_best and not (best.isdigit() and name):
-        raise UsageError(f"--keep-best {options.keep_best!r}: give N:NAME, or N:NAME:max")
-    try:
-        return Retention(
-            last=options.keep_last,
-            every_steps=options.keep_every,
-            best=int(best or 0),
-            metric=name,
-            highest=end == "max",
-            hours=options.keep_hours,
-        )
-    except ValueError as error:
-        raise UsageError(f"--keep-...: {error}") from error
-
-
-def _limits(options: argparse.Namespace) -> NodeCheckLimits:
-    try:
-        return NodeCheckLimits(
-            compute_factor=options.compute_factor,
-            link_factor=options.link_factor,
-            timeout_s=options.node_check_timeout,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _policy(options: argparse.Namespace) -> Policy:
-    policy = Policy()
-    if options.policy:
-        from rekindle.recovery.policy.policy_file import read_policy
-
-        policy = read_policy(Path(options.policy))
-    if options.max_restarts is None:
-        return policy
-    try:
-        return msgspec.structs.replace(policy, max_restarts=options.max_restarts)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _new_id() -> str:
-    return time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    first, colon, second = text.partition(":")
-    least = _count("--nnodes", first)
-    most = _count("--nnodes", second) if colon else least
-    if least > most:
-        raise UsageError(f"--nnodes {text}: give MIN:MAX, the smaller number first")
-    return least, most
-
-
-def _processes(text: str) -> int:
-    if text == "cpu":
-        return os.cpu_count() or 1
-    if text in ("auto", "gpu"):
-        import torch  # only here: torch takes a second to import, and the launcher needs no more
-
-        devices = torch.cuda.device_count()
-        if text == "gpu" and not devices:
-            raise UsageError("--nproc-per-node gpu: this machine has no GPU that torch can use")
-        return devices or os.cpu_count() or 1
-    return _count("--nproc-per-node", text)
-
-
-def _count(name: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{name} {text!r}: give a number from 1 on")
-    return int(text)
-
-
-def _streams(name: str, text: str) -> int:
-    if text not in ("0", "1", "2", "3"):
-        raise UsageError(f"--{name} {text!r}: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both)")
-    return int(text)

@@ -32,7 +32,7 @@ class RunError(JobError):
 class JobHandle:
     """One job, by its directory on this machine.
 
-    limit_s: the bound of each wait that has no bound of its own.
+    limit_s: the default time limit of each wait, in seconds.
     """
 
     def __init__(self, directory: Path | str, *, limit_s: float = 120.0) -> None:
@@ -43,7 +43,7 @@ class JobHandle:
     # ---- what it has recorded
 
     def events(self) -> list[journal.AnyEvent]:
-        """Read the job's journal as far as it goes."""
+        """Read the events that the job's journal has so far."""
         try:
             content = self.directory.journal_file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -62,9 +62,9 @@ class JobHandle:
         return journal.incidents(self.events())
 
     def records(self) -> dict[int, dict[int, StepRecord]]:
-        """Return what the script has logged, by rank and step.
+        """Return the values that the script has logged, by rank and step.
 
-        If a step was done again, its newest record counts.
+        If a step was repeated, its newest record counts.
         """
         return {rank: effective(r) for rank, r in read_records(self.directory.path).items()}
 
@@ -148,7 +148,7 @@ class JobHandle:
     def wait_step(
         self, step: int, *, rank: int | None = None, timeout_s: float | None = None
     ) -> None:
-        """Wait until all ranks have finished so many steps; rank: wait for this rank alone."""
+        """Wait until all ranks, or one rank, have finished `step` steps."""
         whose = "all ranks" if rank is None else f"rank {rank}"
         self.wait_until(
             lambda: self._finished(rank) >= step, f"{step} finished steps of {whose}", timeout_s
@@ -165,7 +165,7 @@ class JobHandle:
         seconds: float = 1.0,
         timeout_s: float | None = None,
     ) -> None:
-        """Have a rank suffer a fault in `step`; the fault waits for a step that is ahead.
+        """Inject a fault into a rank in `step`, which must not be past; None: the next step.
 
         The job must allow it (`rekindle run --allow-injection`).
         Raises RunError: the step is past, there is no such rank, or the job does not answer.

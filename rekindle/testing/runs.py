@@ -35,7 +35,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     exit_status: the status of `rekindle run`. outcome: succeeded, failed or stopped.
     finished: the number of steps.
     incidents: each has its cause, strategies, steps_lost and times.
-    records: the values that the script has logged, by rank and step. If a step was done again,
+    records: the values that the script has logged, by rank and step. If a step was repeated,
         its newest record counts.
     processes: the number of processes that each rank has had.
     """
@@ -61,7 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Run(JobHandle):
     """`rekindle run` of a script, with a job directory of its own.
 
-    folder: where all of it is kept. options: of `rekindle run`, by name (True: a flag).
+    folder: for all files of the run. options: options of `rekindle run` by name; True: a flag.
     """
 
     def __init__(

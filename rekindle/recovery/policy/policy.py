@@ -61,7 +61,7 @@ def _seconds(text: str) -> Meta:
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may be done about faults, and how often.
+    """A recovery policy: the strategies that a job may use, and their limits.
 
     The default of `max_restarts` is 0 here and for `rekindle run`, as for torchrun. It is 3 in
     forms and job files.
@@ -70,123 +70,125 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strategies: Annotated[
         tuple[Strategy, ...],
         Meta(
-            description="What may be done, in the order in which it is tried. Inside the running "
-            "job: retry (all ranks do the step again), recover-in-place (a broken rank is started "
-            "anew on its node), recover (a new node takes the place of a lost one), shrink "
-            "(training goes on without the lost node, where min_nodes allows it). Of all ranks: "
-            "hang-restart and restart. Of places: reschedule-pod, reschedule-job-isolated and "
-            "reschedule-job, which have limits of their own below. dump, wherever it stands: a job "
-            "that ends without success has its newest snapshot written as a checkpoint.",
+            description="The strategies that the job may use, in the order in which it tries them. "
+            "Inside the running job: retry (all ranks repeat the step), recover-in-place (the "
+            "agent restarts a broken rank on its node), recover (a new node replaces a lost one), "
+            "shrink (training continues without the lost node, if min_nodes allows it). For all "
+            "ranks: hang-restart and restart. For placement: reschedule-pod, "
+            "reschedule-job-isolated and reschedule-job, which have limits of their own below. "
+            "dump, at any position: a job that ends without success writes its newest snapshot as "
+            "a checkpoint.",
             extra={CHOICES: ALLOWABLE},
         ),
     ] = ALLOWABLE
     max_restarts: Annotated[
         int,
         _count(
-            "How often all ranks may be started anew in one job. An error of the training script "
-            "always needs one of these; 0 ends the job at the first."
+            "Restarts of all ranks in one job. An error of the training script always uses one of "
+            "these; with 0 the first such error ends the job."
         ),
     ] = 0
     max_recoveries: Annotated[
         int,
         _count(
-            "How often the strategies inside the running job may be used, and restarts that end a "
-            "hang or heal a device; after that every fault restarts all ranks."
+            "Uses of the strategies inside the running job, and restarts that end a hang or reset "
+            "a device. After that every fault restarts all ranks."
         ),
     ] = 128
     max_in_row: Annotated[
         int,
-        _count(
-            "How often the same rank or node may be recovered without a finished step in between."
-        ),
+        _count("Recoveries of the same rank or node without a finished step in between."),
     ] = 3
     max_reschedules: Annotated[
-        int, _count("How often the whole job may be placed anew (ModelArts: job-retry-num).")
+        int,
+        _count("How often the platform may place the whole job again (ModelArts: job-retry-num)."),
     ] = 0
     max_pod_reschedules: Annotated[
-        int, _count("How often one node alone may be placed anew (ModelArts: pod-retry-num).")
+        int, _count("How often the platform may place one node again (ModelArts: pod-retry-num).")
     ] = 0
     unconditional: Annotated[
         bool,
         Meta(
-            description="Whether the whole job may also be placed anew when no node or device is "
-            "to blame (ModelArts: job-unconditional-retry)."
+            description="Whether the platform may place the whole job again when no node or device "
+            "is faulty (ModelArts: job-unconditional-retry)."
         ),
     ] = True
     max_reschedules_in_row: Annotated[
         int,
-        _count("How often that may happen in a row; then the script is taken for the cause."),
+        _count("Such placements in a row; after that the script counts as the cause."),
     ] = 3
     max_hangs_in_row: Annotated[
-        int, _count("Restarts in a row because of a hang; then the job ends.")
+        int, _count("Restarts in a row because of a hang; after that the job ends.")
     ] = 3
     progress_resets: Annotated[
         bool,
-        Meta(description="Whether a new step ends such a row. ModelArts knows of no steps."),
+        Meta(
+            description="Whether a finished step ends such a row. ModelArts does not count steps."
+        ),
     ] = True
     approve: Annotated[
         tuple[Strategy, ...],
         Meta(
-            description="What a person has to approve first: the run pauses and shows a form.",
+            description="Strategies that a person has to approve first: the flow run pauses and "
+            "shows a form.",
             extra={CHOICES: LADDER},
         ),
     ] = ()
     leave_timeout_s: Annotated[
         float,
         _seconds(
-            "that a healthy rank may take to leave its step after a fault; then it is started "
-            "anew as well. Give more than the longest stretch of a step without a collective."
+            "that a healthy rank may take to leave its step after a fault; after that its agent "
+            "restarts it, too. Give more than the longest time of a step without a collective."
         ),
     ] = 300.0
     join_timeout_s: Annotated[
         float,
         _seconds(
-            "that a started rank may take until it is ready to train (imports, building the "
-            "model, compiling)."
+            "that a rank may take from its start until it is ready to train (imports, building "
+            "the model, compiling)."
         ),
     ] = 600.0
     node_timeout_s: Annotated[
-        float, _seconds("that the job waits for a new node in the place of a lost one.")
+        float, _seconds("that the job waits for a new node that replaces a lost one.")
     ] = 600.0
     coordinator_timeout_s: Annotated[
         float,
-        _seconds(
-            "that ranks train on without a coordinator, when it died and nobody has started "
-            "another one."
-        ),
+        _seconds("that ranks continue to train without a coordinator after it has died."),
     ] = 600.0
     dump_timeout_s: Annotated[
-        float, _seconds("that a node may take to write the last snapshot of a job that ends.")
+        float, _seconds("that a node may take to write the final checkpoint of a job that ends.")
     ] = 600.0
     approval_timeout_s: Annotated[
-        float, _seconds("that the job waits for that person; then it ends.")
+        float, _seconds("that the job waits for the approval of a person; after that it ends.")
     ] = 86_400.0
     hang_timeout_s: Annotated[
         float,
         _seconds(
-            "that a rank may make no progress in a step before the job is looked at as hanging, "
-            "even if all steps so far were short."
+            "without progress of a rank in a step, after which the job checks for a hang, even if "
+            "all steps so far were short."
         ),
     ] = 10.0
     idle_timeout_s: Annotated[
         float,
         _seconds(
-            "after which a script without a Session hangs when none of its processes has done "
-            "anything."
+            "without any activity of its processes, after which a script without a Session counts "
+            "as hung."
         ),
     ] = 1800.0
     stragglers: Annotated[
         Stragglers,
         Meta(
-            description="What follows when light profiling shows that a node has become slow: "
-            "warn, no more; isolate, it is checked when all ranks wait the next time, and replaced "
-            "if the check finds it sick; replace, training is held between two steps for that "
-            "check."
+            description="The reaction when light profiling shows that a node has become slow. "
+            "warn: a warning. isolate: the job checks the node when all ranks wait the next time, "
+            "and replaces it if the check fails. replace: the job pauses training between two "
+            "steps for that check."
         ),
     ] = Stragglers.WARN
     stragglers_shadow: Annotated[
         bool,
-        Meta(description="Only say what would follow, and how often that would have been right."),
+        Meta(
+            description="Only log the reaction that would follow, and how often it would be right."
+        ),
     ] = False
 
     def __post_init__(self) -> None:

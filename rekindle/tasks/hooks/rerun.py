@@ -40,10 +40,11 @@ class FlowHooks(TypedDict):
 
 
 def recovery_hooks(policy: Policy) -> FlowHooks:
-    """Return hooks for `@flow` that have a run run again where the policy says so.
+    """Return hooks for `@flow` that schedule a flow run again if the policy allows it.
 
-    The budgets are the policy's (`max_restarts`, `max_reschedules`), of each run, and anew when a
-    person begins it again. Only a run of a deployment can be scheduled. A cancelled run stays so.
+    Each flow run has the budgets of the policy (`max_restarts`, `max_reschedules`). They start
+    again when a person reruns it. Prefect can only schedule a run of a deployment. A cancelled run
+    stays cancelled.
     """
 
     def hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
@@ -53,7 +54,7 @@ def recovery_hooks(policy: Policy) -> FlowHooks:
 
 
 def retry_condition(policy: Policy) -> RetryCondition:
-    """Return a condition for `@task` that allows a retry where the policy has a restart left.
+    """Return a condition for `@task` that allows a retry while the policy has a restart left.
 
     Prefect asks it no more often than the task's `retries` allow.
     """

@@ -41,10 +41,10 @@ _Words = NDArray[np.uint64]
 
 
 class StepSampler:
-    """The samples of every step; `position` counts those that all ranks together have consumed.
+    """The samples of every step; `position` counts the samples that all ranks have consumed.
 
-    It serves as `DataLoader(data, batch_sampler=sampler)` too. Such an iterator goes its own way
-    from the current position, because prefetching workers run ahead of the training loop.
+    It also serves as `DataLoader(data, batch_sampler=sampler)`. Such an iterator starts at the
+    current position and then counts by itself, because prefetching workers run ahead of the loop.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StepSampler:
         self._part: _Part | None = None
 
     def bind(self, rank: int, world_size: int, shares: int | None = None) -> None:
-        """Take a rank's place in a world; called for every generation, the unchanged ones too.
+        """Set the rank and the world size. The Session calls it in every generation.
 
         shares: of `batch_size` samples in each step; default: one per rank.
         Raises SessionError: the rank is outside the world, or the shares are too few for it.
@@ -84,19 +84,19 @@ class StepSampler:
 
     @property
     def shares(self) -> int:
-        """How many times `batch_size` samples a step takes, all ranks together."""
+        """The number of shares, of `batch_size` samples each, in a step of all ranks."""
         return self._bound().shares
 
     def indices(self) -> list[int]:
-        """This rank's samples of the step that begins at `position`, those of all its shares."""
+        """Return this rank's samples of the step that begins at `position`, of all its shares."""
         return list(itertools.chain(*self.parts()))
 
     def parts(self) -> list[list[int]]:
-        """The same, each share by itself."""
+        """Return the samples of each share."""
         return self._bound().step(self._position)
 
     def advance(self) -> None:
-        """The step is finished: the next one begins behind its samples."""
+        """Finish the step: move the position to the next step."""
         self._position += self._bound().span
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -122,7 +122,7 @@ class StepSampler:
             yield batch
 
     def state_dict(self) -> dict[str, int | bool]:
-        """The position, with what must be the same for it to mean the same samples."""
+        """Return the position, and the settings that it depends on."""
         return {"position": self._position, **self._stream.identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

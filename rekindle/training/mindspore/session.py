@@ -76,9 +76,9 @@ _GATE = Operation("0", "1", "bool", "barrier", "world")
 class Session:
     """Keeps one rank's training alive.
 
-    model: what is trained, with its optimizer; all ranks hold the same state (data parallel).
+    model: the model with its optimizer. All ranks hold the same state (data parallel).
 
-    rank, world_size: the place in the world. finished: steps finished, of the whole run.
+    rank, world_size: rank and size of the world. finished: finished steps of the whole run.
 
     Started by hand, without an agent, a Session trains the same way but recovers nothing.
     """
@@ -143,11 +143,14 @@ class Session:
         callbacks: Callback | Sequence[Callback] | None = None,
         dataset_sink_mode: bool = False,
     ) -> None:
-        """Train as `model.train` does with the same.
+        """Train as `model.train` does with the same arguments.
 
-        It goes on behind the steps that are finished: epoch, step and data are those of a run that
-        nothing has broken off. Raises SessionError: there is no step to do, the dataset is to be
-        sunk, it was called before, or another rank does other steps or began with other parameters.
+        epoch: number of epochs of the whole run. train_dataset: the dataset. callbacks: callbacks
+        of MindSpore. dataset_sink_mode: has to stay False.
+
+        Training continues after the finished steps. Epoch, step and data are those of a run without
+        faults. Raises SessionError: no step is left, `dataset_sink_mode` is set, it was called
+        before, or another rank has other steps or other initial parameters.
         """
         if self._progress.total:
             raise SessionError("session.train() again: one call trains the whole run; give it all")
@@ -205,7 +208,7 @@ class Session:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark work that takes longer than a step: `with session.phase("evaluate"):`
 
-        name: evaluate, checkpoint or compile. Raises SessionError: another name.
+        name: `evaluate`, `checkpoint` or `compile`. Raises SessionError: another name.
         """
         return self._progress.at(phase_of(name))
 

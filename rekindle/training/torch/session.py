@@ -23,25 +23,32 @@ from rekindle.training.torch.step import Step
 class Session:
     """Keeps one rank's training alive.
 
-    model: the module itself, not a DDP wrapper. scheduler: anything with state_dict().
-    sampler: decides each step's samples; its position is part of the state.
-    loader: gives each step's batch, `step.batch`; its position is part of the state. A DataLoader
-        over a StepSampler or an ElasticStream, or a loader with a state of its own.
-    ddp: wrap the model in DistributedDataParallel; a mapping gives its keyword arguments. Use
-        `session.model` in the loop. Without it the script all-reduces its gradients itself.
+    model: the module itself, not a DDP wrapper.
+    optimizer: the optimizer of the model's parameters.
+    scheduler: a learning rate scheduler, or another object with state_dict().
+    sampler: selects the samples of each step; its position is part of the state.
+    loader: gives the batch of each step, `step.batch`; its position is part of the state. It is a
+        DataLoader over a StepSampler or an ElasticStream, or a loader with a state of its own.
+    ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword
+        arguments. Use `session.model` in the loop. Without `ddp` the script all-reduces its
+        gradients itself.
     extra: more state to keep, by name: objects with state_dict() and load_state_dict().
-    backend: of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, else gloo.
-    seed: of the random streams of every step and rank. timeout_s: of collectives, as torch's.
-    shard: which piece of the state this rank holds, where not all hold the same (of a model of
-        fully_shard() it is seen): ranks of one number have states that are alike bit for bit.
-    make_groups: called in each generation when its default process group is there: the place for
-        dist.new_group() and what depends on it.
-    transient: exceptions after which a step is simply done again (a data source that hiccups).
-    keep_global_batch: a step takes as many samples in a world that has shrunk as in the full one:
-        loop over `step.parts()`. Else the ranks keep their batch size, and a step takes fewer.
+    backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
+        on a CPU.
+    seed: seed of the random streams of every step and rank.
+    timeout_s: time limit of a collective, as in torch.
+    transient: exceptions after which all ranks repeat the step, such as those of a data source.
+    keep_global_batch: whether a step takes as many samples in a shrunk world as in the full one.
+        The script then loops over `step.parts()`. Otherwise the ranks keep their batch size, and a
+        step takes fewer samples.
+    shard: number of the piece of the state that this rank holds, if the ranks hold different
+        pieces. Ranks with the same number hold the same bits. With fully_shard() the Session finds
+        the number itself.
+    make_groups: called in each generation after its default process group is formed. Call
+        dist.new_group() there, and make what depends on it.
 
-    rank, world_size: the place in the world of this generation, which may change between steps.
-    slot, full_world: the same in the full world; they never change.
+    rank, world_size: rank and size of the world of this generation; they may change between steps.
+    slot, full_world: rank and size of the full world; they never change.
 
     Started by hand, without an agent, a Session trains the same way but recovers nothing.
     """
@@ -133,9 +140,9 @@ class Session:
         self._loop.end(raised=kind is not None)
 
     def steps(self, total: int) -> Iterator[Step]:
-        """Yield the steps that are left of `total`. A step that a fault broke comes again.
+        """Yield the steps that are left of `total`. After a fault a broken step comes again.
 
-        total: steps of the whole run, also of those done before a restart.
+        total: steps of the whole run, including those before a restart.
         """
         for number in self._loop.steps(total):
             yield Step(self._loop, number)
@@ -143,7 +150,7 @@ class Session:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark work that takes longer than a step: `with session.phase("evaluate"):`
 
-        name: evaluate, checkpoint or compile. The watchdog allows more time for it than for a
+        name: `evaluate`, `checkpoint` or `compile`. The watchdog allows more time for it than for a
         step, and ranks that wait meanwhile do not count as hung.
         Raises SessionError: another name.
         """

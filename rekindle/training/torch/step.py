@@ -22,7 +22,7 @@ _WEIGHTED = "and (loss * part.weight).backward()"
 
 
 class Step:
-    """A step: `with step:` around all that it does, its collectives above all.
+    """A step. Do all work of the step, with all its collectives, inside `with step:`.
 
     number: counts from 0. indices: this rank's samples, if the Session has a sampler.
     """
@@ -36,7 +36,7 @@ class Step:
 
     @property
     def indices(self) -> list[int]:
-        """This rank's samples of this step; the same ones when the step is done again.
+        """This rank's samples of this step. A repeated step has the same samples.
 
         Raises SessionError: the Session has no sampler, or keeps the global batch.
         """
@@ -47,7 +47,7 @@ class Step:
 
     @property
     def batch(self) -> Any:
-        """This rank's batch of this step; of the same samples when the step is done again.
+        """This rank's batch of this step. A repeated step has the same samples.
 
         Use it inside `with step:`, in each step on every rank.
         Raises SessionError: the Session has no loader, or keeps the global batch.
@@ -59,8 +59,8 @@ class Step:
     def parts(self) -> Iterator[MicroBatch]:
         """This rank's parts of the step, for one forward and backward pass each.
 
-        Use it inside `with step:`, and take each part when the one before is done. More than one
-        comes only with keep_global_batch=True, when the world is smaller than the full one.
+        Use it inside `with step:`, and finish each part before you take the next. Several parts
+        come only with keep_global_batch=True, when the world is smaller than the full one.
         Raises SessionError: the Session has no sampler.
         """
         data, place = self._loop.data, self._loop.generations

@@ -61,9 +61,9 @@ def test_an_error_that_is_not_read() -> None:
 def test_another_pipe_that_breaks() -> None:
     """It is no matter of the output: the error is not hidden."""
     code = (
-        "from rekindle.cli import npu\n"
+        "from rekindle.cli import jobs\n"
         "def broken(options): raise BrokenPipeError('another')\n"
-        "npu.npu_check = broken\n"
+        "jobs.npu_check = broken\n"
         "from rekindle.cli.main import main\n"
         "main(['npu-check'])\n"
     )

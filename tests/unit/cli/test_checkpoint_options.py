@@ -7,7 +7,8 @@ import argparse
 import pytest
 
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.run_options import add_run_arguments, read_spec
+from rekindle.cli.run_options import add_run_arguments
+from rekindle.cli.run_spec import read_spec
 
 
 def parsed(*options: str) -> tuple[object, Retention]:

@@ -17,7 +17,7 @@ KUBERNETES = ("render FILE", "check", "trace JOB")
 
 def functions() -> list[str]:
     """Name the function of each command, and of each command of `rekindle kubernetes`."""
-    below = [cli._parser().parse_args(["kubernetes", *line.split()]) for line in KUBERNETES]
+    below = [cli.command_parser().parse_args(["kubernetes", *line.split()]) for line in KUBERNETES]
     own = [each.function for each in cli.COMMANDS if each.function]
     return own + [options.function for options in below]
 

@@ -9,7 +9,8 @@ from jobs.driver import Driver, spec_of
 from jobs.trained import trained
 
 from rekindle import names
-from rekindle.cli.run_options import add_run_arguments, read_spec
+from rekindle.cli.run_options import add_run_arguments
+from rekindle.cli.run_spec import read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import check
 from rekindle.protocol import agent as p

@@ -34,7 +34,7 @@ _WAIT_MINDX_S = 60
 
 
 class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Labels, annotations and mounts of MindCluster; what is empty is left out."""
+    """Labels, annotations and mounts of MindCluster. An empty field adds none."""
 
     framework: Annotated[
         str,
@@ -44,16 +44,16 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "pytorch"
     accelerator: Annotated[
-        str, Meta(description="Label ring-controller.atlas, as ascend-910b; on the pods, too.")
+        str, Meta(description="Label ring-controller.atlas, such as ascend-910b; also on the pods.")
     ] = ""
     schedule_policy: Annotated[
-        str, Meta(description="Annotation huawei.com/schedule_policy, as chip8-node8.")
+        str, Meta(description="Annotation huawei.com/schedule_policy, such as chip8-node8.")
     ] = ""
     fault_scheduling: Annotated[
         str,
         Meta(
             extra={CHOICES: ("", *SCHEDULING)},
-            description="Label fault-scheduling: whether faults are met at all.",
+            description="Label fault-scheduling: whether MindCluster handles faults, and how.",
         ),
     ] = ""
     fault_retry_times: Annotated[
@@ -63,14 +63,13 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = None
     pod_rescheduling: Annotated[
-        bool, Meta(description="Label pod-rescheduling: a faulty pod is placed anew alone.")
+        bool, Meta(description="Label pod-rescheduling: MindCluster replaces only the faulty pod.")
     ] = False
     process_recover: Annotated[
         str,
         Meta(
             extra={CHOICES: ("", *PROCESS)},
-            description="Label process-recover-enable. Empty: on where MindCluster's strategies "
-            "are given.",
+            description="Label process-recover-enable. Empty: on if recover_strategy is given.",
         ),
     ] = ""
     sub_healthy: Annotated[
@@ -112,28 +111,39 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ""
     fault_filter: Annotated[
         str,
-        Meta(description="Annotation huawei.com/schedule.filter.faultLevel, as RestartRequest:30."),
+        Meta(
+            description="Annotation huawei.com/schedule.filter.faultLevel, such as "
+            "RestartRequest:30."
+        ),
     ] = ""
     backoff_limit: Annotated[
         Annotated[int, Meta(ge=0, le=2**31 - 1)] | None,
-        Meta(description="An AscendJob's runPolicy.backoffLimit. Empty: none, and no limit."),
+        Meta(
+            description="runPolicy.backoffLimit of an AscendJob. Empty: the field is absent, and "
+            "retries have no limit."
+        ),
     ] = None
     env: Annotated[
         bool | None,
         Meta(
-            description="Whether containers get MindCluster's variables. Empty: if it recovers the"
-            " job; so below."
+            description="Whether containers get MindCluster's variables. Empty: yes if MindCluster "
+            "recovers the job; so in the four fields below."
         ),
     ] = None
-    ports: Annotated[bool | None, Meta(description="Its ports 2222, 8000 and 9601.")] = None
+    ports: Annotated[
+        bool | None, Meta(description="Whether containers get MindCluster's ports.")
+    ] = None
     reset_config: Annotated[
-        bool | None, Meta(description="The folder in which it tells processes to begin anew.")
+        bool | None,
+        Meta(description="Whether containers get the folder with orders to restart processes."),
     ] = None
     data_trace: Annotated[
         bool | None,
-        Meta(description="The folders of its profiling: the switch and what is written."),
+        Meta(description="Whether containers get the folders of MindCluster's profiling."),
     ] = None
-    driver: Annotated[bool | None, Meta(description="The node's driver.")] = None
+    driver: Annotated[
+        bool | None, Meta(description="Whether containers get the node's driver.")
+    ] = None
 
 
 def job_labels(ascend: Ascend, *, process_level: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What people say of a job's pods: values alone (`checking` says whether they can be meant)."""
+"""The settings of a job's pods: values alone (`validation` checks them)."""
 
 from __future__ import annotations
 
@@ -43,18 +43,16 @@ class IsolationMode(str, enum.Enum):
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A volume and where it is mounted. Of claim to secret at most one; none: an emptyDir."""
+    """A volume and its mount point. Give at most one source; without a source it is an emptyDir."""
 
-    name: Annotated[str, Meta(description="Its name, of a-z 0-9 and -.")]
-    mount_path: Annotated[str, Meta(description="Where it is in the container; an absolute path.")]
+    name: Annotated[str, Meta(description="Name of the volume, of a-z 0-9 and -.")]
+    mount_path: Annotated[str, Meta(description="Mount point in the container; an absolute path.")]
     claim: Annotated[str, Meta(description="A PersistentVolumeClaim.")] = ""
     host_path: Annotated[str, Meta(description="A path of the node.")] = ""
     config_map: Annotated[str, Meta(description="A ConfigMap.")] = ""
     secret: Annotated[str, Meta(description="A Secret.")] = ""
-    empty_dir: Annotated[bool, Meta(description="An empty folder, which goes with the pod.")] = (
-        False
-    )
-    read_only: Annotated[bool, Meta(description="Whether it cannot be written to.")] = False
+    empty_dir: Annotated[bool, Meta(description="An empty folder, removed with the pod.")] = False
+    read_only: Annotated[bool, Meta(description="Whether the mount is read-only.")] = False
 
     @property
     def sources(self) -> list[str]:
@@ -64,35 +62,39 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who else may reach a coordinator: pods of a namespace, with these labels, or addresses."""
+    """A peer that may reach the coordinator: pods of a namespace with labels, or addresses."""
 
     namespace: Annotated[str, Meta(description="Pods of this namespace; empty: the job's own.")] = (
         ""
     )
     labels: Annotated[dict[str, str], Meta(description="Pods with these labels.")] = {}
-    cidr: Annotated[str, Meta(description="Addresses, as 10.0.0.0/8; stands alone.")] = ""
+    cidr: Annotated[
+        str, Meta(description="Addresses, such as 10.0.0.0/8; excludes the two others.")
+    ] = ""
 
 
 class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The pod of the job's coordinator. Its field peers is besides the pods of flow runs."""
+    """The pod of the job's coordinator."""
 
     image: Annotated[
         str, Meta(description="An image with Rekindle installed. Empty: that of the nodes.")
     ] = ""
-    cpu: Annotated[str, Meta(description="Processors that it asks for.")] = "100m"
-    memory: Annotated[str, Meta(description="Memory that it asks for, and its limit.")] = "256Mi"
+    cpu: Annotated[str, Meta(description="CPUs that the pod requests.")] = "100m"
+    memory: Annotated[str, Meta(description="Memory that the pod requests, and its limit.")] = (
+        "256Mi"
+    )
     claim: Annotated[
         str,
         Meta(
-            description="PersistentVolumeClaim for the job's record. Empty: the record is lost "
-            "when the pod is placed anew."
+            description="PersistentVolumeClaim for the job directory. Empty: the journal is lost "
+            "when Kubernetes replaces the pod."
         ),
     ] = ""
     peers: Annotated[
         tuple[Peer, ...],
         Meta(
-            description="Who may reach it besides the job's pods and, in its namespace, those "
-            "labelled rekindle.dev/role: flow."
+            description="Peers that may reach the coordinator, besides the job's pods and the pods "
+            "of its namespace with the label rekindle.dev/role: flow."
         ),
     ] = ()
 
@@ -105,23 +107,25 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             title="Image",
             description="Image with Rekindle and the training script; the job's paths are paths in"
-            " it.",
+            " this image.",
         ),
     ]
     kind: Annotated[
         WorkloadKind,
         Meta(
-            title="WorkloadKind",
-            description="What the cluster calls the job: indexed-job is in every cluster, the "
-            "others need their controllers.",
+            title="Kind",
+            description="Kind of the workload. Every cluster has indexed-job; the others need "
+            "their controllers.",
         ),
     ] = WorkloadKind.INDEXED_JOB
-    namespace: Annotated[str, Meta(title="Namespace", description="Where it is made.")] = "default"
+    namespace: Annotated[str, Meta(title="Namespace", description="Namespace of the job.")] = (
+        "default"
+    )
     device: Annotated[
         str,
         Meta(
             title="Device",
-            description="Resource name of the accelerators, as nvidia.com/gpu or "
+            description="Resource name of the accelerators, such as nvidia.com/gpu or "
             "huawei.com/Ascend910. Empty: none.",
         ),
     ] = ""
@@ -130,14 +134,17 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             ge=0,
             title="Devices per node",
-            description="How many of them a pod gets; 0: one for each of its ranks.",
+            description="Accelerators of each pod; 0: one for each of its ranks.",
         ),
     ] = 0
     cpu: Annotated[
-        str, Meta(title="CPU", description="Processors that a pod asks for, as 8 or 500m.")
+        str, Meta(title="CPU", description="CPUs that a pod requests, such as 8 or 500m.")
     ] = ""
     memory: Annotated[
-        str, Meta(title="Memory", description="Memory that a pod asks for, and its limit, as 64Gi.")
+        str,
+        Meta(
+            title="Memory", description="Memory that a pod requests, and its limit, such as 64Gi."
+        ),
     ] = ""
     shared_memory: Annotated[
         str,
@@ -150,7 +157,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str,
         Meta(
             title="Service account",
-            description="ServiceAccount of the pods; its token is not mounted.",
+            description="ServiceAccount of the pods; Rekindle does not mount its token.",
         ),
     ] = ""
     image_pull_policy: Annotated[
@@ -158,18 +165,18 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             extra={CHOICES: PULL},
             title="Image pull policy",
-            description="When images are pulled. Empty: as the cluster does.",
+            description="When the node pulls images. Empty: the default of the cluster.",
         ),
     ] = ""
     image_pull_secrets: Annotated[
         tuple[str, ...],
-        Meta(title="Image pull secrets", description="Secrets with which images are pulled."),
+        Meta(title="Image pull secrets", description="Secrets for pulling images."),
     ] = ()
     queue: Annotated[
         str,
         Meta(
             title="Queue",
-            description="Queue that the job waits in: Volcano's, of other kinds Kueue's.",
+            description="Queue of the job: Volcano's where Volcano places the pods, else Kueue's.",
         ),
     ] = ""
     priority_class: Annotated[
@@ -183,41 +190,41 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         tuple[dict[str, Any], ...],
         Meta(
             title="Tolerations",
-            description="Taints that the pods tolerate, as pods have it: key, operator, value, "
-            "effect.",
+            description="Tolerations of the pods, in the format of Kubernetes: key, operator, "
+            "value, effect.",
         ),
     ] = ()
     anti_affinity: Annotated[
         bool | None,
         Meta(
             title="One node per host",
-            description="Whether a host holds one node of the job at most. Empty: if a device is "
-            "named, or the pods use their hosts' network.",
+            description="Whether a host may have only one node of the job. Empty: yes if a device "
+            "is named, or if the pods use their hosts' network.",
         ),
     ] = None
     topology_key: Annotated[
         str,
         Meta(
             title="Topology key",
-            description="Label of nodes, as that of a rack, whose value the job's nodes share as "
-            "far as there is room.",
+            description="Label of nodes, such as that of a rack. Kubernetes prefers nodes with one "
+            "value for all pods of the job.",
         ),
     ] = ""
     gang: Annotated[
         bool | None,
         Meta(
             title="All at once",
-            description="Whether all pods are placed at once or none. Empty: if Volcano places "
-            "them.",
+            description="Whether the scheduler places all pods or none. Empty: yes if Volcano "
+            "places them.",
         ),
     ] = None
     isolated_hosts: Annotated[
         IsolationMode,
         Meta(
             title="Isolated hosts",
-            description="What becomes of a host that has broken the job: avoid (jobs of Rekindle "
-            "keep off it), or also cordon or taint, which keeps everybody off it until it is "
-            "released. Needs rights on nodes.",
+            description="What Rekindle does with a host that has broken the job. avoid: jobs of "
+            "Rekindle do not use it. cordon, taint: other pods do not use it either until a person "
+            "releases it; this needs rights on nodes.",
         ),
     ] = IsolationMode.AVOID
     termination_grace_s: Annotated[
@@ -225,18 +232,18 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             ge=0,
             title="Grace",
-            description="Seconds that a pod may take to end. 0: as long as last words may take, "
-            "and 30 s.",
+            description="Seconds that a pod may take to end. 0: the time limit of the final "
+            "checkpoint, and 30 s.",
         ),
     ] = 0
     volumes: Annotated[
-        tuple[Volume, ...], Meta(title="Volumes", description="What is mounted into the pods.")
+        tuple[Volume, ...], Meta(title="Volumes", description="Volumes of the pods.")
     ] = ()
     home: Annotated[
         str,
         Meta(
-            description="Folder, on a volume that lasts, for what ranks put out and record, below "
-            "it one for each job. Empty: it goes with the pods."
+            description="Folder for logs and records of ranks, on a persistent volume, with a "
+            "folder for each job. Empty: Kubernetes removes them with the pods."
         ),
     ] = ""
     labels: Annotated[
@@ -257,14 +264,16 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         bool,
         Meta(
             title="Host network",
-            description="Whether the pods use their hosts' network. No NetworkPolicy holds there.",
+            description="Whether the pods use their hosts' network. A NetworkPolicy has no effect "
+            "there.",
         ),
     ] = False
     network_policy: Annotated[
         bool,
         Meta(
             title="Network policy",
-            description="Whether others are kept from the job's pods and its coordinator.",
+            description="Whether a NetworkPolicy closes the job's pods and its coordinator to "
+            "others.",
         ),
     ] = True
     coordinator: Annotated[
@@ -274,8 +283,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Recovery,
         Meta(
             title="Recovery",
-            description="Who mends the job. mindcluster: Rekindle, and MindCluster by what is said"
-            " under Ascend; for the kinds ascendjob and volcano-job.",
+            description="Who recovers the job. mindcluster: Rekindle and MindCluster, with the "
+            "settings under Ascend; for the kinds ascendjob and volcano-job.",
         ),
     ] = Recovery.REKINDLE
     recover_strategy: Annotated[
@@ -283,12 +292,13 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             extra={CHOICES: STRATEGIES},
             title="MindCluster's strategies",
-            description="How MindCluster recovers processes, in its order; for the kind ascendjob.",
+            description="Strategies of MindCluster for processes, in its order; for the kind "
+            "ascendjob.",
         ),
     ] = ()
-    ascend: Annotated[
-        Ascend, Meta(title="Ascend", description="What MindCluster is told of the job.")
-    ] = Ascend()
+    ascend: Annotated[Ascend, Meta(title="Ascend", description="Settings for MindCluster.")] = (
+        Ascend()
+    )
     overrides: Annotated[
         dict[str, Any],
         Meta(

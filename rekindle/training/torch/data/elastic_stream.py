@@ -96,11 +96,12 @@ class Marked(NamedTuple):
 class ElasticStream(IterableDataset[Any]):
     """The dataset of a DataLoader: a stream in a fixed number of parts (files, shards, key ranges).
 
-    The parts of all epochs are dealt to the DataLoader's workers on all ranks, and dealt anew when
-    the world changes: every sample comes exactly once per epoch, whatever the world's size. The
-    epochs follow each other without a pause, so a batch may have samples of two.
+    Each worker of the DataLoaders on all ranks gets some of the parts. The stream assigns the rest
+    of the parts again when the world changes, so every sample comes exactly once per epoch in a
+    world of any size. The epochs follow each other without a pause: a batch may have samples of
+    two epochs.
 
-    The Session that gets the DataLoader keeps the position; without one it cannot be iterated.
+    The Session that gets the DataLoader keeps the position. Without a Session it cannot iterate.
     """
 
     def __init__(

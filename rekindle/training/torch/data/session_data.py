@@ -24,8 +24,8 @@ from rekindle.training.torch.data.loader import Position, SamplerPosition, State
 class MicroBatch:
     """One share of a step's global batch, done by this rank.
 
-    indices: its samples. weight: what their mean loss is multiplied by before `backward`: the
-    gradient, averaged over the ranks, is then the mean over all shares. 1.0 in the full world.
+    indices: its samples. weight: factor for their mean loss before `backward`. With it the
+    gradient, averaged over the ranks, is the mean over all shares. 1.0 in the full world.
     batch: of the Session's loader, if it has one.
     """
 

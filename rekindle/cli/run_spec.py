@@ -1,0 +1,178 @@
+"""Reads the parsed options of `rekindle run`. Pure but for cpu counts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from rekindle import names
+from rekindle.checkpoints.location import absolute
+from rekindle.checkpoints.retention import Retention
+from rekindle.errors import UsageError
+from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
+from rekindle.recovery.node_check.evidence import NodeCheckLimits
+from rekindle.recovery.policy.interval import AUTO
+from rekindle.recovery.policy.policy import Policy
+
+# Ranks inherit the whole environment; others need these, on whatever machine they are.
+_KEPT = (
+    names.ENV_FAILOVER_GRACE,
+    names.ENV_PROFILING_CAP_MB,
+    names.ENV_PROFILING_FILE_MB,
+    names.ENV_PROFILING_FLUSH_S,
+)
+
+
+def read_spec(options: argparse.Namespace) -> JobSpec:
+    """Make the job's description from parsed options. Raises UsageError: one cannot be meant so."""
+    if not options.script:
+        raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
+    job_id = options.job_id or options.rdzv_id or _new_id()
+    directory = job_directory(job_id)
+    least, most = _nodes(options.nnodes)
+    return JobSpec(
+        job_id=job_id,
+        entry=entry_kind(options),
+        target=options.script,
+        arguments=tuple(options.arguments),
+        framework=Framework(options.framework),
+        nodes=most,
+        min_nodes=least,
+        processes_per_node=_processes(options.nproc_per_node),
+        spares=options.spares,
+        environment={name: os.environ[name] for name in _KEPT if name in os.environ},
+        working_directory=str(Path.cwd()),
+        directory=str(directory),
+        log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
+        checkpoint_store=absolute(
+            options.checkpoint_dir or str(directory / names.CHECKPOINT_DIRECTORY)
+        ),
+        snapshot_every=options.snapshot_every,
+        checkpoint_every=_checkpoint_every(options.checkpoint_every),
+        keep=_retention(options),
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        role=options.role,
+        redirects=_streams("redirects", options.redirects),
+        tee=_streams("tee", options.tee),
+        allow_injection=options.allow_injection,
+        policy=_policy(options),
+        network_check=options.network_check or options.exclude_straggler,
+        exclude_straggler=options.exclude_straggler,
+        node_check=_limits(options),
+        fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
+    )
+
+
+def entry_kind(options: argparse.Namespace) -> EntryKind:
+    """Tell what the positional argument names. Raises UsageError: -m and --no-python at once."""
+    if options.module and options.no_python:
+        raise UsageError("-m names a Python module and --no-python any program; give one of them")
+    if options.module:
+        return EntryKind.MODULE
+    return EntryKind.PROGRAM if options.no_python else EntryKind.SCRIPT
+
+
+def host_and_port(text: str, option_name: str) -> tuple[str, int]:
+    """Split HOST:PORT. Raises UsageError: it is not of that form."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{option_name} {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
+    return host, int(port)
+
+
+def _checkpoint_every(text: str) -> int | Literal["auto"]:
+    if text == AUTO:
+        return AUTO
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"--checkpoint-every {text!r}: give steps, or {AUTO}") from error
+
+
+def _retention(options: argparse.Namespace) -> Retention:
+    """Read which checkpoints are kept; without an option all. Raises UsageError."""
+    best, _, metric = options.keep_best.partition(":")
+    name, _, end = metric.rpartition(":") if metric.endswith(":max") else (metric, "", "")
+    if options.keep_best and not (best.isdigit() and name):
+        raise UsageError(f"--keep-best {options.keep_best!r}: give N:NAME, or N:NAME:max")
+    try:
+        return Retention(
+            last=options.keep_last,
+            every_steps=options.keep_every,
+            best=int(best or 0),
+            metric=name,
+            highest=end == "max",
+            hours=options.keep_hours,
+        )
+    except ValueError as error:
+        raise UsageError(f"--keep-...: {error}") from error
+
+
+def _limits(options: argparse.Namespace) -> NodeCheckLimits:
+    try:
+        return NodeCheckLimits(
+            compute_factor=options.compute_factor,
+            link_factor=options.link_factor,
+            timeout_s=options.node_check_timeout,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _policy(options: argparse.Namespace) -> Policy:
+    policy = Policy()
+    if options.policy:
+        from rekindle.recovery.policy.policy_file import read_policy
+
+        policy = read_policy(Path(options.policy))
+    if options.max_restarts is None:
+        return policy
+    try:
+        return msgspec.structs.replace(policy, max_restarts=options.max_restarts)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _new_id() -> str:
+    return time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    first, colon, second = text.partition(":")
+    least = _count("--nnodes", first)
+    most = _count("--nnodes", second) if colon else least
+    if least > most:
+        raise UsageError(f"--nnodes {text}: give MIN:MAX, the smaller number first")
+    return least, most
+
+
+def _processes(text: str) -> int:
+    if text == "cpu":
+        return os.cpu_count() or 1
+    if text in ("auto", "gpu"):
+        import torch  # only here: torch takes a second to import, and the launcher needs no more
+
+        devices = torch.cuda.device_count()
+        if text == "gpu" and not devices:
+            raise UsageError("--nproc-per-node gpu: this machine has no GPU that torch can use")
+        return devices or os.cpu_count() or 1
+    return _count("--nproc-per-node", text)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{name} {text!r}: give a number from 1 on")
+    return int(text)
+
+
+def _streams(name: str, text: str) -> int:
+    if text not in ("0", "1", "2", "3"):
+        raise UsageError(f"--{name} {text!r}: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both)")
+    return int(text)

@@ -1,0 +1,424 @@
+"""Every environment variable that Rekindle reads or sets."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from repository import ROOT
+
+from reference_tables.markdown import check_names, code, page, table
+from rekindle.agent.mindspore_scheduler import PATIENCE_S
+from rekindle.profiling.switch import MEBIBYTE, RecordLimits
+
+_LIMITS = RecordLimits()
+_HEADS = ("Variable", "Meaning", "Unit", "Default", "Set by", "Read by")
+Row = tuple[str, str, str, str, str]
+
+# (set by, read by, unit, default, meaning)
+_USER: dict[str, Row] = {
+    "REKINDLE_HOME": (
+        "user",
+        "commands, flows",
+        "",
+        "`~/.rekindle`",
+        "Folder of job directories (`jobs/JOB`) and of the log of hosts. Without it a node of "
+        "`rekindle run --coordinator` uses a temporary folder.",
+    ),
+    "REKINDLE_SECRET": (
+        "user, pod",
+        "`rekindle run --coordinator`",
+        "",
+        "none",
+        "The job's secret, for a node that joins from another machine. Ranks do not get it.",
+    ),
+    "REKINDLE_STORE_ACCESS_KEY_ID": (
+        "user, block",
+        "agents, ranks, commands",
+        "",
+        "boto3's search",
+        "Access key of a checkpoint store in S3.",
+    ),
+    "REKINDLE_STORE_SECRET_ACCESS_KEY": (
+        "user, block",
+        "agents, ranks, commands",
+        "",
+        "boto3's search",
+        "Secret of the access key.",
+    ),
+    "REKINDLE_STORE_SESSION_TOKEN": (
+        "user, block",
+        "agents, ranks, commands",
+        "",
+        "none",
+        "Token of a temporary access key.",
+    ),
+    "REKINDLE_PROFILING_CAP_MB": (
+        "user",
+        "agents",
+        "MiB",
+        code(_LIMITS.cap_bytes // MEBIBYTE),
+        "Size of all records of light profiling; above it the agent removes the oldest files.",
+    ),
+    "REKINDLE_PROFILING_FILE_MB": (
+        "user",
+        "ranks",
+        "MiB",
+        code(_LIMITS.file_bytes // MEBIBYTE),
+        "Size of one file of records; above it the rank begins another file.",
+    ),
+    "REKINDLE_PROFILING_FLUSH_S": (
+        "user",
+        "ranks",
+        "seconds",
+        f"`{_LIMITS.flush_s:g}`",
+        "Time between two writes of records. A killed rank loses the records of this time.",
+    ),
+    "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS": (
+        "user (ModelArts)",
+        "agents, coordinator",
+        "seconds",
+        "`-1`: none",
+        "Time that ranks may take to end when the platform replaces their place.",
+    ),
+    "KUBECONFIG": (
+        "user",
+        "commands and flows with Kubernetes",
+        "",
+        "`~/.kube/config`, else the service account of the pod",
+        "File with the access to a cluster; the Kubernetes client reads it.",
+    ),
+    "OMP_NUM_THREADS": (
+        "user, agent",
+        "torch, NumPy",
+        "threads",
+        "`1` with several ranks on a node",
+        "Threads of each rank. The agent sets it only if it is not set.",
+    ),
+    "CUDA_VISIBLE_DEVICES": (
+        "user, platform",
+        "agents",
+        "",
+        "none",
+        "Maps the device number of a rank to that of the machine, before a reset of the device.",
+    ),
+    "ASCEND_RT_VISIBLE_DEVICES": (
+        "user, platform",
+        "agents",
+        "",
+        "none",
+        "The same, on a machine with Ascend NPUs.",
+    ),
+    "MINDIO_FOR_MINDSPORE": (
+        "user",
+        "ranks with MindIO's API",
+        "",
+        "none",
+        "`1` or `true`: the framework of the ranks is MindSpore.",
+    ),
+}
+
+_RANK: dict[str, Row] = {
+    "RANK": ("agent", "script", "rank", "", "Rank in the world of this generation."),
+    "LOCAL_RANK": ("agent", "script", "rank", "", "Rank on the node."),
+    "WORLD_SIZE": ("agent", "script", "ranks", "", "Ranks in the world of this generation."),
+    "LOCAL_WORLD_SIZE": ("agent", "script", "ranks", "", "Ranks of the node."),
+    "GROUP_RANK": ("agent", "script", "node rank", "", "Node rank in the world of the generation."),
+    "GROUP_WORLD_SIZE": ("agent", "script", "nodes", "", "Nodes in the world of the generation."),
+    "ROLE_NAME": ("agent", "script", "", "`default`", "Value of `--role`."),
+    "ROLE_RANK": ("agent", "script", "rank", "", "The same as `RANK`."),
+    "ROLE_WORLD_SIZE": ("agent", "script", "ranks", "", "The same as `WORLD_SIZE`."),
+    "MASTER_ADDR": ("agent", "script", "", "", "Address of the ranks' store."),
+    "MASTER_PORT": ("agent", "script", "TCP port", "", "Port of the ranks' store."),
+    "TORCHELASTIC_RESTART_COUNT": ("agent", "script", "restarts", "", "Restarts of all ranks."),
+    "TORCHELASTIC_MAX_RESTARTS": ("agent", "script", "restarts", "", "`max_restarts`."),
+    "TORCHELASTIC_RUN_ID": ("agent", "script", "", "", "The job's id."),
+    "TORCHELASTIC_USE_AGENT_STORE": (
+        "agent",
+        "torch",
+        "",
+        "",
+        "`True`: all ranks are clients of the store. `False` with `--no-python`.",
+    ),
+    "TORCHELASTIC_ERROR_FILE": (
+        "agent",
+        "ranks",
+        "",
+        "",
+        "File for the exception that ends the rank, in the format of torchrun.",
+    ),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": (
+        "agent, Session",
+        "torch",
+        "",
+        "`1`; `2` in a Session",
+        "How NCCL handles a failed collective; in a Session it does not end the process.",
+    ),
+    "REKINDLE_JOB_ID": ("agent", "ranks", "", "", "The job's id."),
+    "REKINDLE_NODE_RANK": ("agent", "ranks", "node rank", "", "Node rank in the full world."),
+    "REKINDLE_SLOT": ("agent", "ranks", "rank", "", "Rank in the full world; it never changes."),
+    "REKINDLE_FULL_WORLD": ("agent", "ranks", "ranks", "", "Ranks of the full world."),
+    "REKINDLE_JOINS": (
+        "agent",
+        "ranks with MindIO's API",
+        "",
+        "",
+        "`1`: the rank joins ranks that already train.",
+    ),
+    "REKINDLE_CHANNEL_FD": ("agent", "ranks", "", "", "Descriptor of the socket to the agent."),
+    "REKINDLE_HEARTBEAT_FD": ("agent", "ranks", "", "", "Descriptor of the heartbeat page."),
+    "REKINDLE_STACK_FILE": ("agent", "ranks", "", "", "File for the stacks of a hung rank."),
+    "REKINDLE_PROFILING": ("agent", "ranks", "", "", "Folder for records of light profiling."),
+    "REKINDLE_METRICS_FILE": ("agent", "ranks", "", "", "File for step records."),
+    "REKINDLE_SNAPSHOT_EVERY": (
+        "agent",
+        "ranks",
+        "steps",
+        "",
+        "Steps between two snapshots; 0: none.",
+    ),
+    "REKINDLE_CHECKPOINT_STORE": ("agent", "ranks", "", "", "Location of checkpoints."),
+    "MA_SCHEDULE_CNT": (
+        "agent",
+        "script",
+        "placements",
+        "",
+        "How often the platform has placed the node (name of ModelArts).",
+    ),
+    "MA_PROC_START_CNT": (
+        "agent",
+        "script",
+        "starts",
+        "",
+        "How often this agent has started the rank (name of ModelArts).",
+    ),
+}
+
+_MINDSPORE: dict[str, Row] = {
+    "MS_ROLE": ("agent", "MindSpore", "", "", "`MS_WORKER` in ranks, `MS_SCHED` in the scheduler."),
+    "MS_SCHED_HOST": ("agent", "MindSpore", "", "", "Address of the scheduler."),
+    "MS_SCHED_PORT": ("agent", "MindSpore", "TCP port", "", "Port of the scheduler."),
+    "MS_NODE_ID": ("agent", "MindSpore", "rank", "", "Rank in the world."),
+    "MS_WORKER_NUM": ("agent", "MindSpore", "ranks", "", "Ranks in the world."),
+    "MS_LOCAL_WORKER": ("agent", "MindSpore", "ranks", "", "Ranks of the node."),
+    "RANK_ID": ("agent", "MindSpore", "rank", "", "Rank in the world."),
+    "RANK_SIZE": ("agent", "MindSpore", "ranks", "", "Ranks in the world."),
+    "DEVICE_ID": ("agent", "MindSpore", "device number", "", "Device of the rank on its node."),
+    "MS_TOPO_TIMEOUT": (
+        "user, agent",
+        "MindSpore",
+        "seconds",
+        "`join_timeout_s` of the policy",
+        "Time for all ranks to meet at the scheduler.",
+    ),
+    "MS_CPU_COMM_OP_TIMEOUT": (
+        "user, agent",
+        "MindSpore",
+        "seconds",
+        code(PATIENCE_S),
+        "Time limit of a collective on the CPU.",
+    ),
+    "MS_NODE_TIMEOUT": (
+        "user, agent",
+        "MindSpore",
+        "seconds",
+        code(PATIENCE_S),
+        "Time without a heartbeat after which the scheduler reports a rank as lost.",
+    ),
+    "MS_RETRY_INTERVAL_LOWER": (
+        "user, agent",
+        "MindSpore",
+        "seconds",
+        "`1`",
+        "Shortest time between two attempts to reach the scheduler.",
+    ),
+    "MS_RETRY_INTERVAL_UPPER": (
+        "user, agent",
+        "MindSpore",
+        "seconds",
+        "`1`",
+        "Longest time between two attempts to reach the scheduler.",
+    ),
+    "MS_ENABLE_TFT": (
+        "user, `rekindle.training.msrun`",
+        "msrun",
+        "",
+        "`RSC:1` added",
+        "Has msrun start its workers through Rekindle's agent.",
+    ),
+    "MS_ENABLE_RECOVERY": (
+        "user",
+        "MindSpore",
+        "",
+        "none",
+        "Workers of `rekindle.training.msrun` get the value of the user.",
+    ),
+    "REKINDLE_MSRUN": ("`rekindle.training.msrun`", "its workers", "", "", "Process id of msrun."),
+    "REKINDLE_MSRUN_PATH": (
+        "`rekindle.training.msrun`",
+        "its workers",
+        "",
+        "",
+        "The user's `PATH`, which the worker restores.",
+    ),
+    "PATH": (
+        "user, `rekindle.training.msrun`",
+        "msrun",
+        "",
+        "",
+        "Starts with the folder of the running Python while msrun starts its workers.",
+    ),
+}
+
+_ASCEND: dict[str, Row] = {
+    "HCCL_OP_RETRY_ENABLE": (
+        "user, agent",
+        "HCCL",
+        "",
+        "`L0:0, L1:1, L2:1` on NPUs",
+        "Whether HCCL repeats a failed operator, by level.",
+    ),
+    "HCCL_CONNECT_TIMEOUT": (
+        "user, agent",
+        "HCCL",
+        "seconds",
+        "`join_timeout_s` of the policy, 120 to 7200, on NPUs",
+        "Time for ranks to connect.",
+    ),
+    "HCCL_EXEC_TIMEOUT": (
+        "user",
+        "HCCL",
+        "seconds",
+        "HCCL's",
+        "Time limit of a collective. Rekindle only checks that it is a whole number.",
+    ),
+    "HCCL_ASYNC_ERROR_HANDLING": (
+        "user, agent",
+        "HCCL",
+        "",
+        "`0` on NPUs if the policy repairs ranks",
+        "Whether a failed collective ends its process. Rekindle refuses another value than 0 if "
+        "the policy repairs ranks.",
+    ),
+    "PYTORCH_NO_NPU_MEMORY_CACHING": (
+        "user",
+        "torch-npu",
+        "",
+        "none",
+        "Rekindle refuses it on NPUs: without the memory pool it cannot locate a memory error.",
+    ),
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": (
+        "user, agent",
+        "torch",
+        "",
+        "`0` if torch-npu is installed and CANN is missing",
+        "Whether torch loads torch-npu by itself.",
+    ),
+    "MINDX_TASK_ID": (
+        "MindCluster",
+        "agents, ranks",
+        "",
+        "none",
+        "Where it is set, records of light profiling go to the folder of MindCluster.",
+    ),
+}
+
+_POD: dict[str, Row] = {
+    "REKINDLE_POD_IP": ("pod", "`rekindle run`", "", "", "Address of the pod (`--local-addr`)."),
+    "REKINDLE_HOST_NAME": (
+        "pod",
+        "agents",
+        "",
+        "the hostname",
+        "Name of the node, by which Rekindle records faults of hosts.",
+    ),
+    "PYTHONUNBUFFERED": ("agent, pod", "Python", "", "`1`", "Ranks print without delay."),
+    "XDL_IP": ("pod", "MindCluster", "", "", "Address of the host."),
+    "POD_IP": ("pod", "MindCluster", "", "", "Address of the pod."),
+    "ASCEND_VISIBLE_DEVICES": ("pod", "Ascend Docker Runtime", "", "", "NPUs of the pod."),
+    "TTP_PORT": ("pod", "MindCluster", "TCP port", "", "Port of MindCluster's controller."),
+    "PROCESS_RECOVER": ("pod", "MindCluster", "", "", "`on` with strategies of MindCluster."),
+    "ELASTIC_PROCESS_RECOVER_ENABLE": (
+        "pod",
+        "MindCluster",
+        "",
+        "",
+        "`1` with strategies of MindCluster.",
+    ),
+    "MINDIO_WAIT_MINDX_TIME": ("pod", "MindCluster", "seconds", "", "Time that MindIO waits."),
+    "TASKD_PROCESS_ENABLE": ("pod", "MindCluster", "", "", "`on` with strategies of MindCluster."),
+}
+
+_RETRAIN: dict[str, Row] = {
+    "REKINDLE_CHECKPOINT": (
+        "retrain flow",
+        "the evaluate command",
+        "",
+        "",
+        "Folder of the checkpoint to evaluate.",
+    ),
+    "REKINDLE_COMMAND_LOCK": (
+        "retrain flow",
+        "retrain flow",
+        "",
+        "",
+        "Marks the processes of a command, so that the flow can end them.",
+    ),
+}
+
+GROUPS: dict[str, dict[str, Row]] = {
+    "For users": _USER,
+    "In ranks": _RANK,
+    "In ranks of MindSpore": _MINDSPORE,
+    "Ascend NPUs": _ASCEND,
+    "In pods": _POD,
+    "In commands of the retrain flow": _RETRAIN,
+}
+
+# Texts of the source that look like the name of a variable.
+_OTHERS = re.compile(
+    r"F[68]_E\w+|RS_\w+|(?:DTYPE_CODES|TORCH_DTYPES|CONTACT_SUPPORT|SC_CLK_TCK|KILL_WORKER"
+    r"|START_ALL_WORKER|WRONG_VERSION_NUMBER|MS_SCHED|MS_WORKER)"
+)
+_NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+# Variables of one word, and one that a library reads.
+_WORDS = {"RANK", "PATH", "PYTHONUNBUFFERED", "KUBECONFIG"}
+
+
+def in_source() -> set[str]:
+    """Return the names of all environment variables in the source."""
+    files = (ROOT / "rekindle").rglob("*.py")
+    found = {name for file in files for name in _texts(ast.parse(file.read_text()))}
+    return {
+        name for name in found if _NAME.fullmatch(name) and not _OTHERS.fullmatch(name)
+    } | _WORDS
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.keyword) and node.arg:
+            yield node.arg
+
+
+def environment() -> str:
+    """Return the page of environment variables. Raises ValueError: one has no row here."""
+    check_names("environment", in_source(), [name for rows in GROUPS.values() for name in rows])
+    parts = [
+        "A rank gets the environment of its agent and the field `environment` of the job. Agents "
+        "of `rekindle run` have its environment, without `REKINDLE_SECRET`. An agent on another "
+        "machine has the environment of that machine.",
+        "A variable without a default always has a value where it is set.",
+    ]
+    for title, rows in GROUPS.items():
+        parts += [f"## {title}"]
+        parts += [table(_HEADS, [_cells(name, *row) for name, row in rows.items()])]
+    return page("Environment variables", *parts)
+
+
+def _cells(
+    name: str, set_by: str, read_by: str, unit: str, default: str, meaning: str
+) -> tuple[str, ...]:
+    return code(name), meaning, unit, default, set_by, read_by

@@ -1,0 +1,257 @@
+"""Every event of the journal, with its fields."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from reference_tables.markdown import check_names, code, codes, page, table
+from rekindle.profiling.findings import Finding
+from rekindle.profiling.switch import Switch
+from rekindle.recovery.faults.classification import HealthEvent
+from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.checkpoint_events import Event
+from rekindle.recovery.node_check.verdicts import NodeVerdict
+
+# What each event means; by its tag.
+EVENTS = {
+    "answered": "A person approved or refused a strategy, or the time for the answer passed.",
+    "checkpoint-failed": "A checkpoint could not be written; training continues.",
+    "checkpoint-interval": "The number of steps between two checkpoints changes.",
+    "checkpoint-left-out": "A checkpoint was due and was not written: the store was busy.",
+    "checkpoint-skipped": "A restore did not use a newer checkpoint, because it is not valid.",
+    "checkpointed": "A checkpoint is complete.",
+    "checkpoints-pruned": "The job removed checkpoints that no rule keeps.",
+    "decided": "The coordinator decided how to handle a fault.",
+    "ended": "The attempt is over.",
+    "examined": "The job checked a node while training was paused.",
+    "fault": "A fault. It opens an incident, or belongs to the open one.",
+    "first-step": "All ranks of the generation finished their first step; the incident is closed.",
+    "formed": "A generation formed: all ranks are there and know the source of their state.",
+    "isolated": "The engine places nothing more on this host.",
+    "job-started": "The coordinator of an attempt started.",
+    "last-words": "A node writes the final checkpoint, or has written it, or could not.",
+    "node-checked": "The job checked a node before it took the node in.",
+    "node-joined": "An agent joined the job.",
+    "node-left": "An agent left, and the job did not need it.",
+    "node-wanted": "The coordinator requests an agent for this node rank.",
+    "profiled": "Light profiling of the ranks was switched.",
+    "progress": "Progress of the ranks. A follower gets it; the journal does not keep it.",
+    "ranks-started": "An agent started processes of ranks.",
+    "restored": "Every rank of the generation has its state.",
+    "sign-seen": "A monitor or a person reported a health event.",
+    "slow-over": "A rank, node or link is no longer slow, without any action.",
+    "slowed": "A rank, node or link has become slow.",
+    "spare-lost": "The agent of a spare node is gone.",
+    "stopping": "The coordinator ends the ranks.",
+    "suspected": "The state after a step may be wrong on all ranks.",
+}
+
+# What each field means. A name with a dot is of one event alone.
+FIELDS = {
+    "address": "Address of the agent's machine.",
+    "answered.by": "The person, or why there was no answer.",
+    "approval": "Whether a person has to approve the strategy first.",
+    "at": "Time of the event, in seconds since the epoch.",
+    "attempt": "Number of the attempt, from 0.",
+    "bytes": "Size, in bytes.",
+    "by": "Who switched it.",
+    "checkpoint-interval.seconds": "About how many seconds these steps take; 0: unknown.",
+    "checkpointed.seconds": "Duration of the write, in seconds.",
+    "clean": "Steps whose state is certain.",
+    "error": "Why it failed; empty: it did not fail.",
+    "explanation": "Meaning of the health event, by the fault tables.",
+    "fault": "The fault; see below.",
+    "finding": "What is slow; see below.",
+    "finished": "Steps that all ranks have finished.",
+    "generation": "Number of the generation.",
+    "granted": "Whether the strategy may be used.",
+    "host": "Name of the host.",
+    "hosts": "Names of the hosts.",
+    "incident": "Number of the incident, from 1; 0: none.",
+    "isolate": "Whether the job isolates the node.",
+    "job_id": "The job's id.",
+    "known": "Whether an earlier fault is meant, whose cause is known now.",
+    "left": "Spare nodes that are left.",
+    "left_out": "Node ranks that take no part.",
+    "lighter": "Whether an earlier decision describes the incident better.",
+    "made": "Generation that made the state of this step.",
+    "metrics": "Values that rank 0 logged, by name.",
+    "newest": "Steps that all ranks had finished before.",
+    "node": "Node rank; -1: a spare node.",
+    "nodes": "Node ranks.",
+    "job-started.nodes": "Number of nodes.",
+    "outcome": "`succeeded`, `failed`, `stopped` or `rescheduled`.",
+    "path": "Location of the checkpoint.",
+    "pid": "Process id of the agent.",
+    "job-started.pid": "Process id of the coordinator.",
+    "processes_per_node": "Ranks of each node.",
+    "rank": "The rank that reported it.",
+    "ranks": "The ranks.",
+    "reason": "Why, in a sentence.",
+    "removed": "The checkpoints, each as step and generation.",
+    "replaced": "Whether another agent replaces it.",
+    "restart": "Restarts of all ranks so far.",
+    "resumed": "Steps from which the ranks continued.",
+    "roll_back": "Whether the ranks take an older state.",
+    "seq": "Number of the event; each event has the next number.",
+    "sign": "The health event; see below.",
+    "since": "Time at which recording was first switched on, in seconds since the epoch.",
+    "sources": "Number of ranks by the source of their state.",
+    "spares": "Number of spare nodes.",
+    "step": "Finished steps.",
+    "steps": "Steps between two checkpoints.",
+    "strategy": "The strategy.",
+    "suspect": "Whether the node is slow (true) or a reference (false).",
+    "switch": "The kinds of records that are on; see below.",
+    "then": "The reaction.",
+    "total": "Steps of the whole run.",
+    "urgency": "Urgency, by the fault tables.",
+    "verdict": "The result of the check; see below.",
+    "world_size": "Ranks in the world.",
+    "would": "Whether the reaction only would follow (`stragglers_shadow`).",
+}
+
+# Values that several events have.
+PARTS = {
+    Fault: {
+        "kind": "Kind of the fault.",
+        "message": "One line that describes it.",
+        "rank": "Rank; -1: none.",
+        "node": "Node rank; -1: none.",
+        "finished": "Steps that the rank had finished.",
+        "signature": "Text that two equal faults have in common; empty: unknown.",
+        "traceback": "Traceback of the rank's exception.",
+        "at": "Time, in seconds since the epoch.",
+        "host": "Name of the host; empty: unknown.",
+        "device": "Number of the device on its node; -1: none.",
+        "code": "Fault code, as in the fault tables.",
+        "user_caused": "Whether the script or its input caused it.",
+        "self_heal": "Whether a reset of the device may help.",
+        "heal_failed": "Whether a reset of the device has failed.",
+        "counts": "Whether recovery uses up a budget of the policy.",
+    },
+    HealthEvent: {
+        "source": "Kind of the health event.",
+        "what": "Code, number, line, condition or reason.",
+        "node": "Node rank.",
+        "device": "Number of the device on its node; -1: none.",
+        "gone": "Whether the event is over.",
+        "by": "Who reported it.",
+        "severity": "Severity of an Ascend code, by its driver.",
+        "origin": "What reported the Ascend code.",
+        "host": "Name of the host; empty: unknown.",
+        "address": "Address of the pod; empty: unknown.",
+        "run": "Restarts of the pod's container.",
+    },
+    NodeVerdict: {
+        "node": "Node rank.",
+        "health": "Result.",
+        "reason": "Why, in a sentence.",
+        "part": "The part of the node that failed or is slow.",
+        "over": "Duration as a multiple of that of healthy nodes.",
+        "device": "Number of the device on its node; -1: none.",
+        "seconds": "Durations in seconds, by part.",
+    },
+    Finding: {
+        "kind": "What is slow.",
+        "ranks": "The ranks.",
+        "factor": "Duration as a multiple of the earlier one, or of that of other ranks.",
+        "since": "Step in which it began.",
+        "found": "Step in which it was found.",
+        "cost": "Share of the steps' time that it costs, 0 to 1.",
+        "group": "Process group of a slow link.",
+    },
+}
+
+
+def events() -> str:
+    """Return the page of journal events. Raises ValueError: an event or field has no row here."""
+    kinds = sorted(get_args(journal.AnyEvent), key=_tag)
+    check_names("journal", [_tag(kind) for kind in kinds], EVENTS)
+    used = {_known(_tag(kind), name) for kind in kinds for name in kind.__struct_fields__}
+    check_names("journal", used, FIELDS)
+    parts = [
+        "The journal of a job is the file `journal.jsonl` in the [job "
+        "directory](job-directory.md): one JSON object on each line, appended in order. `type` has "
+        "the kind of the event, and every event has `seq` and `at`. A field with a default may be "
+        "absent. `rekindle.testing.journal` has the same events as Python classes.",
+        _fields(Event, "event", own=("seq", "at")),
+    ]
+    for kind in kinds:
+        own = tuple(name for name in kind.__struct_fields__ if name not in ("seq", "at"))
+        parts += [f"## {_tag(kind)}", EVENTS[_tag(kind)], f"Class: {code(kind.__name__)}."]
+        parts += [_fields(kind, _tag(kind), own)] if own else []
+    parts += ["## Values of fields"]
+    for part, meanings in PARTS.items():
+        names = part.__struct_fields__
+        check_names("journal", names, meanings)
+        rows = [(*_row(part, name), meanings[name]) for name in names]
+        parts += [f"### {_title(part)}", table(_HEADS, rows)]
+    words = codes(Switch.__struct_fields__)
+    parts += [f"### Switch\n\nOne `true` or `false` for each kind of records: {words}."]
+    return page("Journal events", *parts)
+
+
+_HEADS = ("Field", "Type", "Default", "Meaning")
+_PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false"}
+
+
+def _tag(kind: Any) -> str:
+    return str(kind.__struct_config__.tag)
+
+
+def _title(kind: type) -> str:
+    return {Fault: "Fault", HealthEvent: "Health event"}.get(
+        kind, "Verdict" if kind is NodeVerdict else kind.__name__
+    )
+
+
+def _known(tag: str, name: str) -> str:
+    return f"{tag}.{name}" if f"{tag}.{name}" in FIELDS else name
+
+
+def _fields(kind: type[msgspec.Struct], tag: str, own: tuple[str, ...]) -> str:
+    return table(_HEADS, [(*_row(kind, name), FIELDS[_known(tag, name)]) for name in own])
+
+
+def _row(kind: type[msgspec.Struct], name: str) -> tuple[str, str, str]:
+    field = next(each for each in msgspec.structs.fields(kind) if each.name == name)
+    hint = get_type_hints(kind)[name]
+    return code(name), _type(hint), _default(field)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = typing.cast("Any", field.default_factory)()
+    if value is msgspec.NODEFAULT:
+        return "always there"
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, bool) or value is None:
+        return code({True: "true", False: "false", None: "null"}[value])
+    return "empty" if value in ("", (), {}) else code(value)
+
+
+def _type(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"list of {_type(arguments[0])}"
+        return f"list of {len(arguments)} {_type(arguments[0])}s"
+    if origin is dict:
+        return f"{_type(arguments[1])} by name"
+    if origin in (Union, types.UnionType):
+        return " or ".join("null" if each is type(None) else _type(each) for each in arguments)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        numbers = issubclass(hint, int)
+        return "integer" if numbers else "one of " + codes(each.value for each in hint)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return "object"
+    return _PLAIN[hint]

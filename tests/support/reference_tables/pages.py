@@ -1,0 +1,33 @@
+"""The generated pages, by the names of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from repository import ROOT
+
+from reference_tables import (
+    commands,
+    environment,
+    exit_statuses,
+    files,
+    journal,
+    ports,
+    session,
+    settings,
+    states,
+)
+
+FOLDER = ROOT / "docs" / "reference"
+PAGES: dict[str, Callable[[], str]] = {
+    "commands.md": commands.commands,
+    "environment.md": environment.environment,
+    "exit-statuses.md": exit_statuses.exit_statuses,
+    "job-directory.md": files.files,
+    "job.md": settings.job,
+    "journal-events.md": journal.events,
+    "policy.md": settings.policy,
+    "ports.md": ports.ports,
+    "session.md": session.session,
+    "states.md": states.states,
+}

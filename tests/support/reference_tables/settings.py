@@ -1,0 +1,243 @@
+"""Fields of settings: structs of msgspec with `Meta`, and models of pydantic with `Field`."""
+
+from __future__ import annotations
+
+import enum
+import re
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from pydantic import BaseModel, SecretStr
+
+from reference_tables.markdown import code, codes, page, sentence, table
+from rekindle.blocks.forms import Form
+from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.job_fields import USUAL, CheckpointDirectory, NodeCheck
+from rekindle.blocks.retraining import Retraining
+from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
+from rekindle.checkpoints.retention import Retention
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
+from rekindle.engines.kubernetes.manifests.settings import (
+    Coordinator,
+    KubernetesSettings,
+    Peer,
+    Volume,
+)
+from rekindle.recovery.policy.policy import Policy
+from rekindle.settings import CHOICES, declared
+
+# A number has its unit in its name, or in this table.
+_UNITS = {
+    "backoff_limit": "retries",
+    "best": "checkpoints",
+    "compute_factor": "times",
+    "devices_per_node": "devices",
+    "every": "steps",
+    "every_steps": "steps",
+    "fault_retry_times": "retries",
+    "hours": "hours",
+    "last": "checkpoints",
+    "link_factor": "times",
+    "max_hangs_in_row": "restarts",
+    "max_in_row": "recoveries",
+    "max_pod_reschedules": "placements",
+    "max_recoveries": "recoveries",
+    "max_reschedules": "placements",
+    "max_reschedules_in_row": "placements",
+    "max_restarts": "restarts",
+    "min_available": "pods",
+    "min_nodes": "nodes",
+    "nodes": "nodes",
+    "processes_per_node": "ranks",
+    "ra_block": "devices",
+    "snapshot_every": "steps",
+    "sp_block": "devices",
+    "spares": "nodes",
+}
+_QUANTITIES = {"cpu": "CPUs", "memory": "bytes", "shared_memory": "bytes"}
+_BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+_UNLIMITED = 2**31 - 1  # a limit that no person reaches is left out
+
+
+class Setting(NamedTuple):
+    """One field: what a table shows."""
+
+    name: str
+    type: str
+    unit: str
+    default: str
+    meaning: str
+
+
+HEADS = ("Field", "Type", "Unit", "Default", "Meaning")
+
+
+def policy() -> str:
+    """Return the page of the policy."""
+    return page(
+        "Policy fields",
+        "A policy is a YAML file of these fields (`rekindle run --policy FILE`), a form of the "
+        "train flow, a block of type Rekindle Policy, or `rekindle.Policy` in Python. "
+        "[The recovery policy](../recover/policy.md) explains how the fields work together.",
+        f"The default of `max_restarts` is {USUAL.max_restarts} in forms, job files and blocks.",
+        _table(of_struct(Policy)),
+    )
+
+
+def job() -> str:
+    """Return the page of the job, its blocks, and its pods."""
+    parts: list[str] = [
+        "The train flow has one parameter, a `TrainingJob`. A job file of `rekindle kubernetes` "
+        "has the same fields, as YAML.",
+        "## TrainingJob",
+        _table(of_model(TrainingJob)),
+    ]
+    for title, kind in (("checkpoint", CheckpointDirectory), ("node_check", NodeCheck)):
+        parts += [f"## {title}", sentence(kind.__doc__ or ""), _table(of_model(kind))]
+    parts += ["## checkpoint.keep", _doc(Retention), _table(of_struct(Retention))]
+    parts += ["## policy", "The fields are on the page [Policy fields](policy.md)."]
+    for title, struct in (
+        ("kubernetes", KubernetesSettings),
+        ("kubernetes.coordinator", Coordinator),
+        ("kubernetes.coordinator.peers", Peer),
+        ("kubernetes.volumes", Volume),
+        ("kubernetes.ascend", Ascend),
+    ):
+        parts += [f"## {title}", _doc(struct), _table(of_struct(struct))]
+    parts += ["## Retraining", "The retrain flow has this second parameter.", _doc(Retraining)]
+    parts += [_table(of_model(Retraining)), "## Blocks"]
+    parts += ["Prefect stores these blocks. A job names them in `saved_cluster` and so on."]
+    for block in (SavedCluster, SavedStore, SavedPolicy):
+        parts += [f"### {block._block_type_name}", _doc(block), _table(_own(block))]
+    return page("Fields of a training job", *parts)
+
+
+def _own(block: type[BaseModel]) -> Iterator[Setting]:
+    return (each for each in of_model(block) if each.name in block.__annotations__)
+
+
+def _doc(kind: type) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+def _table(rows: Iterator[Setting]) -> str:
+    return table(HEADS, [(code(row.name), *row[1:]) for row in rows])
+
+
+def of_struct(struct: type[msgspec.Struct]) -> Iterator[Setting]:
+    """Yield the fields of a struct. Raises ValueError: one has no description, or no unit."""
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        hint = hints[field.name]
+        meta = declared(hint)
+        default = field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        required = default is msgspec.NODEFAULT
+        shown = "required" if required else _default(default)
+        text = meta.description if meta is not None else ""
+        yield _setting(struct, field.name, hint, shown, text or "")
+
+
+def of_model(model: type[BaseModel]) -> Iterator[Setting]:
+    """Yield the fields of a model. Raises ValueError: one has no description, or no unit."""
+    for name, field in model.model_fields.items():
+        hint = field.annotation
+        if field.metadata:
+            hint = Annotated[(hint, *field.metadata)]
+        default = (
+            "required"
+            if field.is_required()
+            else _default(field.get_default(call_default_factory=True))
+        )
+        yield _setting(model, name, hint, default, field.description or "")
+
+
+def _setting(kind: type, name: str, hint: Any, default: str, text: str) -> Setting:
+    shown = _type(hint)
+    unit = _unit(name, shown)
+    if not text or (unit is None and re.search(r"\b(?:integer|number)\b", shown)):
+        raise ValueError(f"{kind.__name__}.{name}: give it a description, and a unit if a number")
+    limits = _limits(hint)
+    return Setting(name, shown + (f" ({limits})" if limits else ""), unit or "", default, text)
+
+
+def _unit(name: str, shown: str) -> str | None:
+    if name.endswith("_s"):
+        return "seconds"
+    if name in _QUANTITIES and shown == "text":
+        return _QUANTITIES[name]
+    return _UNITS.get(name) if "integer" in shown or "number" in shown else ""
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if isinstance(value, (msgspec.Struct, BaseModel)):
+        return "its own defaults"
+    if isinstance(value, enum.Enum):
+        return code(value.value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple) and value:
+        return codes(each.value if isinstance(each, enum.Enum) else each for each in value)
+    if value is None or value in ("", (), [], {}) or not str(value).strip("*"):
+        return "empty"
+    if type(value).__name__ == "SecretDict":
+        return "empty"
+    return code(value)
+
+
+_PLAIN = {str: "text", int: "integer", float: "number", bool: "yes or no", SecretStr: "secret text"}
+
+
+def _type(hint: Any) -> str:
+    meta = declared(hint)
+    choices = (meta.extra or {}).get(CHOICES) if meta is not None else None
+    bare, arguments = get_origin(hint), get_args(hint)
+    if bare is Annotated:
+        return _one(arguments[0], choices)
+    return _one(hint, None)
+
+
+def _one(hint: Any, choices: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is str and choices:
+        return "one of " + codes(each or '""' for each in choices)
+    if origin is Annotated:
+        return _type(hint)
+    if origin is Literal:
+        return "one of " + codes(arguments)
+    if origin in (list, tuple):
+        if choices:
+            return "list of " + codes(getattr(each, "value", each) for each in choices)
+        return "list of " + _type(arguments[0])
+    if origin is dict or hint is dict:
+        return "mapping"
+    if origin in (Union, types.UnionType):
+        return " or ".join("empty" if each is type(None) else _type(each) for each in arguments)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "one of " + codes(each.value for each in hint)
+    if isinstance(hint, type) and issubclass(hint, (msgspec.Struct, BaseModel)):
+        return "fields"
+    return _PLAIN.get(hint, "mapping" if "Dict" in str(hint) else "")
+
+
+def _limits(hint: Any) -> str:
+    found: dict[str, Any] = {}
+    for each in _metadata(hint):
+        if isinstance(each, Form):
+            continue
+        for name, words in _BOUNDS:
+            value = getattr(each, name, None)
+            if value is not None and value != _UNLIMITED:
+                found.setdefault(words, value)
+    return ", ".join(f"{words} {value}" for words, value in found.items())
+
+
+def _metadata(hint: Any) -> Iterator[Any]:
+    yield from getattr(hint, "__metadata__", ())
+    for each in get_args(hint):
+        yield from _metadata(each)

@@ -1,0 +1,174 @@
+"""The pages of docs/: generated tables, code blocks, and command lines."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import documented_commands
+import pytest
+from docstrings import explained, to_rst
+from outside_links import with_downloads
+from reference_tables.markdown import check_names
+from reference_tables.pages import FOLDER, PAGES
+from repository import ROOT
+
+PAGES_OF_SITE = ROOT / "docs"
+ALL = sorted([ROOT / "README.md", *PAGES_OF_SITE.rglob("*.md"), *ROOT.glob("examples/**/*.md")])
+MODULES = {
+    "rekindle": "rekindle/__init__.py",
+    "torch": "rekindle/training/torch/__init__.py",
+    "mindspore": "rekindle/training/mindspore/__init__.py",
+    "testing": "rekindle/testing/__init__.py",
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_as_the_source_has_it(name: str) -> None:
+    """Else: make reference."""
+    assert (FOLDER / name).read_text() == PAGES[name](), "run `make reference`"
+
+
+def test_a_name_without_a_row_is_refused() -> None:
+    """The error names the file and the names."""
+    with pytest.raises(ValueError, match=r"files\.py: add rows for \['b'\], remove those of \['c"):
+        check_names("files", ["a", "b"], ["a", "c"])
+
+
+@pytest.mark.parametrize("page", MODULES)
+def test_the_api_has_all_public_names(page: str) -> None:
+    """Those of the module's `__all__`; MindSpore is not installed, so the source is read."""
+    tree = ast.parse((ROOT / MODULES[page]).read_text())
+    public = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    )
+    text = (FOLDER / "api" / f"{page}.md").read_text()
+    documented = re.findall(r"^\.\. auto\w+:: (\w+)(?!\.)\b", text, re.MULTILINE)
+    assert sorted(documented) == sorted(public)
+
+
+def test_python_blocks_compile() -> None:
+    """All pages, the README and the examples have valid Python."""
+    wrong = []
+    for path in ALL:
+        for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.M):
+            try:
+                compile(block, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            except SyntaxError as error:
+                wrong.append(f"{path.relative_to(ROOT)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_command_lines_parse() -> None:
+    """Each command, option and choice exists; in code blocks nothing that is required lacks."""
+    wrong, seen = [], 0
+    for path in ALL:
+        text = path.read_text()
+        found = [(each, False) for each in documented_commands.commands_of(text)]
+        found += [(each, True) for each in documented_commands.named_in(text)]
+        for command, partly in found:
+            seen += 1
+            try:
+                documented_commands.check(command, partly=partly)
+            except ValueError as error:
+                wrong.append(f"{path.relative_to(ROOT)}: rekindle {command}\n    {error}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 100  # else the pages are read wrongly
+
+
+PAGE = """
+Run `rekindle status JOB`, or `rekindle run`. It prints `rekindle agent: why`.
+
+    SECRET=$(cat secret) rekindle run --nnodes 2 \\
+        --policy FILE train.py --lr 0.1   # a comment
+    rekindle status|stop trial
+    rekindle coordinator: a message
+
+```console
+$ rekindle checkpoints ls nightly
+rekindle checkpoints is output here
+```
+"""
+
+
+def test_commands_are_found_in_a_page() -> None:
+    """In blocks of both forms, over continued lines, and in sentences."""
+    assert sorted(documented_commands.commands_of(PAGE)) == [
+        "checkpoints ls nightly",
+        "run --nnodes 2          --policy FILE train.py --lr 0.1   # a comment",
+        "status|stop trial",
+    ]
+    assert list(documented_commands.named_in(PAGE)) == ["status JOB", "run"]
+
+
+@pytest.mark.parametrize(
+    ("command", "partly"),
+    [
+        ("run [options] train.py [arguments]", False),
+        ("run --nnodes 2 train.py --anything 1 | tee log", False),
+        ("status|stop trial", False),
+        ("checkpoints verify STORE STEP", False),
+        ("inject JOB --rank R --kind KIND", False),
+        ("profile JOB on|off", False),
+        ("inject --kind kill", True),
+    ],
+)
+def test_a_command_that_exists_is_taken(command: str, partly: bool) -> None:
+    """With placeholders, and with what a shell does not pass on."""
+    documented_commands.check(command, partly=partly)
+
+
+@pytest.mark.parametrize(
+    ("command", "partly", "message"),
+    [
+        ("stats JOB", False, "invalid choice: 'stats'"),
+        ("status JOB --jsn", False, "unrecognized arguments: --jsn"),
+        ("run --max-restart 1 train.py", False, "unrecognized|required"),
+        ("inject JOB --rank 1", False, "--kind"),
+        ("inject JOB --rank 1 --kind kil", True, "invalid choice"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_refused(command: str, partly: bool, message: str) -> None:
+    """A wrong name, also a shortened one, and a missing option."""
+    with pytest.raises(ValueError, match=message):
+        documented_commands.check(command, partly=partly)
+
+
+def test_docstrings_become_restructured_text() -> None:
+    """Sentences, explained names, what is raised, and code."""
+    lines = [
+        "Do it.",
+        "",
+        "    rekindle run",
+        "",
+        "It is done. one, two: numbers",
+        "    of things; not more: two. other: a text.",
+        "Raises Error: never.",
+    ]
+    docstring = "\n".join(lines)
+    to_rst(None, "", "", None, None, lines)
+    assert lines == [
+        *("Do it.", ""),
+        *("::", "", "    rekindle run", ""),
+        *("It is done.", ""),
+        "- `one`, `two`: numbers of things; not more: two.",
+        "- `other`: a text.",
+        *("", "Raises Error: never.", ""),
+    ]
+    numbers = "numbers of things; not more: two."
+    assert explained(docstring) == {"one": numbers, "two": numbers, "other": "a text."}
+
+
+def test_links_to_files_outside_of_the_pages_are_downloads(tmp_path: Path) -> None:
+    """A folder is named, and a link to nothing stays one."""
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "page.md").touch()
+    (tmp_path / "script.py").touch()
+    links = "[a](./page.md) [b](../script.py#L1) [`c`](../docs/../) [d](../none.md)"
+    assert with_downloads(links, pages, pages) == (
+        "[a](./page.md) {download}`b <../script.py>` `c` [d](../none.md)"
+    )
