@@ -1,4 +1,4 @@
-"""A rank as torchft's users write it: a replica group of one, healed by a peer after its death.
+"""A rank as torchft's users write it: a replica group of one, reset by a peer after its death.
 
 Arguments: folder, size, steps. The incarnation of a step is torchft's quorum. All gradients are
 reduced as one tensor: in the hook of torchft 0.2's DistributedDataParallel a rank that loses a peer

@@ -117,7 +117,7 @@ def _check(
 
 
 def _simulated() -> int:
-    """How many healthy nodes were accused in random sets of up to half of all."""
+    """How many healthy nodes were blamed in random sets of up to half of all."""
     accused = 0
     for size, bad, chance in sets(SETS, 0.5):
         found = Cluster(range(size), {n: any_fault(chance) for n in bad}, len(bad)).check()

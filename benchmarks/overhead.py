@@ -1,7 +1,7 @@
 """What a step costs more with Rekindle's Session than without it, while nothing goes wrong.
 
 Within one job, each rank trains the same model in turns as a plain script would and through the
-Session: process, process group, cores and neighbours are the same for both, and each ratio is of
+Session: process, process group, cores and other nodes are the same for both, and each ratio is of
 two blocks of steps that follow each other. What Rekindle's own processes (agent, coordinator and
 so on) take of the cores meanwhile would slow down both sides alike, so it is measured as CPU time
 and added to the ratio.

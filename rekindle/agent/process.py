@@ -78,9 +78,13 @@ class Agent:
         self._handling = asyncio.Lock()
         self._store = store
         known = Credentials(spec.job_id, hello.attempt, secret)
-        self._depot = ReplicaServer(spec, known, self.send)
+        self._replica_server = ReplicaServer(spec, known, self.send)
         self._snapshots = NodeSnapshots(
-            spec, store, self.send, depot=self._depot, neighbours=ReplicaClient(known)
+            spec,
+            store,
+            self.send,
+            replica_server=self._replica_server,
+            replica_client=ReplicaClient(known),
         )
         environment = agent_environment(os.environ, spec)
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
@@ -115,8 +119,8 @@ class Agent:
         self.ranks.start_fork_server(self.spec.framework if of_python else None)
         if self._hello.spare:
             self.ranks.warm_up()
-        port = self._depot.listen(self._hello.address)
-        self._hello = msgspec.structs.replace(self._hello, depot=port)
+        port = self._replica_server.listen(self._hello.address)
+        self._hello = msgspec.structs.replace(self._hello, replica_port=port)
         await self._learn()  # while the fork server imports
         conditions = DeviceMonitor(self.ranks.devices, self.send)
         beside = (self._beat(), self.ranks.watchdog.watch(), self._care.run(), conditions.run())
@@ -270,7 +274,7 @@ class Agent:
         await self.ranks.end()
         if not self._hurried:
             await self._snapshots.close()
-            await self._depot.close()
+            await self._replica_server.close()
         if self._line is not None:
             await self._line.close()
         # The agent started all of them, or adopted them as the subreaper of what it started.

@@ -125,7 +125,7 @@ class RankSupervisor:
         for rank in self._ranks.values():
             own = {rank.rank: form.ranks[rank.rank]}
             plan = {rank.rank: form.plan[rank.rank]}
-            rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, depots={}))
+            rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, replica_addresses={}))
 
     def _set(self, order: protocol.Settings) -> None:
         self._state.profile = order.profile
@@ -202,7 +202,7 @@ class RankSupervisor:
             self._store.serves(spawn.restart)
         try:
             for number in spawn.ranks:
-                if number in spawn.heal and (error := await self._heal(number)):
+                if number in spawn.reset and (error := await self._reset(number)):
                     self._send(protocol.DeviceResetFailed(rank=number, error=error))
                     continue
                 try:
@@ -218,8 +218,8 @@ class RankSupervisor:
                 rank = self._ranks[started.rank]
                 rank.watch(started.pid, self._on_message, self._on_exit)
 
-    async def _heal(self, rank: int) -> str:
-        """Heal the device of a rank that has no process; return why not, or nothing."""
+    async def _reset(self, rank: int) -> str:
+        """Reset the device of a rank that has no process; return why not, or nothing."""
         return await reset_device(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:

@@ -6,7 +6,7 @@ GET  /events   the journal from `since` on, then live, as JSON lines; follow=0: 
 GET  /steer    the same, and the lease to steer the job for as long as the line is open
 POST /approve  a person's answer to a strategy that waits for it
 POST /stop     a person ends the job, whoever steers it
-POST /inject   a fault that a rank is to suffer
+POST /inject   a fault to inject into a rank
 POST /profile  what ranks are to write down of where time goes
 POST /signs    a sign of trouble that a monitor, an engine or a person has seen
 """

@@ -144,7 +144,7 @@ class JobClient:
         self._post(names.PATH_PROFILE, msgspec.json.encode(order))
 
     def inject(self, fault: Inject) -> None:
-        """Have a rank suffer a fault. Raises JobError: the job does not allow it, or it cannot."""
+        """Inject a fault into a rank. Raises JobError: the job does not allow it, or it cannot."""
         self._post(names.PATH_INJECT, msgspec.json.encode(fault))
 
     def _post(self, path: str, body: bytes) -> None:

@@ -99,7 +99,7 @@ class ComputeTime:
         """
         told = {rank for ranks in found_so for rank in ranks}
         found, certain = [], sure(len(self._now))
-        usual: list[StepSeries] = []  # what has risen for long, and accuses nobody
+        usual: list[StepSeries] = []  # what has risen for long, and blames no node
         for node, ranks in self._in_node.items():
             known = told >= set(ranks)
             shift = self._shift(self._nodes, node, tuple(ranks), certain, told=known)

@@ -131,7 +131,7 @@ BASELINE = 20  # steps, as MindCluster's detection takes
 # steps now and then. Where ranks take turns on too few cores only many of them tell anything.
 WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
 _SHORTEST, _BLOCK = 8, 18
-LASTING = 2 * _BLOCK  # steps after which what accuses nobody is the usual
+LASTING = 2 * _BLOCK  # steps after which what blames no node is the usual
 KEPT = 2 * LASTING
 LOOK_BACK = 6  # blocks of steps in which moves are remembered
 # Of the steps that must be nearer to what is now than to what was, and then the other way.

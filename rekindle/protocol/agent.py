@@ -134,7 +134,7 @@ class Hello(Message, frozen=True, kw_only=True):
     it is promoted it says hello again, as that node.
 
     checkpoints: those that its node finds; whoever loads one proves it.
-    copies: the snapshots of other nodes' ranks that it keeps; depot: the port where.
+    copies: the snapshots of other nodes' ranks that it keeps; replica_port: the port where.
     shards: which piece of the state ranks have, where not all have the same.
     host: the machine's name, which it keeps from job to job. devices: it has accelerators.
     restart: the newest one that it has started ranks for. unable: why it cannot work as a node.
@@ -156,7 +156,7 @@ class Hello(Message, frozen=True, kw_only=True):
     snapshots: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
-    depot: int = 0
+    replica_port: int = 0
     host: str = ""
     devices: bool = False
     unable: str = ""
@@ -212,7 +212,7 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """A rank was not started, for its device could not be healed."""
+    """A rank was not started, for its device could not be reset."""
 
     rank: int
     error: str
@@ -281,8 +281,8 @@ class Spawn(Message, frozen=True, kw_only=True):
     """Start these ranks; they arrive for `generation`.
 
     world_size, first: what they are told of their world, and of the place in it of the node's first
-    rank; the generation that they arrive for may be another one. heal: those of the ranks whose
-    device is to be healed first. placements: how often the node's place was filled so far. joins:
+    rank; the generation that they arrive for may be another one. reset: those of the ranks whose
+    device is to be reset first. placements: how often the node's place was filled so far. joins:
     others go on in their processes, and have the state that these take.
     """
 
@@ -293,7 +293,7 @@ class Spawn(Message, frozen=True, kw_only=True):
     first: int
     store_host: str
     store_port: int
-    heal: tuple[int, ...] = ()
+    reset: tuple[int, ...] = ()
     placements: int = 1
     joins: bool = False
 

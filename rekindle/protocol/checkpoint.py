@@ -13,7 +13,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True):
-    """A checkpoint was committed, or `error` says why not. last_words: it answers Dump.
+    """A checkpoint was committed, or `error` says why not. final: it answers WriteFinalCheckpoint.
 
     shards: pieces that it is in; more than one, and all nodes have the store in common.
     stall_s: for how many seconds training stood still for it.
@@ -26,7 +26,7 @@ class CheckpointWritten(Message, frozen=True, kw_only=True):
     seconds: float = 0.0
     stall_s: float = 0.0
     shards: int = 1
-    last_words: bool = False
+    final: bool = False
     error: str = ""
 
     @property
@@ -60,7 +60,7 @@ class ShardWritten(Message, frozen=True, kw_only=True):
 
     shards: how many there are. position: of the data, as JSON. origin: what the rank said of the
     state. metrics: of the step, of this rank. stall_s: for how many seconds training stood still
-    for it. last_words: it answers Dump.
+    for it. final: it answers WriteFinalCheckpoint.
     """
 
     step: int
@@ -73,7 +73,7 @@ class ShardWritten(Message, frozen=True, kw_only=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     stall_s: float = 0.0
-    last_words: bool = False
+    final: bool = False
     error: str = ""
 
 
@@ -119,7 +119,7 @@ class CheckpointInvalid(Message, frozen=True, kw_only=True):
 
 
 class WriteFinalCheckpoint(Message, frozen=True, kw_only=True):
-    """Last words: write the snapshot of `step`, which generation `made` did, or a newer clean one.
+    """Write the snapshot of `step`, which generation `made` did, or a newer clean one.
 
     shards: where the state is in several, those that are to be written, of exactly this state, each
     with the rank whose snapshot (or copy of one) it is; and how many there are.
@@ -155,4 +155,4 @@ class Commit(Message, frozen=True, kw_only=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     stall_s: float = 0.0
-    last_words: bool = False
+    final: bool = False

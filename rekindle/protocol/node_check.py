@@ -55,7 +55,7 @@ class Checked(Message, frozen=True, kw_only=True):
     """What was measured: seconds, by part, of the slowest device; or why it was not.
 
     device: the one that failed, by its number on the node; -1: none in particular. note: what is to
-    be said of it, and accuses nobody.
+    be said of it, and blames no node.
     """
 
     serial: int

@@ -115,7 +115,7 @@ class BufferRequest(Message, frozen=True, kw_only=True):
     """The rank asks its agent for buffers of this size; answered by BufferGrant.
 
     bytes 0: it asks for the buffers that exist, to read them.
-    copy: the state whose copy is fetched from the neighbour first, as one of the rank's snapshots.
+    copy: the state whose copy is fetched from the other node first, as one of the rank's snapshots.
     serial: of the rank's requests; a later one may be answered before this one.
     """
 
@@ -206,7 +206,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
     number in the full one. plan: what each of them does, with peers by their number in this
     world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
-    depots: where those of the nodes are that the plan names; for the agent alone.
+    replica_addresses: where those of the nodes are that the plan names; for the agent alone.
     settings: until the next Settings. peers: the address (host, port) of each rank, by its place in
     this world; empty: they have no ports.
     """
@@ -223,7 +223,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     settings: Settings = Settings()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
-    depots: dict[int, ReplicaAddress] = msgspec.field(default_factory=dict)
+    replica_addresses: dict[int, ReplicaAddress] = msgspec.field(default_factory=dict)
     peers: tuple[tuple[str, int], ...] = ()
 
 
@@ -263,7 +263,7 @@ class InjectionKind(str, enum.Enum):
 
 
 class Inject(Message, frozen=True, kw_only=True):
-    """Suffer a fault in this step (None: the next one). seconds: how long a slow step pauses."""
+    """Inject a fault in this step (None: the next one). seconds: how long a slow step pauses."""
 
     rank: int
     kind: InjectionKind

@@ -78,7 +78,7 @@ class RankPlace:
             generation=form.generation,
             shards=form.shards,
             writes=own.writes,
-            copied=own.keeper >= 0,
+            copied=own.replica_node >= 0,
         )
 
 

@@ -75,7 +75,7 @@ class FinalSnapshot:
         signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
         signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)  # of a loader's workers, it is not theirs
-        threading.Thread(target=self._run, name="rekindle-last-words", daemon=True).start()
+        threading.Thread(target=self._run, name="rekindle-final-snapshot", daemon=True).start()
 
     def begin_step(self, finished: int) -> None:
         """The step's graph is about to run; no other does once this process has to end."""
@@ -163,7 +163,7 @@ def _leave_it_to_the_thread(*_: object) -> None:
 def _claim_of(step: int) -> str:
     """Return the name of a socket that one process of a node can have at a time."""
     said = (os.environ.get(name, "") for name in (names.ENV_JOB_ID, names.ENV_NODE_RANK))
-    return "\0rekindle-last-words-" + "-".join((*said, str(os.getppid()), str(step)))
+    return "\0rekindle-final-snapshot-" + "-".join((*said, str(os.getppid()), str(step)))
 
 
 REST_S = 600.0  # once the agent had no memory: others may have given some back by then

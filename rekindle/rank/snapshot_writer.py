@@ -152,7 +152,7 @@ class SnapshotWriter(ABC):
     def _lock_oldest(self, copied: bool) -> int:
         """Lock the oldest buffer for writing, once the snapshots that are kept are safe.
 
-        Where a neighbour keeps copies, the newest has to be there too: ranks may be a snapshot
+        Where another node keeps copies, the newest has to be there too: ranks may be a snapshot
         apart, and of the two that it has of each one must be there of all.
         """
         oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].recency)
@@ -268,7 +268,7 @@ def ask_for_buffers(
 ) -> int:
     """Ask the rank's agent for its buffers; 0 bytes: those that exist. Gives what to receive by.
 
-    copy: the state that a neighbour's copy of is to be in one of them.
+    copy: the state whose replica is to be in one of them.
     """
     serial = next(_serials)
     channel.send(

@@ -197,7 +197,7 @@ _SOURCES = {
     "self": ("kept", ""),
     "peer": ("received", "from a peer"),
     "snapshot": ("read", "from a snapshot"),
-    "neighbour": ("read", "from a copy on another node"),
+    "replica": ("read", "from a copy on another node"),
     "checkpoint": ("read", "from a checkpoint"),
     "fresh": ("built", ""),
     "script": ("left", "to the script"),

@@ -29,7 +29,7 @@ HUNG = "Hung"  # no progress; whatever is done about it short of placing the job
 RESCHEDULING = "Rescheduling"  # the job, or a node's part of it, is placed anew
 SHRUNK = "Shrunk"  # training goes on without some nodes
 AWAITING_APPROVAL = "AwaitingApproval"  # nothing is done before a person has answered
-STOPPING = "Stopping"  # the ranks end, and last words are written
+STOPPING = "Stopping"  # the ranks end, and the final checkpoint is written
 
 STATES = {
     **dict.fromkeys(INNER, RECOVERING),

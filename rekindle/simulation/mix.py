@@ -21,7 +21,7 @@ SHIPPED: tuple[str, ...] = get_args(Shipped)
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sort of fault; `weight`: how many of all, in any unit.
 
-    kind, code, self_heal, user_caused: as in `recovery.faults.fault.Fault`. place: share of them
+    kind, code, reset_helps, user_caused: as in `recovery.faults.fault.Fault`. place: share of them
     that pass only on another node; script: share that pass only once a person has mended the
     script. Such a fault comes again after every recovery that leaves its cause alone, then as a
     fault of the kind `becomes`, if that is given: a dead process may turn out to be a dead device.
@@ -32,7 +32,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weight: Positive
     kind: FaultKind
     code: str = ""
-    self_heal: bool = False
+    reset_helps: bool = False
     user_caused: bool = False
     place: Share = 0.0
     script: Share = 0.0

@@ -68,7 +68,7 @@ class Broken(msgspec.Struct, kw_only=True):
             device=-1 if of_node else self.strike.device,
             code=(row.code or row.name) if revealed else row.code,
             user_caused=row.user_caused or kind is FaultKind.USER_CODE,
-            self_heal=row.self_heal and not revealed,
+            reset_helps=row.reset_helps and not revealed,
         )
 
     def answer(self, row: StrategyRow) -> None:
@@ -259,7 +259,7 @@ class _Replay:
                 spares=job.pool.free(job.now),
                 left=self._left(lost + len(repair.awaited)),
                 engine=setting.world.engine,
-                last_words=job.progress.snapshot_step(),
+                final_step=job.progress.snapshot_step(),
                 incident=self._incident,
                 past=tuple(self._memory.past),
             )

@@ -109,7 +109,7 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):
-        # It was stopped, and may still be writing its last words.
+        # It was stopped, and may still be writing the final checkpoint.
         _wait_until_gone(job_id, _EXIT_TIMEOUT_S + directory.spec().policy.dump_timeout_s)
     elif alive is not None and end is None:
         return Launched(job_id, How.ADOPTED, alive.attempt)

@@ -41,7 +41,7 @@ def read_condition(host: Path) -> SimulatedCondition:
 
 
 async def reset_device(device: int, host_file: Path | None) -> str:
-    """Reset a device, by its local number; return why it is not healed, or nothing.
+    """Reset a device, by its local number; return why it is not reset, or nothing.
 
     simulated: the file of the simulated host that the device is on.
     """

@@ -156,7 +156,7 @@ class DeviceMonitor:
     async def look(self) -> bool:
         """Tell how devices are, where that is news or a fault; False: it can never be known.
 
-        What was read while a process came is not told: its device may just have been healed. Codes
+        What was read while a process came is not told: its device may just have been reset. Codes
         are told again and again, for to the coordinator they are news once it was.
         """
         asked = self._devices()

@@ -1,1 +1,1 @@
-"""The snapshots that an agent keeps, their copies on neighbours, and checkpoints of them."""
+"""The snapshots that an agent keeps, their copies on other nodes, and checkpoints of them."""

@@ -43,14 +43,14 @@ class NodeSnapshots:
         store: CheckpointStore,
         send: Callable[[protocol.Message], None],
         *,
-        depot: ReplicaServer,
-        neighbours: ReplicaClient,
+        replica_server: ReplicaServer,
+        replica_client: ReplicaClient,
     ) -> None:
         self._spec = spec
         self._files = CheckpointFiles(spec, store)
         self._send = send
-        self._depot = depot
-        self._neighbours = neighbours
+        self._replica_server = replica_server
+        self._replica_client = replica_client
         self._buffers: dict[int, _Held] = {}
         self._making: dict[int, asyncio.Task[None]] = {}
         self._makes = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="buffers")
@@ -149,7 +149,7 @@ class NodeSnapshots:
         return held
 
     def fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
-        """Answer a rank when one of its buffers has the copy that a neighbour keeps of it."""
+        """Answer a rank when one of its buffers has the replica that another node keeps of it."""
         self._start(self._fetch(wanted, answer), self._asking)
 
     async def _fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
@@ -157,7 +157,7 @@ class NodeSnapshots:
         with contextlib.ExitStack() as used:
             make_room = functools.partial(self._room_for_copy, wanted, used)
             try:
-                await self._neighbours.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
+                await self._replica_client.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
             except CheckpointError as failed:
                 error = str(failed)
         if self._buffers.get(wanted.rank):
@@ -193,7 +193,7 @@ class NodeSnapshots:
             return
         try:
             self._sealed(message.rank)
-            await self._neighbours.copy(message.rank, buffer, made)
+            await self._replica_client.copy(message.rank, buffer, made)
             if message.checkpoint and buffer.made == made:  # else it was forgotten meanwhile
                 self._due.due(message, fd)
         finally:
@@ -220,7 +220,7 @@ class NodeSnapshots:
         self._due.write_parts(order)
 
     def dump(self, order: protocol.WriteFinalCheckpoint) -> None:
-        """Write last words: the newest intact snapshot, or the shards that are asked for."""
+        """Write the final checkpoint: the newest intact snapshot, or the shards of the order."""
         self._start(self._dump(order, set(self._jobs)))
 
     async def _dump(
@@ -230,10 +230,10 @@ class NodeSnapshots:
             await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
         if not order.shards:
             written = await in_pool(self._writes, self._write_newest, order)
-            self._tell(msgspec.structs.replace(written, last_words=True))
+            self._tell(msgspec.structs.replace(written, final=True))
         for shard, rank in order.shards.items():
             part = await self._dump_shard(order, shard, rank)
-            self._tell(msgspec.structs.replace(part, last_words=True))
+            self._tell(msgspec.structs.replace(part, final=True))
 
     def commit(self, order: protocol.Commit) -> None:
         """Make the checkpoint valid whose shards are all written."""
@@ -242,13 +242,13 @@ class NodeSnapshots:
     async def _commit(self, order: protocol.Commit) -> None:
         written = await in_pool(self._writes, self._files.commit, order)
         self._tell(written)
-        if not order.last_words:
+        if not order.final:
             await self._due.prune(written)
 
     @property
     def copies(self) -> dict[int, tuple[Made, ...]]:
         """What this node keeps of ranks of others."""
-        return self._depot.kept
+        return self._replica_server.kept
 
     def formed(self, form: protocol.FormGeneration) -> None:
         """A generation begins, whose plan says who keeps copies.
@@ -260,22 +260,22 @@ class NodeSnapshots:
         self._forget(form)
         if form.shards == 1:
             return
-        self._depot.formed(form)
-        self._neighbours.formed(form)
+        self._replica_server.formed(form)
+        self._replica_client.formed(form)
         for rank in form.plan:
             self._start(self._copy_again(rank))
 
     def break_off(self) -> None:
         """The generation is over: nothing more is copied for it."""
-        self._neighbours.break_off()
+        self._replica_client.break_off()
 
     async def _copy_again(self, rank: int) -> None:
-        """Have copied what is there: a neighbour that has it already says so."""
+        """Have the snapshots copied. A node that has one already refuses it."""
         in_order = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].recency)
         for fd, _ in in_order:
             own = SnapshotBuffer(fd)  # with locks of its own
             if own.lock(write=False) and own.is_sealed:
-                await self._neighbours.copy(rank, own, own.recency)
+                await self._replica_client.copy(rank, own, own.recency)
             own.close()
 
     def _forget(self, form: protocol.FormGeneration) -> None:
@@ -311,7 +311,7 @@ class NodeSnapshots:
         """Write the snapshot, or the copy, that there is here of a rank in this very state."""
         made = order.step, order.made
         held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
-        copy = self._depot.reading(rank, made)
+        copy = self._replica_server.reading(rank, made)
         try:
             async with contextlib.nullcontext(held[0]) if held else copy as buffer:
                 write = self._write_proven
@@ -338,7 +338,7 @@ class NodeSnapshots:
 
     async def close(self) -> None:
         """Give the memory back, once what is under way is done."""
-        self._neighbours.break_off()
+        self._replica_client.break_off()
         self._closing.set()
         while self._asking:
             await asyncio.wait(list(self._asking))

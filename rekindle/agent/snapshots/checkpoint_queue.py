@@ -88,7 +88,7 @@ class CheckpointFiles:
     def commit(self, order: protocol.Commit) -> protocol.CheckpointWritten:
         """Make the checkpoint valid whose shards are all written."""
         done = protocol.CheckpointWritten(
-            step=order.step, generation=order.generation, last_words=order.last_words
+            step=order.step, generation=order.generation, final=order.final
         )
         started = time.monotonic()
         try:

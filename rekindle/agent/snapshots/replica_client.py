@@ -1,4 +1,4 @@
-"""What a node asks of others' depots: to keep copies of its snapshots, and to give them back."""
+"""Has other nodes keep replicas of this node's snapshots, and fetches them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from rekindle.agent.snapshots import replica_server as depot
+from rekindle.agent.snapshots import replica_server
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_background
 from rekindle.errors import CheckpointError, StaleError
@@ -17,7 +17,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import Made
 
-REST_S = 30.0  # for which a neighbour that failed is left alone: ranks wait for their copies
+REST_S = 30.0  # for which another node that failed is left alone: ranks wait for their copies
 
 
 class ReplicaClient:
@@ -46,11 +46,15 @@ class ReplicaClient:
         """Have a sealed snapshot kept where the plan says, if it does; training needs it not."""
         async with self._busy[rank]:
             form = self._form
-            keeper = form.plan[rank].keeper if form is not None and rank in form.plan else -1
+            replica_node = (
+                form.plan[rank].replica_node if form is not None and rank in form.plan else -1
+            )
             rests = time.monotonic() < self._rests_until
-            if form is None or keeper < 0 or rests or buffer.made != made:
+            if form is None or replica_node < 0 or rests or buffer.made != made:
                 return
-            work = depot.put(form.depots[keeper], self._known, buffer, rank=rank, form=form)
+            work = replica_server.put(
+                form.replica_addresses[replica_node], self._known, buffer, rank=rank, form=form
+            )
             try:
                 await self._do(work)
             except StaleError:
@@ -58,10 +62,8 @@ class ReplicaClient:
             except CheckpointError as error:
                 self._rests_until = time.monotonic() + REST_S
                 if not self._said:
-                    text = (
-                        f"node {keeper} keeps no copy of rank {rank} after step {made[0]}: {error}"
-                    )
-                    print(f"rekindle agent: {text}", file=sys.stderr, flush=True)
+                    text = f"node {replica_node} keeps no copy of rank {rank} after step {made[0]}"
+                    print(f"rekindle agent: {text}: {error}", file=sys.stderr, flush=True)
                 self._said = True
 
     async def fetch(
@@ -76,7 +78,9 @@ class ReplicaClient:
         try:
             if form is None or node < 0:
                 raise StaleError(f"no generation goes on in which rank {rank} fetches a copy")
-            work = depot.fetch(form.depots[node], self._known, make_room, rank=rank, made=made)
+            work = replica_server.fetch(
+                form.replica_addresses[node], self._known, make_room, rank=rank, made=made
+            )
             await self._do(work)
         except StaleError as error:
             raise CheckpointError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Depots: copies of other nodes' snapshots in an agent's memory, and the ways there and back."""
+"""Keeps replicas of other nodes' snapshots in an agent's memory, and serves them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rekindle.recovery.policy.plan import Made
 
 KEPT = 2  # steps of each rank: ranks may be a snapshot apart
 
-# ---- the depot's end
+# ---- the replica server's end
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +69,7 @@ class ReplicaServer:
         self._generation = 0  # the newest that was formed
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="depot")
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="serves")
 
     def listen(self, address: str) -> int:
         """Let callers come; return the port. address: where others reach this machine."""
@@ -144,7 +144,7 @@ class ReplicaServer:
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            line = ReplicaConnection(connection, self._known.secret, depot=True)
+            line = ReplicaConnection(connection, self._known.secret, serves=True)
             request = await within(_first(line), line.silence_s)
             error = self._refusal(request)
             if error:
@@ -316,12 +316,12 @@ async def fetch(
 async def _called(
     at: protocol.ReplicaAddress, known: Credentials
 ) -> AsyncIterator[ReplicaConnection]:
-    """A line to a depot. Raises CheckpointError: there is none, or it is cut."""
+    """A line to a replica server. Raises CheckpointError: there is none, or it is cut."""
     loop = asyncio.get_running_loop()
     try:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
         with socket.socket() as connection:
-            line = ReplicaConnection(connection, known.secret, depot=False)
+            line = ReplicaConnection(connection, known.secret, serves=False)
             await within(loop.sock_connect(connection, address), line.silence_s)
             await line.meet()
             yield line

@@ -1,4 +1,4 @@
-"""The line between a depot and its callers: messages with proofs, and the bytes of snapshots.
+"""The connection of a replica server and a caller: messages with proofs, and bytes of snapshots.
 
 Both ends begin with a random number, and prove with that of the other, in every message, that they
 know the job's secret, without saying it. A message is its length, its proof, and msgpack; the bytes
@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who may call a depot: an agent of this attempt that knows the job's secret."""
+    """Who may call a replica server: an agent of this attempt that knows the job's secret."""
 
     job_id: str
     attempt: int
@@ -110,15 +110,15 @@ def patience_s(size: int) -> float:
 
 
 class ReplicaConnection:
-    """One connection. Depot and caller have roles in their proofs, so that none serves both."""
+    """One connection. The proofs of server and caller differ, so that none serves as the other."""
 
     silence_s = SILENCE_S
 
-    def __init__(self, connection: socket.socket, secret: str, *, depot: bool) -> None:
+    def __init__(self, connection: socket.socket, secret: str, *, serves: bool) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._secret = secret.encode()
-        self._roles = (b"depot", b"caller") if depot else (b"caller", b"depot")
+        self._roles = (b"server", b"caller") if serves else (b"caller", b"server")
         self._nonces = (b"", b"")  # theirs, ours
         self._counts = [0, 0]  # messages sent, and heard
 
@@ -147,7 +147,7 @@ class ReplicaConnection:
         try:
             return decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProtocolError(f"not a message of a depot: {error}") from error
+            raise ProtocolError(f"not a message of a replica server: {error}") from error
 
     def _proof(self, side: int, text: bytes | bytearray) -> bytes:
         self._counts[side] += 1

@@ -161,7 +161,7 @@ class Admission:
             checkpoints=hello.checkpoints,
             snapshots=hello.snapshots,
             copies=hello.copies,
-            depot=hello.depot,
+            replica_port=hello.replica_port,
             host=hello.host,
         )
         self._job.devices = self._job.devices or hello.devices

@@ -92,7 +92,7 @@ class ShardedCheckpoints:
     def __init__(self) -> None:
         self._generation = 0
         self.backlog = DueCheckpoints()
-        # By step, generation, and whether they are last words.
+        # By step, generation, and whether they are of the final checkpoint.
         self._parts: dict[tuple[int, int, bool], dict[int, ShardWritten]] = {}
         self._failed = (0, 0)
 
@@ -106,16 +106,16 @@ class ShardedCheckpoints:
 
         owners: the ranks that have each shard.
         """
-        if part.generation < self._generation and not part.last_words:
-            return None  # last words are of the generation that did their step
-        parts = self._parts.setdefault((part.step, part.generation, part.last_words), {})
+        if part.generation < self._generation and not part.final:
+            return None  # a final checkpoint is of the generation that did its step
+        parts = self._parts.setdefault((part.step, part.generation, part.final), {})
         parts[part.shard] = part
         if len(parts) < part.shards:
             return None
         self._parts = {
-            (step, made, last_words): each
-            for (step, made, last_words), each in self._parts.items()
-            if step > part.step or (last_words and not part.last_words)
+            (step, made, final): each
+            for (step, made, final), each in self._parts.items()
+            if step > part.step or (final and not part.final)
         }
         ranks = owners()
         in_order = [parts[shard] for shard in sorted(parts)]
@@ -132,7 +132,7 @@ class ShardedCheckpoints:
             metrics=in_order[0].metrics,
             seconds=max(each.seconds for each in in_order),
             stall_s=max(each.stall_s for each in in_order),
-            last_words=part.last_words,
+            final=part.final,
         )
 
     def fail(self, part: ShardWritten) -> bool:

@@ -27,7 +27,7 @@ from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 
-_LAST_WORDS = "; last words: "  # as the policy's reason begins what is to be
+_FINAL_CHECKPOINT = "; final checkpoint: "  # as the policy's reason begins what is to be
 
 
 class Endings:
@@ -50,17 +50,17 @@ class Endings:
         self.outcome = STOPPED
         self.stop_reason = ""
         self._at_once = False  # the job is stopped without grace
-        self._dumpers: set[int] = set()  # the nodes that write last words
+        self._dumpers: set[int] = set()  # the nodes that write a final checkpoint
         self._dumping = 0  # the step that it was asked for
-        self._said = ""  # what became of last words
+        self._said = ""  # what became of the final checkpoint
         self._speechless: set[int] = set()  # nodes that could not
 
     def on_store_news(self, node: int, message: StoreNews, now: float) -> None:
         """Something was written, or removed, or is to be; the job's end may wait for it."""
         match message:
-            case p.CheckpointWritten(last_words=True):
+            case p.CheckpointWritten(final=True):
                 self._on_dumped(node, message)
-            case p.ShardWritten(last_words=True) if message.error:
+            case p.ShardWritten(final=True) if message.error:
                 if self._job.phase is not Phase.ENDED:
                     self.dump_failed(node, message.error)
             case _:
@@ -123,7 +123,7 @@ class Endings:
             self._job.do(SetTimer(Timer.LATE, LATE_S))
         self._fleet.start_missing()
 
-    def step_of_last_words(self) -> int | None:
+    def step_of_final_checkpoint(self) -> int | None:
         """The step of the newest snapshot, if it is newer than every checkpoint."""
         newest = self._worth_writing(set())
         return newest.state[0] if newest else None
@@ -250,9 +250,9 @@ class Endings:
 
     def _finish(self, reason: str = "", *, outcome: str = "") -> None:
         reason = reason or self._reason()
-        if self._said or _LAST_WORDS in reason:
+        if self._said or _FINAL_CHECKPOINT in reason:
             said = self._said or "none, for all that had a snapshot are gone"
-            reason = f"{reason.partition(_LAST_WORDS)[0]}{_LAST_WORDS}{said}"
+            reason = f"{reason.partition(_FINAL_CHECKPOINT)[0]}{_FINAL_CHECKPOINT}{said}"
         self._job.enter(Phase.ENDED)
         self.outcome = outcome or self.outcome
         finished = max(rank.finished for rank in self._roster.ranks)

@@ -19,8 +19,8 @@ from rekindle.recovery.journal import journal
 class Fleet:
     """Finds agents for nodes, starts and ends ranks, and asks for the ranks' store.
 
-    placements: the agents that each node has had. to_heal: ranks whose device is healed before they
-    start. healing: ranks that were told to start with a healed device. spares_lost: nodes in
+    placements: the agents that each node has had. to_reset: ranks whose device is reset before they
+    start. resetting: ranks that are to start with a reset device. spares_lost: nodes in
     reserve that were lost so far. late_passed: whoever is to come had the time for it. settings:
     of all ranks.
     """
@@ -37,8 +37,8 @@ class Fleet:
         self.placements = {node: set(each) for node, each in placements.items()}
         self._roster = job.roster
         self._spec = job.spec
-        self.to_heal: set[int] = set()
-        self.healing: frozenset[int] = frozenset()
+        self.to_reset: set[int] = set()
+        self.resetting: frozenset[int] = frozenset()
         self.spares_lost = 0  # whoever kills them may not be done
         self.late_passed = False
         self.settings = settings
@@ -76,12 +76,12 @@ class Fleet:
             store_port=self._job.store.port,
             world_size=self._roster.world_size + outside,
             first=self._roster.place_of(self._roster.ranks_of(node)[0]),
-            heal=tuple(rank.rank for rank in ranks if rank.rank in self.to_heal),
+            reset=tuple(rank.rank for rank in ranks if rank.rank in self.to_reset),
             placements=max(1, len(self.placements.get(node, ()))),
             joins=self._job.formed and any(rank.goes_on for rank in self._roster.world),
         )
-        self.to_heal -= set(spawn.heal)
-        self.healing |= set(spawn.heal)
+        self.to_reset -= set(spawn.reset)
+        self.resetting |= set(spawn.reset)
         self._job.do(Send(self._roster.nodes[node].connection, spawn))
 
     def kill(self, ranks: list[Rank], grace_s: float) -> None:

@@ -293,7 +293,7 @@ class Generations:
                 settings=self._fleet.settings,
                 ranks=own,
                 plan=plans,
-                depots=self._depots(plans.values()),
+                replica_addresses=self._replica_addresses(plans.values()),
                 peers=peers,
             )
             self._job.do(Send(node.connection, form))
@@ -320,11 +320,13 @@ class Generations:
         hosts = (self._roster.nodes[rank.node].address for rank in self._roster.world)
         return tuple(zip(hosts, ports, strict=True))
 
-    def _depots(self, plans: Iterable[RankPlan]) -> dict[int, p.ReplicaAddress]:
+    def _replica_addresses(self, plans: Iterable[RankPlan]) -> dict[int, p.ReplicaAddress]:
         """Where the agents are that keep copies, or give them back, for these ranks."""
-        numbers = {number for plan in plans for number in (plan.keeper, plan.node)} - {-1}
+        numbers = {number for plan in plans for number in (plan.replica_node, plan.node)} - {-1}
         nodes = [self._roster.nodes[number] for number in sorted(numbers)]
-        return {node.node: p.ReplicaAddress(host=node.address, port=node.depot) for node in nodes}
+        return {
+            node.node: p.ReplicaAddress(host=node.address, port=node.replica_port) for node in nodes
+        }
 
     def _holding(self, rank: Rank, copies: tuple[tuple[int, Made], ...]) -> AvailableState:
         node = self._roster.nodes[rank.node]
@@ -339,7 +341,7 @@ class Generations:
             shard=rank.shard or 0,
             live=self.live(rank),
             snapshots=tuple(made for made in snapshots if counts(StateSource.SNAPSHOT, made)),
-            copies=tuple(copy for copy in copies if counts(StateSource.NEIGHBOUR, copy[1])),
+            copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
         )
 

@@ -7,7 +7,7 @@ import msgspec
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.incidents import ExplainedFault
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
-from rekindle.coordinator.machine.recovery import HEALED_BY, LOOK_S, Recovery
+from rekindle.coordinator.machine.recovery import LOOK_S, RESET_BY, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import (
@@ -21,7 +21,7 @@ from rekindle.recovery.faults.fault import SICK, Fault, FaultKind, root_cause
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import heals
+from rekindle.recovery.policy.history import reset_helps
 from rekindle.recovery.policy.policy import Strategy
 
 DCMI = "DCMI"  # who has seen what agents read of their devices
@@ -105,7 +105,7 @@ class HealthEvents:
         """
         host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
-            if first + device in self._fleet.healing:
+            if first + device in self._fleet.resetting:
                 continue
             before, codes = self._job.signs.codes_by(DCMI, host, device), set(found.codes)
             for code in sorted(before ^ codes):
@@ -147,14 +147,14 @@ class HealthEvents:
 
     def on_healed(self, message: p.Spawned, now: float) -> None:
         """Ranks started after a reset of their devices: health events of these are news again."""
-        healed = self._fleet.healing & {live.rank for live in message.ranks}
-        self._fleet.healing -= healed
-        for number in sorted(healed):
+        reset = self._fleet.resetting & {live.rank for live in message.ranks}
+        self._fleet.resetting -= reset
+        for number in sorted(reset):
             node, device = divmod(number, self._spec.processes_per_node)
             host = self._roster.nodes[node].host
             for source, what in self._job.signs.present(host, device):
                 gone = HealthEvent(
-                    source=source, what=what, node=node, device=device, gone=True, by="its healing"
+                    source=source, what=what, node=node, device=device, gone=True, by="its reset"
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
@@ -228,8 +228,10 @@ class HealthEvents:
         if fault.kind not in SICK:
             return True
         decision = decide(self._spec.policy, self._recovery.case(fault))
-        healing = heals(fault) and not heals(told.before) and decision.strategy in HEALED_BY
-        return decision.strategy is strategy and not decision.isolate and not healing
+        resetting = (
+            reset_helps(fault) and not reset_helps(told.before) and decision.strategy in RESET_BY
+        )
+        return decision.strategy is strategy and not decision.isolate and not resetting
 
     def _strike(self, fault: Fault) -> None:
         """Report a fault, unless a rank has reported the same before."""

@@ -17,7 +17,7 @@ from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
-from rekindle.recovery.policy.history import Past, besides, heals
+from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.policy import INNER, Strategy
 
@@ -59,16 +59,16 @@ def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
     return frozenset(found)
 
 
-def to_heal(own: Iterable[journal.Event]) -> frozenset[int]:
+def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
     """Return the ranks that wait for a reset of their device and have not started since."""
     found: set[int] = set()
     asked: set[int] = set()
     for event in own:
         match event:
             case journal.Decided(strategy=strategy, fault=fault):
-                by_healing = strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+                by_reset = strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
                 asked = set()
-                if not heals(fault) or not by_healing:
+                if not reset_helps(fault) or not by_reset:
                     found -= {fault.rank} if fault.kind is FaultKind.DEVICE else set()
                 elif event.approval:
                     asked = {fault.rank}
@@ -188,7 +188,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     resumed: the step after which all ranks last began to train together. newest: the newest step
     that it knew to be finished; without it no decision would be known to be followed by a step.
     awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
-    to_heal: ranks whose device is healed before they start. unmet: signs that no rank has met.
+    to_reset: ranks whose device is reset before they start. unmet: signs that no rank has met.
     isolated: hosts; leaving: nodes that were to leave them and have not come again.
     left_out: nodes that the newest world went on without. stopping: how and why the attempt was
     being ended, if it was.
@@ -200,7 +200,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     newest: int = 0
     awaiting: tuple[Fault, Decision] | None = None
     held: tuple[Fault, ...] = ()
-    to_heal: frozenset[int] = frozenset()
+    to_reset: frozenset[int] = frozenset()
     unmet: tuple[journal.SignSeen, ...] = ()
     isolated: tuple[str, ...] = ()
     leaving: frozenset[int] = frozenset()
@@ -228,7 +228,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         newest=_newest(own),
         awaiting=awaiting,
         held=held(own) if awaiting else (),
-        to_heal=to_heal(own),
+        to_reset=to_reset(own),
         unmet=unmet(own),
         isolated=tuple(event.host for event in own if isinstance(event, journal.Isolated)),
         leaving=leaving(own),

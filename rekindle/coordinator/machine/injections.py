@@ -46,7 +46,7 @@ class Injections:
         self._orders = [(order, told) for order, told in self._orders if told not in pids]
 
     def inject(self, order: Inject) -> str:
-        """Have a rank suffer a fault; return why not, if it cannot.
+        """Have a fault injected into a rank; return why not, if it cannot.
 
         One that is meant for a step waits until the rank trains, and is told to its next process
         as well if this one does not live to that step.

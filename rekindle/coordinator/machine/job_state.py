@@ -91,7 +91,7 @@ class Phase(str, enum.Enum):
     TRAINING = "training"  # ranks do steps; a fault leads to REGROUPING
     RESTARTING = "restarting"  # all ranks are being ended, to be started again
     STOPPING = "stopping"  # all ranks are being ended, for good
-    DUMPING = "dumping"  # nodes write the newest snapshot, as last words
+    DUMPING = "dumping"  # nodes write the newest snapshot, as the final checkpoint
     ENDED = "ended"
 
 
@@ -134,7 +134,7 @@ class Timer(str, enum.Enum):
     LEAVE = "leave"  # ranks that do not leave their step
     COME = "come"  # ranks outside the world that do not reach their Session
     END = "end"  # ranks that outlive SIGKILL
-    DUMP = "dump"  # last words that are not written
+    DUMP = "dump"  # a final checkpoint that is not written
     APPROVAL = "approval"  # a person who does not answer
     SIGNS = "signs"  # the next look at health events
     DOUBT = "doubt"  # health events that may tell more of a fault

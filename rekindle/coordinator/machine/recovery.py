@@ -29,7 +29,7 @@ from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Situation, besides, heals
+from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
@@ -38,7 +38,7 @@ from rekindle.recovery.policy.strategies import is_met_by_restart
 # a sign tells of, or a sign to tell of what a rank has met.
 LOOK_S = 5.0
 
-HEALED_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
 
 _ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # nothing told later is heard
 
@@ -181,7 +181,7 @@ class Recovery:
             left=self._roster.may_be_left_out(fault.node),
             engine=self._spec.engine,
             comes_back=self._spec.keeps_off is KeepsOff.ANEW,
-            last_words=self._endings.step_of_last_words(),
+            final_step=self._endings.step_of_final_checkpoint(),
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),
         )
@@ -224,8 +224,8 @@ class Recovery:
         strategy = decision.strategy
         if decision.isolate:
             self.isolate(fault.node, fault.message, fault.host)
-        if heals(fault) and strategy in HEALED_BY:
-            self._fleet.to_heal.add(fault.rank)
+        if reset_helps(fault) and strategy in RESET_BY:
+            self._fleet.to_reset.add(fault.rank)
         if decision.roll_back:
             self._roll_back(fault)
         self.ways[strategy](fault, decision)
@@ -307,15 +307,15 @@ class Recovery:
         )
 
     def on_heal_failed(self, node: int, message: p.DeviceResetFailed) -> None:
-        """A rank's device could not be healed: it is of no use any more where it is."""
+        """A rank's device could not be reset: it is of no use any more where it is."""
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
-        self._fleet.healing -= {message.rank}
-        text = f"the device of rank {message.rank} could not be healed: {message.error}"
-        healed = (
-            f for f in reversed(self._incidents.faults) if f.rank == message.rank and heals(f)
+        self._fleet.resetting -= {message.rank}
+        text = f"the device of rank {message.rank} could not be reset: {message.error}"
+        reset = (
+            f for f in reversed(self._incidents.faults) if f.rank == message.rank and reset_helps(f)
         )
-        before = next(healed, self._job.fault(FaultKind.DEVICE, rank, text))
+        before = next(reset, self._job.fault(FaultKind.DEVICE, rank, text))
         self.report(
-            msgspec.structs.replace(before, message=text, self_heal=False, heal_failed=True)
+            msgspec.structs.replace(before, message=text, reset_helps=False, reset_failed=True)
         )

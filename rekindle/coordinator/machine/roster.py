@@ -29,7 +29,7 @@ class Node(msgspec.Struct, kw_only=True):
     """One agent; checkpoints and snapshots: what its node could restore from.
 
     node: its node rank, or SPARE. host: the machine's name. copies: snapshots of ranks of other
-    nodes; depot: the port that serves them.
+    nodes; replica_port: the port that serves them.
     """
 
     node: int
@@ -39,7 +39,7 @@ class Node(msgspec.Struct, kw_only=True):
     checkpoints: tuple[Made, ...] = ()
     snapshots: dict[int, tuple[Made, ...]] = {}
     copies: dict[int, tuple[Made, ...]] = {}
-    depot: int = 0
+    replica_port: int = 0
     host: str = ""
 
 

@@ -76,7 +76,7 @@ class ProfilingSwitch:
             self._fleet.change_settings(profile=p.Profile(switch=switch, since=since))
 
 
-WITNESSES = 2  # nodes that are checked beside those that are slow: on the word of one nobody goes
+REFERENCE_NODES = 2  # nodes that are checked beside slow ones: one alone may be wrong
 
 MOST_EXAMS = 3  # of one host: who was found healthy so often is slow for another reason
 
@@ -200,7 +200,7 @@ class StragglerCheck:
         if not self._examining or len(here) == 1:
             self._examining = {}
             return False
-        self._begin_check([*self._examining, *others[:WITNESSES]])
+        self._begin_check([*self._examining, *others[:REFERENCE_NODES]])
         return True
 
     def _begin_check(self, nodes: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class Takeover:
             self._job.resumed, self._job.newest = inherited.resumed, inherited.newest
             if inherited.incident is not None:
                 self._incidents.inherit(inherited.incident)
-            self._fleet.to_heal = set(inherited.to_heal)
+            self._fleet.to_reset = set(inherited.to_reset)
             self._job.isolation.add(inherited.isolated, inherited.leaving)
             self._incidents.awaiting, self._incidents.held = (
                 inherited.awaiting,

@@ -71,7 +71,7 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
         at=error.at if error and error.at else at,
         code=verdict.code,
         user_caused=verdict.user_caused or kind is FaultKind.USER_CODE,
-        self_heal=verdict.self_heal,
+        reset_helps=verdict.reset_helps,
         counts=verdict.counts,
     )
 
@@ -173,7 +173,7 @@ def fault_of_sign(
         device=sign.device,
         code=verdict.code,
         user_caused=verdict.user_caused,
-        self_heal=verdict.self_heal,
+        reset_helps=verdict.reset_helps,
         counts=verdict.counts,
     )
 
@@ -181,14 +181,14 @@ def fault_of_sign(
 def _kind_of(verdict: Verdict) -> FaultKind:
     """Say what a sign is a fault of: a node that is at fault is sick, whatever it has broken.
 
-    Memory that nothing can heal is the end of its device: a rank's own repair is no answer to it.
+    Memory that nothing can reset is the end of its device: a rank's own repair is no answer to it.
     """
     kind = verdict.kind
     if verdict.urgency is not Urgency.NOW:
         return kind
     if verdict.at_fault is Blame.NODE and kind not in CERTAIN:
         return FaultKind.NODE
-    separate = verdict.at_fault is Blame.DEVICE and not verdict.self_heal
+    separate = verdict.at_fault is Blame.DEVICE and not verdict.reset_helps
     return FaultKind.DEVICE if separate and kind is FaultKind.DEVICE_MEMORY else kind
 
 
@@ -208,7 +208,7 @@ def explains(sign: Fault, fault: Fault) -> bool:
 
 def explained(fault: Fault, sign: Fault) -> Fault:
     """Return the fault with what its sign knows of it."""
-    # A rank that has died of its device's memory cannot repair it any more: the device is healed.
+    # A rank that has died of its device's memory cannot repair it any more: the device is reset.
     dead = sign.kind is FaultKind.DEVICE_MEMORY and fault.kind is not FaultKind.DEVICE_MEMORY
     return msgspec.structs.replace(
         fault,
@@ -217,6 +217,6 @@ def explained(fault: Fault, sign: Fault) -> Fault:
         device=sign.device,
         code=sign.code,
         user_caused=sign.user_caused,
-        self_heal=sign.self_heal,
+        reset_helps=sign.reset_helps,
         counts=sign.counts,
     )

@@ -70,7 +70,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     host: the machine, by a name that it keeps from job to job; empty: nobody said. device: its
     number there. code: as the tables spell it. user_caused: the user's code or input made it, so
-    no place is to blame. self_heal: healing the device may help; heal_failed: it was tried in vain.
+    no place is to blame. reset_helps: a reset of the device may help; reset_failed: it did not.
     counts: recovering from it uses up a budget.
     """
 
@@ -86,8 +86,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     device: int = -1
     code: str = ""
     user_caused: bool = False
-    self_heal: bool = False
-    heal_failed: bool = False
+    reset_helps: bool = False
+    reset_failed: bool = False
     counts: bool = True
 
     @property

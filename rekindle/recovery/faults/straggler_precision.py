@@ -36,13 +36,13 @@ def precision(events: Iterable[Event]) -> Precision:
     A check of the node tells, or a later fault of its hardware. That it passed by itself says that
     nobody should have been sent away for it.
     """
-    unknown: Counter[_Accused] = Counter()
+    unknown: Counter[_Blamed] = Counter()
     right = wrong = 0
     for event in events:
         match event:
-            case Slowed(finding=found, hosts=hosts) if _accuses(found):
+            case Slowed(finding=found, hosts=hosts) if _blames(found):
                 unknown.update((host, found.ranks) for host in hosts)
-            case SlowOver(finding=found, hosts=hosts) if _accuses(found):
+            case SlowOver(finding=found, hosts=hosts) if _blames(found):
                 wrong += sum(unknown.pop((host, found.ranks), 0) for host in hosts)
             case Examined(host=host, verdict=verdict) | NodeChecked(host=host, verdict=verdict):
                 if verdict.health in SICK:
@@ -54,14 +54,14 @@ def precision(events: Iterable[Event]) -> Precision:
     return Precision(right, wrong, unknown.total())
 
 
-_Accused = tuple[str, tuple[int, ...]]  # a host, and which ranks were said to be slow there
+_Blamed = tuple[str, tuple[int, ...]]  # a host, and which ranks were said to be slow there
 
 
-def _settle(unknown: Counter[_Accused], host: str) -> int:
+def _settle(unknown: Counter[_Blamed], host: str) -> int:
     """Return how many findings about a host are known now, and take them out."""
     return sum(unknown.pop(each) for each in list(unknown) if each[0] == host)
 
 
-def _accuses(found: Finding) -> bool:
+def _blames(found: Finding) -> bool:
     """Whether it names who is slow; of a slow link it names all that it may be."""
     return found.kind in (Slow.RANK, Slow.NODE)

@@ -57,7 +57,7 @@ class SlowOver(Event, frozen=True, kw_only=True, tag="slow-over"):
 
 
 class Examined(Event, frozen=True, kw_only=True, tag="examined"):
-    """A node was checked while training stood still, as a suspect (it is slow) or a witness."""
+    """A node was checked while training stood still: a suspect (it is slow) or a reference."""
 
     node: int
     host: str
@@ -66,7 +66,7 @@ class Examined(Event, frozen=True, kw_only=True, tag="examined"):
 
     def in_words(self) -> str:
         """Say how the node is."""
-        what = "which has become slow" if self.suspect else "as a witness"
+        what = "which has become slow" if self.suspect else "as a reference node"
         where = f" on {self.host}" if self.host else ""
         return f"node {self.node}{where}, {what}, is checked: {self.verdict.in_words()}"
 

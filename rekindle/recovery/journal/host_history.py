@@ -55,7 +55,7 @@ class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
     incident: int = 0
 
     def is_same_as(self, other: HostFault) -> bool:
-        """Whether more is said of the same fault, as what it was, or that healing has failed."""
+        """Whether more is said of the same fault, as what it was, or that a reset has failed."""
         ours, theirs = (self.job_id, self.incident), (other.job_id, other.incident)
         return self.incident > 0 and ours == theirs
 

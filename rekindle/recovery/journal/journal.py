@@ -206,7 +206,7 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     metrics: dict[str, float]
 
 
-class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="last-words"):
+class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
     """A node writes its newest snapshot, for the job ends: its beginning, or how it came out.
 
     One of `path` and `error` is set at the end.

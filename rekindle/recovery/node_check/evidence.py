@@ -141,7 +141,7 @@ class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 120.0
 
     def __post_init__(self) -> None:
-        """Refuse what would accuse everybody. Raises ValueError."""
+        """Refuse what would blame every node. Raises ValueError."""
         check_limits(self, "node check")
 
     def of(self, part: Measurement) -> float:
@@ -155,7 +155,7 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: what a fixed amount of work took its slowest device, by part. device: the one that
     failed, by its number on the node; -1: none in particular. note: what is to be said of it, and
-    accuses nobody.
+    blames no node.
     """
 
     error: str = ""
@@ -175,9 +175,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence:
     """All that was measured of some nodes. beside_ranks: while ranks held their devices.
 
-    pairs: of a block, or of a suspect and a witness. across: of different blocks, each once, before
-    any witness is asked. They are kept apart: nobody is accused for what is between blocks, but who
-    has worked well there is not at fault.
+    pairs: of a block, or of a suspect and a reference node. across: of different blocks, each once,
+    before any reference node is used. They are kept apart: no node is blamed for a link between
+    blocks, but a node that has worked well there is not at fault.
     """
 
     def __init__(self, nodes: Iterable[int], *, beside_ranks: bool = False) -> None:
@@ -206,7 +206,7 @@ class Evidence:
             self._edges_across = None
 
     def _is_across(self, pair: Pair) -> bool:
-        # Who has met across may meet once more, as suspect and witness.
+        # Who has met across may meet once more, as suspect and reference node.
         return pair.nodes in self.edges_across and pair.nodes not in self.across
 
     @property

@@ -23,7 +23,7 @@ from rekindle.recovery.node_check.evidence import (
 )
 
 TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
-WITNESSES = 2  # healthy nodes that a suspect has to fail with
+REFERENCE_NODES = 2  # healthy nodes that a suspect has to fail with
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def next_round(evidence: Evidence, limits: NodeCheckLimits) -> Round | None:
     if missing:
         return Round(pairs=tuple(missing))
     first = {edge for planned in rounds for edge in planned}
-    pairs = _with_witnesses(evidence, limits, met - first)
+    pairs = _with_references(evidence, limits, met - first)
     return Round(pairs=tuple(pairs)) if pairs else None
 
 
@@ -65,27 +65,27 @@ def _works_again(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool
     return slow and evidence.tries(node) < TRIES
 
 
-def is_witness(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool:
+def is_reference(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool:
     """Whether it has worked well with somebody: both are healthy then."""
     worked = bool(evidence.worked_with(node)) and not evidence.is_broken(node)
     return worked and evidence.over(Measurement.LINK, node) <= limits.link_factor
 
 
-def _with_witnesses(evidence: Evidence, limits: NodeCheckLimits, later: set[Edge]) -> list[Edge]:
+def _with_references(evidence: Evidence, limits: NodeCheckLimits, later: set[Edge]) -> list[Edge]:
     """Return pairs of a suspect and a healthy node that have not met; none in two of them.
 
     later: the pairs that were of this sort so far. Whom a suspect has met in its block counts only
     where there is nobody else: two nodes that fail now and then may have worked with each other.
     """
-    witnesses = [node for node in evidence.nodes if is_witness(evidence, limits, node)]
-    free = sorted(witnesses, key=lambda node: (len(evidence.failed_with(node)), node))
+    references = [node for node in evidence.nodes if is_reference(evidence, limits, node)]
+    free = sorted(references, key=lambda node: (len(evidence.failed_with(node)), node))
     pairs: list[Edge] = []
     for node in evidence.nodes:
-        if evidence.is_broken(node) or node in witnesses:
+        if evidence.is_broken(node) or node in references:
             continue
         met = {other for pair in evidence.pairs_of(node) for other in pair.nodes}
         fresh = [each for each in free if each not in met]
-        if fresh and sum(node in edge for edge in later) < WITNESSES:
+        if fresh and sum(node in edge for edge in later) < REFERENCE_NODES:
             free.remove(fresh[0])
             pairs.append((min(node, fresh[0]), max(node, fresh[0])))
     return pairs

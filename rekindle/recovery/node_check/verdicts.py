@@ -2,7 +2,7 @@
 
 A collective that fails, or is slow, blames two nodes. Only a node that fails, or is slow, with each
 of two that work well with somebody is taken for the cause. Where that cannot be told (two nodes,
-one of them sick; more than half of all sick) it is said to be unknown, and nobody is accused; nor
+one of them sick; more than half of all sick) it is said to be unknown, and no node is blamed; nor
 where there was no room to measure it.
 """
 
@@ -22,7 +22,7 @@ from rekindle.recovery.node_check.evidence import (
     Pair,
     blocks,
 )
-from rekindle.recovery.node_check.rounds import TRIES, WITNESSES, is_witness
+from rekindle.recovery.node_check.rounds import REFERENCE_NODES, TRIES, is_reference
 
 Sayings = dict[int, str]  # by node
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # two blocks
@@ -135,8 +135,8 @@ def verdicts(
 ) -> list[NodeVerdict]:
     """Return one verdict for each node, in their order. names: what people call the nodes."""
     called = names or {node: f"node {node}" for node in evidence.nodes}
-    witnesses = {node for node in evidence.nodes if is_witness(evidence, limits, node)}
-    found = {node: _verdict(evidence, limits, node, witnesses, called) for node in evidence.nodes}
+    references = {node for node in evidence.nodes if is_reference(evidence, limits, node)}
+    found = {node: _verdict(evidence, limits, node, references, called) for node in evidence.nodes}
     faulty = {node for node, each in found.items() if each.health is Health.FAULTY}
     sound = {node for node in evidence.nodes if node not in faulty and _works(evidence, node)}
     cut = cut_off(evidence, sound, called)
@@ -170,7 +170,7 @@ def _verdict(
     evidence: Evidence,
     limits: NodeCheckLimits,
     node: int,
-    witnesses: set[int],
+    references: set[int],
     called: Mapping[int, str],
 ) -> NodeVerdict:
     measured = {part: evidence.seconds(part, node) for part in Measurement}
@@ -181,11 +181,11 @@ def _verdict(
     )
     if evidence.is_broken(node):
         return _broken(evidence, node, verdict)
-    failed = _failed(evidence, node, witnesses, called)
+    failed = _failed(evidence, node, references, called)
     if failed is not None:
         health, reason = failed
         return msgspec.structs.replace(verdict, health=health, part=Measurement.LINK, reason=reason)
-    slow = _slow_part(evidence, limits, node, witnesses)
+    slow = _slow_part(evidence, limits, node, references)
     if slow is not None:
         part, over = slow
         reason = (
@@ -217,7 +217,7 @@ def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
 
 
 def _failed(
-    evidence: Evidence, node: int, witnesses: set[int], called: Mapping[int, str]
+    evidence: Evidence, node: int, references: set[int], called: Mapping[int, str]
 ) -> tuple[Health, str] | None:
     """Say what it is if no collective of the node came out well though some were tried."""
     tried = evidence.pairs_of(node)
@@ -230,10 +230,10 @@ def _failed(
     # One that fails with others that work well, too, may be the cause itself.
     against = sorted(
         other
-        for other in evidence.failed_with(node) & witnesses
+        for other in evidence.failed_with(node) & references
         if not any(evidence.worked_with(each) for each in evidence.failed_with(other))
     )
-    if len(against) >= WITNESSES:
+    if len(against) >= REFERENCE_NODES:
         others = " and ".join(called[other] for other in against)
         return Health.FAULTY, f"its collectives with {others} failed, which work well: {error}"
     if len(evidence.nodes) == 2:
@@ -242,13 +242,13 @@ def _failed(
 
 
 def _slow_part(
-    evidence: Evidence, limits: NodeCheckLimits, node: int, witnesses: set[int]
+    evidence: Evidence, limits: NodeCheckLimits, node: int, references: set[int]
 ) -> tuple[Measurement, float] | None:
     """Return the first part that is slow: a slow device makes links slow, never the other way."""
     for part in Measurement:
         over = evidence.over(part, node)
         if part is Measurement.LINK:
-            sure = len(evidence.worked_with(node) & witnesses) >= WITNESSES
+            sure = len(evidence.worked_with(node) & references) >= REFERENCE_NODES
         else:
             sure = evidence.tries(node) >= TRIES
         if sure and over > limits.of(part):

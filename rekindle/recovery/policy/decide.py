@@ -33,10 +33,10 @@ def decide(policy: Policy, case: Situation) -> Decision:
     chosen = _hopeless(case) or _crash_loop(policy, case) or _climb(policy, case)
     if chosen.strategy is not Strategy.FAIL:
         return msgspec.structs.replace(chosen, approval=chosen.strategy in policy.approve)
-    if case.last_words is None or Strategy.DUMP not in policy.strategies:
+    if case.final_step is None or Strategy.DUMP not in policy.strategies:
         return chosen
-    text = f"{chosen.reason}; last words: the snapshot of step {case.last_words} is to be written"
-    return Decision(strategy=Strategy.DUMP, reason=text)
+    final = f"final checkpoint: the snapshot of step {case.final_step} is to be written"
+    return Decision(strategy=Strategy.DUMP, reason=f"{chosen.reason}; {final}")
 
 
 def _hopeless(case: Situation) -> Decision | None:

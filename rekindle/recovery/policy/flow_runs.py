@@ -101,7 +101,7 @@ def fault_of(end: RunEnd, tables: Tables) -> Fault:
         at=end.at,
         code=verdict.code,
         user_caused=verdict.user_caused,
-        self_heal=verdict.self_heal,
+        reset_helps=verdict.reset_helps,
         counts=verdict.counts and verdict.kind is not FaultKind.EVICTION,
     )
 

@@ -42,23 +42,23 @@ def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
 
 
 def restarts_used(past: Iterable[Past]) -> int:
-    """Return the restarts that count: one that healed a device is no failure of the job."""
-    return used((seen for seen in past if not heals(seen.fault)), (Strategy.RESTART,))
+    """Return the restarts that count: one that reset a device is no failure of the job."""
+    return used((seen for seen in past if not reset_helps(seen.fault)), (Strategy.RESTART,))
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
-    """Return the recoveries that no other budget bounds: inner, after a hang, to heal a device."""
+    """Return the recoveries that no other budget bounds: inner, after a hang, to reset a device."""
     return sum(
         seen.strategy in (*INNER, Strategy.HANG_RESTART)
-        or (seen.strategy is Strategy.RESTART and heals(seen.fault))
+        or (seen.strategy is Strategy.RESTART and reset_helps(seen.fault))
         for seen in past
         if counts(seen.fault)
     )
 
 
-def heals(fault: Fault) -> bool:
-    """Whether a device, or its memory, can be healed once no process uses it."""
-    return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.self_heal
+def reset_helps(fault: Fault) -> bool:
+    """Whether a device, or its memory, can be reset once no process uses it."""
+    return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.reset_helps
 
 
 def counts(fault: Fault) -> bool:
@@ -70,7 +70,7 @@ def same_code(past: Sequence[Past], fault: Fault) -> int:
     """Return how often a device has shown this code in a row within 24 hours, this time included.
 
     Another code of the same device ends the row. What was decided twice about one fault, for its
-    device could not be healed or a sign has told more of it, is one time.
+    device could not be reset or a sign has told more of it, is one time.
     """
     if not fault.code:
         return 0
@@ -158,7 +158,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         lost; 0: it may not.
     engine: the outer strategies that whoever steers the job can carry out.
     comes_back: a new node may come to the very host that it is to leave, while the job stands.
-    last_words: step of the newest snapshot, if no checkpoint is as new.
+    final_step: the step of the newest snapshot, if no checkpoint is as new.
     incident: number of the fault's incident.
     past: earlier faults and their strategies, oldest first.
     """
@@ -175,7 +175,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     left: int = 0
     engine: tuple[Strategy, ...] = OUTER
     comes_back: bool = False
-    last_words: int | None = None
+    final_step: int | None = None
     incident: int = 0
     past: tuple[Past, ...] = ()
 

@@ -19,7 +19,7 @@ class StateSource(str, enum.Enum):
     SELF = "self"  # its own memory is right
     PEER = "peer"  # sent by another rank
     SNAPSHOT = "snapshot"  # its agent's memory
-    NEIGHBOUR = "neighbour"  # another agent's memory
+    REPLICA = "replica"  # another agent's memory
     CHECKPOINT = "checkpoint"  # the store
     FRESH = "fresh"  # as the script built it: nothing was trained yet
 
@@ -49,10 +49,10 @@ class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank does: take its state from `source`.
 
-    peer: the rank that sends it, if that is PEER; node: whose agent has it, if it is NEIGHBOUR.
+    peer: the rank that sends it, if that is PEER; node: whose agent has it, if it is REPLICA.
     sends_to: ranks that receive this rank's state once it has its own.
     writes: of its replica group, it is the one that writes checkpoints.
-    keeper: the node whose agent keeps copies of its snapshots; -1: nobody's.
+    replica_node: the node whose agent keeps replicas of its snapshots; -1: none.
     """
 
     source: StateSource
@@ -60,7 +60,7 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
     node: int = -1
     sends_to: tuple[int, ...] = ()
     writes: bool = False
-    keeper: int = -1
+    replica_node: int = -1
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +95,8 @@ def make_plan(holdings: Mapping[int, AvailableState]) -> Plan:
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
         plans |= _share(chosen, offer[chosen] if whole else StateSource.FRESH, group)
-    for rank, keeper in _keepers(groups.values()).items():
-        plans[rank] = msgspec.structs.replace(plans[rank], keeper=keeper)
+    for rank, replica_node in _replica_nodes(groups.values()).items():
+        plans[rank] = msgspec.structs.replace(plans[rank], replica_node=replica_node)
     step, made = chosen
     in_order = tuple(plans[rank] for rank in sorted(plans))
     return Plan(step=step, made=made, ranks=in_order, shards=len(groups))
@@ -107,7 +107,7 @@ def _states(holding: AvailableState) -> dict[StateSource, Collection[Made]]:
     return {
         StateSource.SELF: () if holding.live is None else (holding.live,),
         StateSource.SNAPSHOT: holding.snapshots,
-        StateSource.NEIGHBOUR: [made for _, made in holding.copies],
+        StateSource.REPLICA: [made for _, made in holding.copies],
         StateSource.CHECKPOINT: holding.checkpoints,
     }
 
@@ -140,14 +140,14 @@ def _share(
         at = next((node for node, copy in holding.copies if copy == chosen), -1)
         plans[rank] = RankPlan(
             source=source,
-            node=at if source is StateSource.NEIGHBOUR else -1,
+            node=at if source is StateSource.REPLICA else -1,
             sends_to=tuple(senders[rank]),
             writes=rank == writer,
         )
     return plans
 
 
-def _keepers(groups: Collection[Mapping[int, AvailableState]]) -> dict[int, int]:
+def _replica_nodes(groups: Collection[Mapping[int, AvailableState]]) -> dict[int, int]:
     """Who keeps copies of whose snapshots, so that no shard is lost with a single node.
 
     A replica group that spans nodes needs none. Of any other one rank is copied, for the others

@@ -66,8 +66,8 @@ def _recover_in_place(policy: Policy, case: Situation) -> Option | None:
     if not _is_bound_to_a_rank(case):
         return None
     doing = "the rank is started anew on its node, all others wait"
-    if history.heals(fault):
-        doing = f"its device is healed, {doing}"
+    if history.reset_helps(fault):
+        doing = f"its device is reset, {doing}"
     return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
 
 
@@ -118,10 +118,10 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
         return None
     if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
         return None  # its pod is placed anew
-    if history.heals(fault):
+    if history.reset_helps(fault):
         why_not = case.worn_out or _spent(policy, case)
-        return Option("its device is healed, all ranks are started anew", why_not)
-    if fault.heal_failed or _is_beyond_healing(case):
+        return Option("its device is reset, all ranks are started anew", why_not)
+    if fault.reset_failed or _is_beyond_healing(case):
         return None
     used = history.restarts_used(case.past)
     if used >= policy.max_restarts:
@@ -132,7 +132,7 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
 
 def is_met_by_restart(policy: Policy, case: Situation) -> bool:
     """Whether a restart of all ranks that is under way anyway is all that this fault needs."""
-    return _restart(policy, case) is not None and not history.heals(case.fault)
+    return _restart(policy, case) is not None and not history.reset_helps(case.fault)
 
 
 def _reschedule_pod(policy: Policy, case: Situation) -> Option | None:
@@ -203,8 +203,8 @@ def _is_beyond_healing(case: Situation) -> bool:
     fault = case.fault
     if fault.user_caused or fault.kind not in SICK:
         return False
-    hopeless = fault.kind is FaultKind.DEVICE and not fault.self_heal and bool(fault.code)
-    return fault.heal_failed or hopeless or bool(case.worn_out)
+    hopeless = fault.kind is FaultKind.DEVICE and not fault.reset_helps and bool(fault.code)
+    return fault.reset_failed or hopeless or bool(case.worn_out)
 
 
 def _leaves_its_place(case: Situation) -> bool:
@@ -243,7 +243,7 @@ def _comes_back(policy: Policy, case: Situation) -> str:
 
 
 def _user_wore_it_out(case: Situation) -> bool:
-    return case.fault.user_caused and (case.fault.heal_failed or bool(case.worn_out))
+    return case.fault.user_caused and (case.fault.reset_failed or bool(case.worn_out))
 
 
 # ---- what hinders a strategy
@@ -259,8 +259,8 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     if case.worn_out:
         return case.worn_out
     if strategy is Strategy.RECOVER_IN_PLACE:
-        hopeless = case.fault.heal_failed or _is_beyond_healing(case)
-        return "its device cannot be healed" if hopeless else ""
+        hopeless = case.fault.reset_failed or _is_beyond_healing(case)
+        return "its device cannot be reset" if hopeless else ""
     # A repair that did not last is not tried again while there is something stronger.
     repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
     if repaired and _is_outdone(strategy, policy, case):

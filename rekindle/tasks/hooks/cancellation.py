@@ -6,7 +6,7 @@
 | fails, since the job cannot be started or steered | as it was | is run again, once |
 | fails by anything else | goes on | is run again, and adopts it |
 | crashes: its process was ended by a signal, or exited | goes on | is run again, and adopts it |
-| is cancelled by a person | is stopped, with last words | stays cancelled |
+| is cancelled by a person | is stopped, with a final checkpoint | stays cancelled |
 | is cancelled, since its runner shuts down | goes on | waits for a person's retry |
 | crashes with its runner, or in the server's eyes alone | goes on | the same, or an automation |
 """

@@ -38,7 +38,7 @@ class ApprovalForm(RunInput):
     # Neither answer is a default: a resume without a look at the form is refused.
     answer: Literal["approve", "refuse"] = Field(
         description="approve: it is done as proposed. refuse: the job ends; it can be rerun, and "
-        "goes on from its newest checkpoint or its last words."
+        "goes on from its newest checkpoint or its final checkpoint."
     )
     name: str = Field(
         default="", max_length=100, description="Who answers. It is shown in the report."

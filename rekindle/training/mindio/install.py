@@ -27,7 +27,7 @@ def begin_step() -> None:
     member, step = processor.member, processor.finished
     if member is None:
         return
-    told = _suffer(member.channel.injected, step)
+    told = _inject(member.channel.injected, step)
     can = told is None and not member.is_held and not member.is_over
     agreed = False
     try:
@@ -50,8 +50,8 @@ def line(source: int, target: int) -> socket.socket:
     return framework.current().line(source, target)
 
 
-def _suffer(faults: list[Inject], step: int) -> str | None:
-    """Suffer the faults that are due; return what is said of a damaged memory."""
+def _inject(faults: list[Inject], step: int) -> str | None:
+    """Inject the faults that are due; return what is said of a damaged memory."""
     for fault, told in due(faults, step):
         if fault.kind in (InjectionKind.UCE, InjectionKind.TORN_UPDATE):
             return told

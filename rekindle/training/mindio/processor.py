@@ -66,7 +66,7 @@ class Processor:
         if channel is not None:
             slot = self.generations.slot
             self.member = Member(channel, slot, self.progress, self._state, self.generations)
-        self._last_words = FinalSnapshot(None, self._dump)
+        self._final_snapshot = FinalSnapshot(None, self._dump)
         self._met_at_end = False
         self._lost = False  # this process cannot continue
         self._ended = False
@@ -101,7 +101,7 @@ class Processor:
         if self.member is not None:
             if not self.joins:
                 self.member.join()
-            self._last_words.listen()
+            self._final_snapshot.listen()
 
     def end(self) -> None:
         """All steps are done: leave, together with all others.
@@ -114,7 +114,7 @@ class Processor:
         if self.member.join():
             self.generations.done, self._met_at_end = False, True
             raise words.stopped(self.finished)
-        self._last_words.close()
+        self._final_snapshot.close()
         self._ended = True
         self.generations.close()
 
@@ -125,7 +125,7 @@ class Processor:
                 raise words.stopped(self.finished)
             return
         self._page.begin_update()
-        self._last_words.begin_step(self.finished)
+        self._final_snapshot.begin_step(self.finished)
 
     def end_update(self, step: int) -> None:
         """The state is that of so many steps."""
@@ -134,7 +134,7 @@ class Processor:
         self._state.step_done(step, self.generation)
         self._brake.end_update(step)
         self.progress.end_step(step)
-        self._last_words.end_step(step)
+        self._final_snapshot.end_step(step)
         if self.member is not None:
             self.member.step_done()
 

@@ -50,7 +50,7 @@ class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where typ
 
 
 def inject(faults: list[Inject], step: int, parameters: Parameters) -> RuntimeError | None:
-    """Suffer those of `faults` that are due in `step`, and take them off the list.
+    """Inject those of `faults` that are due in `step`, and take them off the list.
 
     Return what broke the state. Raises what is the script's own.
     """
@@ -105,7 +105,7 @@ class Session:
         self._keeper = SnapshotSchedule(channel, place, self._profiler, ParametersWriter)
         self._run = RunIdentity(0, 0)
         self._memory = CallbackState(())
-        self._last_words = FinalSnapshot(self._parameters, self._keep_last)
+        self._final_snapshot = FinalSnapshot(self._parameters, self._keep_last)
 
     @property
     def finished(self) -> int:
@@ -121,7 +121,7 @@ class Session:
         """Meet the other ranks and take the state that training continues from."""
         if self._member is not None:
             self._member.join()
-            self._last_words.listen()
+            self._final_snapshot.listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -129,7 +129,7 @@ class Session:
         if kind is None and self._member is not None and not self._progress.total:
             told = "rekindle: a Session without session.train(): nothing of it would be recovered"
             print(told, file=sys.stderr, flush=True)
-        self._last_words.close()
+        self._final_snapshot.close()
         self._generations.close()
         self._progress.leave()
         self._keeper.close()
@@ -221,11 +221,11 @@ class Session:
         if self._member is not None:
             self._pass_gate(self._member)
         self._parameters.remember()
-        self._last_words.begin_step(self.finished)
+        self._final_snapshot.begin_step(self.finished)
 
     def _end_step(self, loss: float | None) -> None:
         """The graph has run: one more step is finished. Callbacks may still change parameters."""
-        self._last_words.end_graph()
+        self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:
             self._records.write(self.finished - 1, self.generation, {"loss": loss})
@@ -250,13 +250,13 @@ class Session:
             "callbacks": self._memory.state(),
             **stopped,
         }
-        self._last_words.end_step(self.finished)
+        self._final_snapshot.end_step(self.finished)
         if self._member is not None:
             self._keep()
 
     def _keep(self) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
-        with self._progress.at(RankActivity.CHECKPOINT), self._last_words.apart:
+        with self._progress.at(RankActivity.CHECKPOINT), self._final_snapshot.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},
                 place=replace(self._generations.place, generation=self._state.made),

@@ -18,7 +18,7 @@ class Device(Protocol):
     """What makes products and copies.
 
     size: rows and columns of the matrices; copied: bytes of a copy in memory. note: what is to be
-    said of it, and accuses nobody.
+    said of it, and blames no node.
     """
 
     size: int

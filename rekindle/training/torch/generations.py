@@ -56,7 +56,7 @@ def fetch_state(
             receive_state(named, plan.peer)
         case StateSource.SNAPSHOT:
             load_snapshot(channel, place.slot, named, made)
-        case StateSource.NEIGHBOUR:
+        case StateSource.REPLICA:
             load_snapshot(channel, place.slot, named, made, copy=True)
         case StateSource.CHECKPOINT:
             load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, made, place)

@@ -82,7 +82,7 @@ def test_devices_have_the_numbers_of_their_ranks(
 def test_what_was_read_while_a_process_came_is_not_told(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its device may have been healed between; one whose process has just died is told."""
+    """Its device may have been reset between; one whose process has just died is told."""
     real = device_tools.conditions
 
     async def meanwhile(devices: dict[int, int]) -> Found:

@@ -1,4 +1,4 @@
-"""What an agent asks of its neighbour: copies as the plan says, and never a rank kept waiting."""
+"""What an agent asks of its other node: copies as the plan says, and never a rank kept waiting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from jobs.depots import room_of, steps_of
 from jobs.driver import spec_of
+from jobs.replicas import room_of, steps_of
 from waiting import bound_s, finished, turn_until
 
 from rekindle.agent.snapshots.buffers import NodeSnapshots
@@ -35,23 +35,23 @@ FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tenso
 
 
 class Node:
-    """One agent's snapshots and depot, and what it told of."""
+    """One agent's snapshots and replica server, and what it told of."""
 
     def __init__(self, folder: Path) -> None:
         self.told: list[p.Message] = []
-        self.depot = ReplicaServer(SPEC, KNOWN, self.told.append)
-        self.at = p.ReplicaAddress(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+        self.replica_server = ReplicaServer(SPEC, KNOWN, self.told.append)
+        self.at = p.ReplicaAddress(host=LOOPBACK, port=self.replica_server.listen(LOOPBACK))
         self.snapshots = NodeSnapshots(
             SPEC,
             DirectoryStore(folder),
             self.told.append,
-            depot=self.depot,
-            neighbours=ReplicaClient(KNOWN),
+            replica_server=self.replica_server,
+            replica_client=ReplicaClient(KNOWN),
         )
 
     @property
     def steps(self) -> dict[int, tuple[int, ...]]:
-        return steps_of(self.depot.kept)
+        return steps_of(self.replica_server.kept)
 
     async def take(
         self, step: int, content: bytes = CONTENT, *, rank: int = 0, checkpoint: bool = False
@@ -87,26 +87,28 @@ class Node:
 
     async def close(self) -> None:
         await self.snapshots.close()
-        await self.depot.close()
+        await self.replica_server.close()
 
 
 def form(
-    keeper: p.ReplicaAddress | None = None, source: p.ReplicaAddress | None = None, **fields: int
+    replica_node: p.ReplicaAddress | None = None,
+    source: p.ReplicaAddress | None = None,
+    **fields: int,
 ) -> p.FormGeneration:
     """Node 1 keeps copies of rank 0, or has one."""
     plan = RankPlan(
-        source=StateSource.NEIGHBOUR if source else StateSource.SELF,
+        source=StateSource.REPLICA if source else StateSource.SELF,
         node=1 if source else -1,
-        keeper=1 if keeper else -1,
+        replica_node=1 if replica_node else -1,
     )
     numbers = {"generation": 1, "world_size": 2, "step": 10, "shards": 2, "store_port": 1}
-    place = keeper or source
+    place = replica_node or source
     return p.FormGeneration(
         **numbers | fields,
         store_host=LOOPBACK,
         ranks={0: 0},
         plan={0: plan},
-        depots={1: place} if place else {},
+        replica_addresses={1: place} if place else {},
     )
 
 
@@ -127,7 +129,7 @@ def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -
 
 
 class Deaf:
-    """A depot that takes callers and sends nothing."""
+    """A replica server that takes callers and sends nothing."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -142,7 +144,7 @@ class Deaf:
 
 @contextlib.contextmanager
 def deaf() -> Iterator[Deaf]:
-    """A depot that takes callers and sends nothing."""
+    """A replica server that takes callers and sends nothing."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         yield Deaf(listener)
 
@@ -202,7 +204,7 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_a_neighbour_that_fails(
+def test_a_replica_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is said once, and left alone for a while: ranks wait no longer than for one copy."""
@@ -272,7 +274,7 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_last_words_from_a_copy(tmp_path: Path) -> None:
+def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
     """As from a snapshot; what is not there is told."""
     order = p.WriteFinalCheckpoint(made=1, step=5, shards={1: 0}, of=2)
 
@@ -283,7 +285,7 @@ def test_last_words_from_a_copy(tmp_path: Path) -> None:
         other.snapshots.dump(p.WriteFinalCheckpoint(made=1, step=6, shards={1: 0}, of=2))
         await other.snapshots.finish()
         written, failed = (m for m in other.told if isinstance(m, p.ShardWritten))
-        assert (written.step, written.shard, written.error, written.last_words) == (5, 1, "", True)
+        assert (written.step, written.shard, written.error, written.final) == (5, 1, "", True)
         assert written.file is not None
         assert "no copy of rank 0 after step 6" in failed.error
 
@@ -305,7 +307,7 @@ def test_what_is_forgotten_of_a_whole_state(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_last_words_that_are_clean(tmp_path: Path) -> None:
+def test_final_checkpoint_that_are_clean(tmp_path: Path) -> None:
     """Of the newest snapshot that is, by the name that it has."""
 
     async def body(own: Node, other: Node) -> None:

@@ -11,7 +11,7 @@ import pytest
 from host_conditions import set_condition
 from waiting import bound_s, finished
 
-from rekindle.agent.devices import simulated_host as healing
+from rekindle.agent.devices import simulated_host
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.simulated_host import SimulatedCondition
 
@@ -45,19 +45,19 @@ def tool(tools: Path, name: str, script: str) -> Path:
     return tools / "calls"
 
 
-def heal(device: int, host: Path | None = None) -> str:
-    return asyncio.run(healing.reset_device(device, host))
+def reset(device: int, host: Path | None = None) -> str:
+    return asyncio.run(simulated_host.reset_device(device, host))
 
 
-def test_a_simulated_device_heals_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
+def test_a_simulated_device_resets_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
     """As a test has set it."""
     host = tmp_path / "hosts" / "local-0"
     set_condition(host, SimulatedCondition(sick_devices=(1,)))
-    assert (heal(0, host), heal(1, host)) == ("", "it stays broken")
+    assert (reset(0, host), reset(1, host)) == ("", "it stays broken")
 
 
-def test_a_cpu_has_nothing_to_heal(tools: Path) -> None:
-    assert heal(0) == ""
+def test_a_cpu_has_nothing_to_reset(tools: Path) -> None:
+    assert reset(0) == ""
 
 
 def test_an_npu_is_reset_by_card_and_chip(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,31 +67,31 @@ def test_an_npu_is_reset_by_card_and_chip(tools: Path, monkeypatch: pytest.Monke
     calls = tool(tools, "npu-smi", f'[ "$1" = info ] && cat {tools}/mapped')
     tool(tools, "npu-smi", f'if [ "$1" = info ]; then cat {tools}/mapped; fi')
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "3,2")
-    assert heal(1) == ""
+    assert reset(1) == ""
     assert calls.read_text().splitlines() == ["info -m", "set -t reset -i 5 -c 0"]
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "9")
-    assert heal(0) == "npu-smi knows no chip with the logical number 9"
+    assert reset(0) == "npu-smi knows no chip with the logical number 9"
 
 
 def test_a_gpu_is_reset(tools: Path) -> None:
     (tools / "no-gpu").touch()
     calls = tool(tools, "nvidia-smi", "")
-    assert heal(2) == ""
+    assert reset(2) == ""
     assert calls.read_text().splitlines() == ["--gpu-reset -i 2"]
 
 
 def test_what_a_tool_says_when_it_fails_is_the_reason(tools: Path) -> None:
-    """Its status and its last words."""
+    """Its status and the final checkpoint."""
     (tools / "no-gpu").touch()
     tool(tools, "nvidia-smi", 'echo "in use by a client" >&2; exit 5')
-    said = heal(0)
+    said = reset(0)
     assert "ended with status 5" in said
     assert "in use by a client" in said
 
 
 def test_a_tool_that_is_not_there(tools: Path) -> None:
     (tools / "no-gpu").touch()
-    assert heal(0) == "nvidia-smi cannot be run: No such file or directory"
+    assert reset(0) == "nvidia-smi cannot be run: No such file or directory"
 
 
 def test_a_tool_that_does_not_end_is_ended(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_tool_that_does_not_end_is_ended(tools: Path, monkeypatch: pytest.Monk
     (tools / "no-gpu").touch()
     monkeypatch.setattr(device_tools, "RESET_TIMEOUT_S", 0.2)
     tool(tools, "nvidia-smi", "exec sleep 600")
-    assert "took more than 0.2 s" in heal(0)
+    assert "took more than 0.2 s" in reset(0)
 
 
 USAGES = """

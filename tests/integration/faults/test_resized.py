@@ -87,7 +87,7 @@ def test_ddp_with_two_and_then_eight_ranks(job: Callable[..., Job]) -> None:
 
 
 def test_fsdp_with_two_and_then_four_ranks(job: Callable[..., Job]) -> None:
-    """Also from the last words of a job that was stopped; each file says what it holds."""
+    """Also from the final checkpoint of a job that was stopped; each file says what it holds."""
     settings = {"script": SCRIPT, "variant": "fsdp", "checkpoint_every": 100}
     straight = job(steps=12, snapshot_every=0, **settings)
     run = job(steps=6, nodes=2, snapshot_every=4, **settings)

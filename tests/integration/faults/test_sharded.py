@@ -235,7 +235,7 @@ def test_a_world_that_may_shrink_is_refused(sharded: Ended) -> None:
     assert attempt.incidents[-1].strategy is Strategy.FAIL
 
 
-def test_last_words_of_shards(sharded: Ended) -> None:
+def test_final_checkpoint_of_shards(sharded: Ended) -> None:
     """A job that fails has the newest snapshots of all shards written as one checkpoint."""
     sharded.only("rows").check_ends()
     [path] = sharded.after["rows"]

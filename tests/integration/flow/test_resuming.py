@@ -45,7 +45,7 @@ def until_checkpointed(job: TrainingRun) -> int:
     return step
 
 
-def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_last_words(job: TrainingRun) -> None:
+def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_final_checkpoint(job: TrainingRun) -> None:
     """A job that is ending is not adopted: its next attempt starts from what it leaves."""
     run = job.run
     until_checkpointed(job)
@@ -55,7 +55,7 @@ def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_last_words(job: Trainin
         written = max(e.step for e in run.history() if isinstance(e, Checkpointed))
         run.until(lambda: run.status().finished >= written + 9, "snapshots are newer than that")
         run.cancel()
-        run.until(lambda: run.count(FinalCheckpoint) == 1, "last words begin")
+        run.until(lambda: run.count(FinalCheckpoint) == 1, "final checkpoint begin")
         assert run.until_final().name == "Cancelled"
         run.retry()
         run.until(lambda: "Running" in run.task_states("launch"), "the retry looks for the job")
@@ -103,7 +103,7 @@ def cancelling_ends_a_job_that_has_lost_its_coordinator_too(job: TrainingRun) ->
 
 
 ACTS = [
-    a_cancelled_job_is_stopped_and_a_retry_waits_for_its_last_words,
+    a_cancelled_job_is_stopped_and_a_retry_waits_for_its_final_checkpoint,
     a_job_of_which_nothing_is_left_resumes_from_its_checkpoint,
     cancelling_ends_a_job_that_has_lost_its_coordinator_too,
 ]

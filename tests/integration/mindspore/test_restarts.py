@@ -58,8 +58,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_the_state_comes_from_last_words_or_a_snapshot(ended: Ended, row: Row) -> None:
-    """Ranks that live leave last words, so that no step is lost; else training goes back."""
+def test_the_state_comes_from_a_final_checkpoint_or_a_snapshot(ended: Ended, row: Row) -> None:
+    """Agents of live ranks write a final checkpoint: no step is lost. Else training goes back."""
     ended.check(row)
 
 

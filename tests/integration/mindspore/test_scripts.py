@@ -44,7 +44,7 @@ def test_a_script_without_a_session_is_restarted(tmp_path: Path, baseline: Basel
 
 
 def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
-    """A spare takes its place; the state comes from the last words of the node that is left.
+    """A spare takes its place; the state comes from the final checkpoint of the node that is left.
 
     There is no PyTorch: the nodes are measured by other means, and are taken in.
     """

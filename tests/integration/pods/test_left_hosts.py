@@ -244,7 +244,7 @@ def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
     seen = [event.sign for event in facts.of(journal.SignSeen)]
     assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}
     told = [(sign.gone, sign.by) for sign in seen]
-    assert told == [(False, "mindcluster"), (True, "its healing")]
+    assert told == [(False, "mindcluster"), (True, "its reset")]
     (incident,) = facts.incidents
     assert (incident.cause.kind, incident.cause.code) == (FaultKind.DEVICE, RESET)
     assert (incident.cause.node, incident.cause.device) == (1, 1)

@@ -234,7 +234,7 @@ def test_its_process_is_killed_and_another_goes_on(cluster: Simulated, tmp_path:
     clear(cluster)
 
 
-def test_the_last_words_when_it_is_left(cluster: Simulated, tmp_path: Path) -> None:
+def test_the_final_checkpoint_when_it_is_left(cluster: Simulated, tmp_path: Path) -> None:
     """What was put out before that is there, though the stream is broken off."""
     run(cluster, "one", "echo early; sleep 60")
     with Reader(cluster.kubeconfig, tmp_path / "logs").open() as found:

@@ -99,7 +99,7 @@ def test_what_its_answers_mean(
     said: str,
     install: Callable[[int | RuntimeError], Npu],
 ) -> None:
-    """Only 2 and an error of the hardware accuse; that it could not be carried out is told."""
+    """Only 2 and an error of the hardware blame; that it could not be carried out is told."""
     npu = install(answer)
     verdict = judged(done())
     assert npu.asked == 1

@@ -45,7 +45,7 @@ def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) 
         if fault.kind not in (FaultKind.COORDINATOR, FaultKind.LINK)
     ]
     assert list(left.held) == held
-    assert left.to_heal >= old.fleet.to_heal
+    assert left.to_reset >= old.fleet.to_reset
     assert set(left.isolated) == old.job.isolation._hosts
     assert left.leaving == old.job.isolation._leaving
 

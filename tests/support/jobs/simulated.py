@@ -129,7 +129,7 @@ class World(Driver):
                 self._go_home(node)
             case p.WriteFinalCheckpoint(step=step, made=generation):
                 written = p.CheckpointWritten(
-                    step=step, generation=generation, path="there", last_words=True
+                    step=step, generation=generation, path="there", final=True
                 )
                 agent.news.append(written)
                 self.stored.insert(0, (step, generation))

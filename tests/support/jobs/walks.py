@@ -208,7 +208,7 @@ class _Walk:
                 continue
             spawn = agent.orders.popleft()
             for rank in spawn.ranks:
-                failed = p.DeviceResetFailed if rank in spawn.heal else p.SpawnFailed
+                failed = p.DeviceResetFailed if rank in spawn.reset else p.SpawnFailed
                 agent.news.append(failed(rank=rank, error="no"))
             return
 

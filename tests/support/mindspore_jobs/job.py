@@ -119,7 +119,7 @@ class MindSporeJob(JobHandle):
         (self.folder / f"pause-{step}").unlink()
 
     def inject(self, rank: int, kind: InjectionKind, step: int) -> None:
-        """Have a rank suffer a fault in a step, once all are training."""
+        """Have a fault injected into a rank in a step, once all are training."""
         self.wait_event(journal.Restored)
         super().inject(kind, rank=rank, step=step)
 

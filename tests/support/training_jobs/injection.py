@@ -120,7 +120,7 @@ class Injector:
         ]
 
     def at(self, place: str) -> None:
-        """Suffer what is planned for this place."""
+        """Inject what is planned for this place."""
         for number, fault in self._mine:
             if fault.place == place and fault.step in (None, self.step):
                 if fault.after and not reached(self._folder, number - fault.after).exists():

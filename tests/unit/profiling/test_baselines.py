@@ -122,8 +122,8 @@ def lasting(memory: float, spread: float, seed: int) -> Work:
     return work
 
 
-def test_work_that_varies_slowly_accuses_hardly_anybody() -> None:
-    """Sixteen ranks that are well, six times: taken for independent, steps accused seven."""
+def test_work_that_varies_slowly_blames_hardly_anybody() -> None:
+    """Sixteen ranks that are well, six times: taken for independent, steps blamed seven."""
     found = []
     for seed in range(6):
         found += watch(16, lasting(0.9, 0.03, seed), steps=200, seed=seed)[0]
@@ -177,7 +177,7 @@ def test_collectives_in_some_steps_only(every: int) -> None:
 
 
 def test_records_of_collectives_that_end() -> None:
-    """From then on nobody is seen to be slow, and nobody is accused meanwhile."""
+    """From then on nobody is seen to be slow, and no node is blamed meanwhile."""
 
     def work(rank: int, step: int) -> float:
         return 0.5 if rank < 2 else 1.0

@@ -35,7 +35,7 @@ policies = st.builds(
     unconditional=st.booleans(),
     progress_resets=st.booleans(),
 )
-# One fault: kind, rank, code, self-heal, hours since the one before, steps since, same incident.
+# One fault: kind, rank, code, self-reset, hours since the one before, steps since, same incident.
 faults = st.tuples(
     st.sampled_from(KINDS),
     st.integers(0, 2),
@@ -53,7 +53,7 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
     """Any faults under any policy: each decision is that of the whole past, but for its words."""
     memory, whole = RecoveryBudgets(policy, many=0), list[Past]()
     now, newest, resumed, incident = 0.0, 0, 0, 0
-    for kind, rank, code, heals, hours, steps, same in story:
+    for kind, rank, code, reset_helps, hours, steps, same in story:
         now += hours * 3600
         newest += steps
         if not same:
@@ -61,7 +61,7 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
             memory.forget(now=now, newest=newest, oldest=max(newest - 60, 0))
         fault = Fault(
             kind=kind, message="m", rank=rank, node=rank, finished=newest, signature="s",
-            at=now, host=str(rank), device=0, code=code, self_heal=heals,
+            at=now, host=str(rank), device=0, code=code, reset_helps=reset_helps,
         )  # fmt: skip
         case = Situation(
             fault=fault, session=True, formed=True, newest=newest, resumed=resumed,

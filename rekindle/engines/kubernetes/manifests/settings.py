@@ -341,11 +341,11 @@ def devices(spec: JobSpec, pods: KubernetesSettings) -> int:
     return (pods.devices_per_node or spec.processes_per_node) if pods.device else 0
 
 
-def last_words_s(spec: JobSpec) -> int:
-    """Return the shortest grace in which an agent can write its node's last words."""
+def final_checkpoint_s(spec: JobSpec) -> int:
+    """Return the shortest grace in which an agent can write its node's final checkpoint."""
     return math.ceil(spec.policy.dump_timeout_s) + 30
 
 
 def grace_s(spec: JobSpec, pods: KubernetesSettings) -> int:
     """Return how long a pod that is told to end may take."""
-    return pods.termination_grace_s or last_words_s(spec)
+    return pods.termination_grace_s or final_checkpoint_s(spec)

@@ -15,7 +15,7 @@ from rekindle.engines.kubernetes.manifests.settings import (
     KubernetesSettings,
     Volume,
     WorkloadKind,
-    last_words_s,
+    final_checkpoint_s,
     replicas,
 )
 from rekindle.errors import UsageError
@@ -103,11 +103,12 @@ def _check_amounts(pods: KubernetesSettings) -> None:
 
 
 def _check_grace(pods: KubernetesSettings, spec: JobSpec) -> None:
-    least = last_words_s(spec)
+    least = final_checkpoint_s(spec)
     if pods.termination_grace_s < 0 or 0 < pods.termination_grace_s < least:
         raise UsageError(
             f"termination_grace_s is {pods.termination_grace_s}; give at least {least}, or 0: an "
-            f"agent writes last words for policy.dump_timeout_s, {spec.policy.dump_timeout_s:g} s"
+            "agent may write the final checkpoint for policy.dump_timeout_s, "
+            f"{spec.policy.dump_timeout_s:g} s"
         )
 
 

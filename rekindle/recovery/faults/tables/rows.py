@@ -70,7 +70,7 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     urgency: Urgency
     says: str
     at_fault: Blame = Blame.NOTHING
-    self_heal: bool = False
+    reset_helps: bool = False
 
     def found_by(self) -> list[Key]:
         return [Key((self.source, self.name), "name", 0)]
@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     at_fault: Blame | None = None
     user_caused: bool | None = None
     counts: bool | None = None
-    self_heal: bool | None = None
+    reset_helps: bool | None = None
     says: str = ""
 
     def __post_init__(self) -> None:
@@ -250,7 +250,7 @@ def judge(
         level=level.name,
         user_caused=user_caused,
         counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
-        self_heal=level.self_heal if row.self_heal is None else row.self_heal,
+        reset_helps=level.reset_helps if row.reset_helps is None else row.reset_helps,
         device=device,
     )
 

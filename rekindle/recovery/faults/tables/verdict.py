@@ -54,7 +54,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     level: the severity in the words of the source; empty where the source has no levels.
     user_caused: the user's code or input is the cause.
     counts: recovering from it uses up a budget. False for evictions: nobody's fault, and many.
-    self_heal: trying to heal or reset the device may help.
+    reset_helps: a reset of the device may help.
     listed: the tables have an entry for it; False: the rule for unlisted ones spoke.
     device: the device's address, where a log line names one.
     """
@@ -67,6 +67,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     level: str = ""
     user_caused: bool = False
     counts: bool = True
-    self_heal: bool = False
+    reset_helps: bool = False
     listed: bool = True
     device: str = ""

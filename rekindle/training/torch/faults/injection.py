@@ -26,7 +26,7 @@ _RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
 def inject(
     faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Suffer those of `faults` that are due in `step`, and take them off the list."""
+    """Inject those of `faults` that are due in `step`, and take them off the list."""
     for fault, told in due(faults, step):
         match fault.kind:
             case InjectionKind.HANG_COLLECTIVE:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from jobs.depots import room_of
 from jobs.driver import spec_of
+from jobs.replicas import room_of
 from waiting import finished, turn_until, turns, wait_set
 
 from rekindle.agent.snapshots.allocation import create_buffer
@@ -59,9 +59,13 @@ class Node:
         self.told: list[p.Message] = []
         self.store = SlowStore(folder)
         self.shards = shards
-        depot = ReplicaServer(spec, KNOWN, self.told.append)
+        replica_server = ReplicaServer(spec, KNOWN, self.told.append)
         self.snapshots = NodeSnapshots(
-            spec, self.store, self.told.append, depot=depot, neighbours=ReplicaClient(KNOWN)
+            spec,
+            self.store,
+            self.told.append,
+            replica_server=replica_server,
+            replica_client=ReplicaClient(KNOWN),
         )
 
     def heard(self, kind: type[p.Message]) -> list[int]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.depots import room_of
 from jobs.driver import spec_of
+from jobs.replicas import room_of
 from waiting import finished, join, turn_until, wait_set
 
 from rekindle.agent.snapshots import allocation as buffer_memory
@@ -38,13 +38,13 @@ class Node:
         self._others = set(memory_files())  # of tests before this one
         self.told: list[p.Message] = []
         self.answers: list[tuple[p.BufferGrant, list[int]]] = []
-        depot = ReplicaServer(spec, KNOWN, self.told.append)
+        replica_server = ReplicaServer(spec, KNOWN, self.told.append)
         self.snapshots = NodeSnapshots(
             spec,
             DirectoryStore(folder),
             self.told.append,
-            depot=depot,
-            neighbours=ReplicaClient(KNOWN),
+            replica_server=replica_server,
+            replica_client=ReplicaClient(KNOWN),
         )
 
     def ask(self, wanted: p.BufferRequest = WANTED) -> None:
@@ -228,7 +228,7 @@ def test_an_agent_that_ends_does_not_wait_for_memory(
 def test_a_fetch_that_is_broken_off_leaves_its_memory_to_the_next(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A generation ends while the memory for a neighbour's copy is made."""
+    """A generation ends while the memory for a replica's copy is made."""
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:

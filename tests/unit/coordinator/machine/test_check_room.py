@@ -275,7 +275,7 @@ def test_verdicts_survive_the_journal() -> None:
     assert "faulty" in verdict.in_words()
 
 
-def test_whose_partner_has_no_memory_is_not_accused() -> None:
+def test_whose_partner_has_no_memory_is_not_blamed() -> None:
     """Also where the partner is the first to say that they have not met."""
     visit = all_come(2)
     for agent, order in list(visit.orders):

@@ -29,13 +29,13 @@ def signs(job: Driver) -> list[tuple[str, int, bool]]:
 
 
 def test_a_code_that_a_table_lists_is_answered() -> None:
-    """Its device is healed, although no rank has said or done anything."""
+    """Its device is reset, although no rank has said or done anything."""
     job = untouched(AUTO)
     reads(job, RESET)
     assert strategies(job) == [Strategy.RESTART]
     job.killed()
     job.store_up()
-    assert [spawn.heal for _, spawn in job.unstarted] == [(1,)]
+    assert [spawn.reset for _, spawn in job.unstarted] == [(1,)]
 
 
 def test_what_stays_is_one_sign_and_what_goes_another() -> None:
@@ -59,7 +59,7 @@ def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
     assert len(strategies(job)) == 1
 
 
-def test_while_a_device_is_healed_nothing_counts_and_what_is_left_is_news() -> None:
+def test_while_a_device_is_reset_nothing_counts_and_what_is_left_is_news() -> None:
     job = untouched(AUTO)
     reads(job, RESET)
     job.killed()

@@ -28,7 +28,7 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
     kept = tuple((step, 1) for step in steps)
     driver = Driver(nodes=nodes, processes=4 // nodes, policy=POLICY)
     for node in range(nodes):
-        driver.hello(node, depot=7000 + node)
+        driver.hello(node, replica_port=7000 + node)
     driver.store_up()
     driver.spawned()
     arrive(driver, shards=shards)
@@ -38,8 +38,8 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
     for node, form in forms.items():
         driver.say(node, p.Snapshots(kept=dict.fromkeys(form.plan, kept)))
         for rank, own in form.plan.items():
-            if own.keeper >= 0:
-                driver.say(own.keeper, p.Snapshots(kept={rank: kept}, copies=True))
+            if own.replica_node >= 0:
+                driver.say(own.replica_node, p.Snapshots(kept={rank: kept}, copies=True))
     return driver
 
 
@@ -48,7 +48,7 @@ def lose(driver: Driver, *nodes: int, **hello: object) -> None:
     for node in nodes:
         driver.lose(node)
     for node in nodes:
-        driver.hello(node, depot=8000 + node, **hello)
+        driver.hello(node, replica_port=8000 + node, **hello)
     if driver.stores:
         driver.store_up()
     driver.spawned()
@@ -67,18 +67,20 @@ def sources(driver: Driver) -> list[str]:
 
 
 def test_the_plan_says_who_keeps_what_and_where() -> None:
-    """Each agent is told the depots that its own ranks need."""
+    """Each agent is told the replica servers that its own ranks need."""
     driver = Driver(nodes=2, processes=2)
     for node in range(2):
-        driver.hello(node, depot=7000 + node)
+        driver.hello(node, replica_port=7000 + node)
     driver.store_up()
     driver.spawned()
     arrive(driver)
     forms = driver.told(p.FormGeneration)
     for node, form in forms.items():
         other = 1 - node
-        assert {own.keeper for own in form.plan.values()} == {other}
-        assert form.depots == {other: p.ReplicaAddress(host=f"10.0.0.{other}", port=7000 + other)}
+        assert {own.replica_node for own in form.plan.values()} == {other}
+        assert form.replica_addresses == {
+            other: p.ReplicaAddress(host=f"10.0.0.{other}", port=7000 + other)
+        }
 
 
 def test_replicas_need_no_copies() -> None:
@@ -87,35 +89,35 @@ def test_replicas_need_no_copies() -> None:
     driver.start()
     arrive(driver, shards=2)
     for form in driver.told(p.FormGeneration).values():
-        assert form.depots == {}
-        assert {own.keeper for own in form.plan.values()} == {-1}
+        assert form.replica_addresses == {}
+        assert {own.replica_node for own in form.plan.values()} == {-1}
 
 
-def test_a_lost_node_comes_from_its_neighbour() -> None:
+def test_a_lost_node_comes_from_its_replica() -> None:
     """All go back to the newest step that is there of every shard."""
     driver = trained()
     lose(driver, 1)
-    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
+    assert sources(driver) == ["snapshot", "snapshot", "replica", "replica"]
     form = driver.told(p.FormGeneration)[1]
     assert form.step == 10
     assert {own.node for own in form.plan.values()} == {0}
-    assert form.depots == {0: p.ReplicaAddress(host="10.0.0.0", port=7000)}
+    assert form.replica_addresses == {0: p.ReplicaAddress(host="10.0.0.0", port=7000)}
     formed = driver.last(journal.Formed)
     assert (formed.step, formed.newest) == (10, 12)
-    assert driver.told(p.FormGeneration)[0].depots == {
+    assert driver.told(p.FormGeneration)[0].replica_addresses == {
         1: p.ReplicaAddress(host="10.0.0.1", port=8001)
     }
 
 
 def test_copies_are_lost_with_their_node() -> None:
-    """Two neighbours lost at once are a shard lost for good; others are not."""
+    """Two other nodes lost at once are a shard lost for good; others are not."""
     driver = trained(nodes=4)
     lose(driver, 1, 2)  # node 2 had the copies of rank 1
     assert not driver.told(p.FormGeneration)
     assert sorted(driver.doomed) == [0, 3]  # all begin anew
     driver = trained(nodes=4)
     lose(driver, 1, 3)
-    assert sources(driver) == ["snapshot", "neighbour", "snapshot", "neighbour"]
+    assert sources(driver) == ["snapshot", "replica", "snapshot", "replica"]
 
 
 def test_a_refused_copy() -> None:
@@ -123,15 +125,15 @@ def test_a_refused_copy() -> None:
     driver = trained()
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there", shards=4))
     lose(driver, 1, checkpoints=((4, 1),))
-    for step, source in ((5, "neighbour"), (4, "checkpoint")):
+    for step, source in ((5, "replica"), (4, "checkpoint")):
         driver.ready([3], error="checksum is wrong")
         for rank in driver.ranks:
             driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
         assert driver.told(p.FormGeneration)[1].step == step
         assert sources(driver)[2:] == [source] * 2
     assert driver.machine.generations._refused == {
-        (1, StateSource.NEIGHBOUR, (10, 1)),
-        (1, StateSource.NEIGHBOUR, (5, 1)),
+        (1, StateSource.REPLICA, (10, 1)),
+        (1, StateSource.REPLICA, (5, 1)),
     }
 
 
@@ -150,14 +152,14 @@ def test_copies_that_are_forgotten() -> None:
 
 
 def test_a_copy_is_better_than_a_snapshot_that_is_missing() -> None:
-    """A rank whose own agent has none of the step fetches it from the neighbour."""
+    """A rank whose own agent has none of the step fetches it from the other node."""
     driver = trained()
     driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
     driver.spawned()
     for rank in driver.ranks:
         driver.arrive([rank], None if rank == 2 else 12, shard=rank)
-    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "snapshot"]
+    assert sources(driver) == ["snapshot", "snapshot", "replica", "snapshot"]
     assert driver.last(journal.Formed).step == 10
 
 
@@ -170,7 +172,7 @@ def test_another_coordinator_is_told() -> None:
         others = [rank for rank in driver.ranks if rank not in own]
         driver.hello(
             node,
-            depot=7100 + node,
+            replica_port=7100 + node,
             generation=1,
             ranks=tuple(p.LiveRank(rank=r, pid=driver.pids[r], training=True) for r in own),
             shards={rank: rank for rank in own},
@@ -180,14 +182,14 @@ def test_another_coordinator_is_told() -> None:
     lose(driver, 1)
     if not driver.told(p.FormGeneration):
         driver.store_up()
-    assert sources(driver) == ["snapshot", "snapshot", "neighbour", "neighbour"]
-    assert driver.told(p.FormGeneration)[1].depots == {
+    assert sources(driver) == ["snapshot", "snapshot", "replica", "replica"]
+    assert driver.told(p.FormGeneration)[1].replica_addresses == {
         0: p.ReplicaAddress(host="10.0.0.0", port=7100)
     }
 
 
-def test_last_words_of_a_lost_node() -> None:
-    """Its neighbour is asked to write them, beside its own."""
+def test_final_checkpoint_of_a_lost_node() -> None:
+    """Its other node is asked to write them, beside its own."""
     driver = trained()
     driver.lose(1)
     driver.stop()
@@ -197,7 +199,7 @@ def test_last_words_of_a_lost_node() -> None:
     assert (node, dump.step, dump.shards) == (0, 10, {0: 0, 1: 1, 2: 2, 3: 3})
 
 
-def test_last_words_are_every_nodes_own() -> None:
+def test_final_checkpoint_are_every_nodes_own() -> None:
     """Copies are written only where there is nothing else."""
     driver = trained()
     driver.stop()
@@ -208,7 +210,7 @@ def test_last_words_are_every_nodes_own() -> None:
         1: {2: 2, 3: 3},
     }
     failed = p.ShardWritten(
-        step=10, generation=1, shard=2, shards=4, last_words=True, error="it is damaged"
+        step=10, generation=1, shard=2, shards=4, final=True, error="it is damaged"
     )
     driver.say(1, failed)
     [(node, dump)] = driver.told(p.WriteFinalCheckpoint).items()

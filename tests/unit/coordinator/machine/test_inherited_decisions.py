@@ -76,7 +76,7 @@ def test_a_job_that_a_person_has_stopped_stays_so(when: str) -> None:
     assert end(job) == "stopped"
 
 
-def test_the_second_stop_during_last_words_is_one_too() -> None:
+def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
     """They are given up, and no attempt follows."""
     job = trained(12, policy=PLACED_ANEW)
     job.say(0, p.Snapshots(kept=dict.fromkeys(job.ranks, ((10, 1),))))
@@ -161,8 +161,8 @@ def test_an_attempt_that_a_person_begins_has_budgets_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_device_is_healed_by_whoever_takes_over(asked: bool) -> None:
-    """Its rank is not started unhealed, nor healed again when it was started."""
+def test_a_device_is_reset_by_whoever_takes_over(asked: bool) -> None:
+    """Its rank is not started without a reset, nor reset again when it was started."""
     policy = Policy(approve=(Strategy.RECOVER_IN_PLACE,) if asked else ())
     job = trained(5, policy=policy)
     report(job, "80E18005")
@@ -172,13 +172,13 @@ def test_a_device_is_healed_by_whoever_takes_over(asked: bool) -> None:
     job.arrive([0], finished=5)
     job.store_up()
     ((_, spawn),) = job.unstarted
-    assert (spawn.ranks, spawn.heal) == ((1,), (1,))
+    assert (spawn.ranks, spawn.reset) == ((1,), (1,))
     job.spawned()
     job.lose_coordinator()
-    assert job.machine.fleet.to_heal == set()
+    assert job.machine.fleet.to_reset == set()
 
 
-def test_a_device_that_could_not_be_healed_is_not_healed_again() -> None:
+def test_a_device_that_could_not_be_reset_is_not_reset_again() -> None:
     """Its rank is placed on another node."""
     job = trained(5, nodes=2)
     report(job, "80E18005", node=1)
@@ -186,7 +186,7 @@ def test_a_device_that_could_not_be_healed_is_not_healed_again() -> None:
     job.unstarted.clear()
     job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     job.lose_coordinator()
-    assert job.machine.fleet.to_heal == set()
+    assert job.machine.fleet.to_reset == set()
 
 
 def test_memory_that_was_damaged_just_before_the_death_is_answered() -> None:

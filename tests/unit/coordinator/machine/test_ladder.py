@@ -1,4 +1,4 @@
-"""The machine and the upper rungs: placed anew, healed, isolated, and asked of a person first."""
+"""The machine and the upper rungs: placed anew, reset, isolated, and asked of a person first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTER_ONLY = Policy(
 
 
 def test_a_job_that_is_placed_anew_ends_its_attempt() -> None:
-    """Its coordinator ends and says that another attempt is to follow; last words are written."""
+    """Its coordinator ends with "rescheduled", after the final checkpoint is written."""
     job = untouched(msgspec.structs.replace(OUTER_ONLY, max_restarts=0))
     job.exits(1, code=3)
     assert strategies(job) == [Strategy.RESCHEDULE_JOB]
@@ -213,17 +213,17 @@ def test_a_sign_is_answered_once() -> None:
     assert [event.sign.gone for event in job.recorded(journal.SignSeen)] == [False, True, False]
 
 
-def test_a_device_is_healed_before_its_rank_is_started() -> None:
+def test_a_device_is_reset_before_its_rank_is_started() -> None:
     """Its process is ended first; the others keep theirs."""
     job = trained(5)
     report(job, EventSource.ASCEND, "80E18005", device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.killed()
     ((_, spawn),) = job.unstarted
-    assert (spawn.ranks, spawn.heal) == ((1,), (1,))
+    assert (spawn.ranks, spawn.reset) == ((1,), (1,))
 
 
-def test_a_device_that_cannot_be_healed_is_left() -> None:
+def test_a_device_that_cannot_be_reset_is_left() -> None:
     """The next strategy is taken: another node."""
     job = trained(5, nodes=2)
     report(job, EventSource.ASCEND, "80E18005", node=1, device=1)
@@ -276,7 +276,7 @@ def test_what_the_user_has_caused_isolates_nothing() -> None:
 
 
 def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
-    """Twice within a day, by MindCluster's rule: it is not healed again, and isolated."""
+    """Twice within a day, by MindCluster's rule: it is not reset again, and isolated."""
     job = trained(5, nodes=2)
     report(job, EventSource.ASCEND, "80C98008", node=1, device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]

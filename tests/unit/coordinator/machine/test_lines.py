@@ -58,7 +58,7 @@ def test_a_step_done_again_is_another_state() -> None:
     job = gone_back()
     job.say(0, p.Snapshots(kept={1: ((6, 3),)}, copies=True))
     job.lose(1)
-    job.hello(1, depot=1, checkpoints=((8, 1), (4, 1)))
+    job.hello(1, replica_port=1, checkpoints=((8, 1), (4, 1)))
     job.spawned()
     job.arrive([0], 9, shard=0)
     job.arrive([1], shard=1)
@@ -109,7 +109,7 @@ def test_parts_of_before_a_take_over() -> None:
     assert not job.sent(p.Commit)
 
 
-def test_last_words_of_before_a_regroup() -> None:
+def test_final_checkpoint_of_before_a_regroup() -> None:
     """They are of the generation that did their step, which may be over long since."""
     job = went_back()
     for rank in job.ranks:
@@ -123,12 +123,12 @@ def test_last_words_of_before_a_regroup() -> None:
     job.killed()
     for node, order in job.told(p.WriteFinalCheckpoint).items():
         assert (order.step, order.made) == (20, 1)
-        part = p.ShardWritten(step=20, generation=1, shard=node, shards=2, last_words=True)
+        part = p.ShardWritten(step=20, generation=1, shard=node, shards=2, final=True)
         job.say(node, part)
-    assert [order.message.last_words for order in job.sent(p.Commit)] == [True]
+    assert [order.message.final for order in job.sent(p.Commit)] == [True]
 
 
-def test_last_words_beside_a_checkpoint_that_is_being_written() -> None:
+def test_final_checkpoint_beside_a_checkpoint_that_is_being_written() -> None:
     """Of the same state: neither is put together with parts of the other."""
     job = gone_back()
     for rank in job.ranks:
@@ -136,11 +136,11 @@ def test_last_words_beside_a_checkpoint_that_is_being_written() -> None:
     job.stop()
     job.killed()
     parts = [
-        p.ShardWritten(step=9, generation=3, shard=shard, shards=2, last_words=words)
+        p.ShardWritten(step=9, generation=3, shard=shard, shards=2, final=words)
         for shard, words in ((0, True), (0, False), (1, False), (1, True))
     ]
     orders = []
     for part in parts:
         job.say(part.shard, part)
-        orders += [order.message.last_words for order in job.sent(p.Commit)]
+        orders += [order.message.final for order in job.sent(p.Commit)]
     assert orders == [False, True]

@@ -28,9 +28,9 @@ PODS = a.from_modelarts(
 NCCL = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited"
 
 
-def heals(job: Driver) -> list[tuple[int, ...]]:
-    """The ranks that are healed by the orders to start that no agent has answered yet."""
-    return [spawn.heal for _, spawn in job.unstarted]
+def reset_helps(job: Driver) -> list[tuple[int, ...]]:
+    """The ranks that are reset by the orders to start that no agent has answered yet."""
+    return [spawn.reset for _, spawn in job.unstarted]
 
 
 def ascend(job: Driver, code: str, device: int = 1, **more: object) -> None:
@@ -64,7 +64,7 @@ def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False
 
 @pytest.mark.parametrize("code", [HBM, RESET])
 def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
-    """The chip is healed and all ranks started anew; no node is to blame, so nothing else could."""
+    """The chip is reset and all ranks started anew; no node is to blame, so nothing else could."""
     job = untouched(AUTO)
     ascend(job, code)
     if code == RESET:
@@ -75,7 +75,7 @@ def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
     assert strategies(job) == [RESTART]
     job.killed()
     job.store_up()
-    assert heals(job) == [(1,)]
+    assert reset_helps(job) == [(1,)]
 
 
 @pytest.mark.parametrize(("devices", "told"), [(True, False), (False, True)])
@@ -92,7 +92,7 @@ def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) 
     assert strategies(job) == [RESTART]
     job.killed()
     job.store_up()
-    assert heals(job) == [(0,)]
+    assert reset_helps(job) == [(0,)]
 
 
 def test_a_peers_link_is_not_the_end_while_the_cause_may_show_itself() -> None:
@@ -144,18 +144,18 @@ def test_a_device_to_be_isolated_is_not_started_on_again() -> None:
     assert len(job.machine.job.incidents.past) == 1  # of one fault
 
 
-def test_a_device_that_can_be_healed_is_healed_after_all() -> None:
+def test_a_device_that_can_be_reset_is_reset_after_all() -> None:
     """The new process is ended again for it."""
     job = trained(5)
     job.exits(1, signal=SIGABRT, finished=5)
-    assert heals(job) == [()]
+    assert reset_helps(job) == [()]
     ascend(job, HBM)
     assert strategies(job) == [IN_PLACE, IN_PLACE]
     job.killed()
-    assert heals(job) == [(1,)]
+    assert reset_helps(job) == [(1,)]
 
 
-def test_a_device_is_healed_by_the_restart_that_is_under_way() -> None:
+def test_a_device_is_reset_by_the_restart_that_is_under_way() -> None:
     """An untouched job's ranks are being ended when the sign comes."""
     job = untouched(Policy(max_restarts=1))
     job.exits(1, signal=SIGABRT)
@@ -163,7 +163,7 @@ def test_a_device_is_healed_by_the_restart_that_is_under_way() -> None:
     ascend(job, RESET)
     job.killed()
     job.store_up()
-    assert heals(job) == [(1,)]
+    assert reset_helps(job) == [(1,)]
     assert job.machine.job.restarts == 1
 
 
@@ -282,18 +282,18 @@ def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
 # ---- faults while ranks are ended, or a person is asked
 
 
-def test_devices_that_break_together_are_healed_together() -> None:
+def test_devices_that_break_together_are_reset_together() -> None:
     """The second is told while all ranks are being ended because of the first."""
     job = untouched(AUTO)
     ascend(job, RESET, device=0)
     ascend(job, RESET, device=1)
     job.killed()
     job.store_up()
-    assert heals(job) == [(0, 1)]
+    assert reset_helps(job) == [(0, 1)]
     assert job.machine.job.restarts == 1
 
 
-def test_a_device_that_cannot_heal_is_isolated_during_a_restart() -> None:
+def test_a_device_that_cannot_reset_is_isolated_during_a_restart() -> None:
     """The job is placed anew without its node, instead."""
     job = untouched(AUTO, nodes=2)
     ascend(job, RESET, device=0)
@@ -355,21 +355,21 @@ def test_a_second_node_that_breaks_before_the_first_step_is_isolated_too() -> No
     assert [event.node for event in job.recorded(journal.Isolated)] == [1, 2]
 
 
-# ---- healing
+# ---- a reset
 
 
 def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
     """DLRover's status 201 says that the driver failed; the reset was in vain."""
     job = trained(5, nodes=2, policy=Policy(max_restarts=3))
     job.exits(3, code=201, finished=5)
-    assert heals(job) == [(3,)]
+    assert reset_helps(job) == [(3,)]
     job.unstarted.clear()
     job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     assert strategies(job) == [IN_PLACE, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
 
 
-def test_what_is_reported_after_a_heal_is_news() -> None:
+def test_what_is_reported_after_a_reset_is_news() -> None:
     """Nobody has to say first that it was gone; the third time is once too often."""
     job = trained(5, nodes=2)
     answers = []

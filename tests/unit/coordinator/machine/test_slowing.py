@@ -104,7 +104,7 @@ def test_a_slow_node_is_said_to_be_so() -> None:
     assert "computes 1.5 times as long" in said.in_words()
 
 
-def test_it_is_checked_beside_witnesses_and_replaced() -> None:
+def test_it_is_checked_beside_reference_and_replaced() -> None:
     """Between two steps: no step is lost, and a spare takes its place."""
     job = slowed(REPLACE)
     stand(job)
@@ -134,7 +134,7 @@ def test_a_node_that_is_healthy_stays() -> None:
     assert precision(job.history) == Precision(wrong=1)
 
 
-def test_a_witness_that_is_sick_is_replaced_as_well() -> None:
+def test_a_reference_that_is_sick_is_replaced_as_well() -> None:
     job = slowed(REPLACE, spares=2)
     stand(job)
     examined(job, node1=Health.STRAGGLER, node2=Health.FAULTY)

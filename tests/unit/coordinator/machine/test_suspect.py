@@ -182,7 +182,7 @@ def test_a_rank_that_is_being_ended(ends: str) -> None:
 
 
 def test_a_job_that_is_being_stopped() -> None:
-    """Its last words are clean."""
+    """Its the final checkpoint is clean."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     job.stop()
@@ -252,7 +252,7 @@ def test_a_rank_outside_that_comes_to_say_it() -> None:
     assert job.last(journal.Formed).step == 6
 
 
-def test_last_words_are_clean() -> None:
+def test_final_checkpoint_are_clean() -> None:
     """Neither a suspect snapshot nor a suspect checkpoint counts."""
     job = trained(9)
     job.say(

@@ -78,7 +78,7 @@ def test_a_restart_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
-    """Its agent stays until the end, for it may have the last words."""
+    """Its agent stays until the end, for it may have the final checkpoint."""
     driver = unkillable()
     driver.stop()
     driver.exits(0, signal=15)

@@ -177,7 +177,7 @@ def test_a_device_keeps_nodes_of_a_job_apart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_grace_is_longer_than_last_words(kind: str) -> None:
+def test_the_grace_is_longer_than_final_checkpoint(kind: str) -> None:
     """A pod that is told to end has the time to write its node's newest snapshot."""
     (template, *_) = templates(rendered(kind), kind)
     assert template["spec"]["terminationGracePeriodSeconds"] == 630

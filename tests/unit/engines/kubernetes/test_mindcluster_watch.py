@@ -202,7 +202,7 @@ def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> No
         seen("a", "80C98006", device=-1, origin=FaultOrigin.NODE),
         seen("a", "80CB8006", by="somebody"),
         seen("a", "80CD8003"),
-        seen("a", "80CD8003", gone=True, by="its healing"),
+        seen("a", "80CD8003", gone=True, by="its reset"),
         seen("b", "80E01801"),
     ]
     with run.watched():

@@ -117,7 +117,7 @@ def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> Non
         check_pods(KubernetesSettings(image="x", devices_per_node=-1), spec())
 
 
-def test_a_grace_may_be_short_where_last_words_are() -> None:
+def test_a_grace_may_be_short_where_final_checkpoint_are() -> None:
     """The least grace follows the policy."""
     short = spec(policy=Policy(dump_timeout_s=5))
     check_pods(pods(termination_grace_s=35), short)

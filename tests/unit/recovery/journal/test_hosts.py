@@ -98,7 +98,7 @@ def test_what_a_job_tells_of_a_host(kind: FaultKind, user_caused: bool, noted: b
 
 
 def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
-    """What it was is told later, or that healing has failed: that is no second fault."""
+    """What it was is told later, or that a reset has failed: that is no second fault."""
     memory = Fault(kind=FaultKind.DEVICE_MEMORY, message="memory", node=1, host="a")
     coded = Fault(
         kind=FaultKind.DEVICE, message="memory (80E01801)", node=1, host="a", code="80E01801"

@@ -63,7 +63,7 @@ def test_the_ring_crosses_each_line_between_blocks(size: int) -> None:
 
 @pytest.mark.parametrize("size", [8, 16, 24])
 def test_halves_that_do_not_reach_each_other(size: int) -> None:
-    """Nobody is accused; the nodes of the blocks between which all failed are not healthy."""
+    """Nobody is blamed; the nodes of the blocks between which all failed are not healthy."""
     found = checked(size, halves(size, CUT))
     assert {each.health for each in found} <= {OK, UNKNOWN}
     middle = size // 2

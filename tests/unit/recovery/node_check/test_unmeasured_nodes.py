@@ -1,4 +1,4 @@
-"""Who has no memory to be checked in is not accused: not alone, not in a pair, not beside ranks."""
+"""Who has no memory to be checked in is not blamed: not alone, not in a pair, not beside ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_texts_are_those_of_the_tables(row: dict[str, Any]) -> None:
         "RuntimeError: Allocate memory failed",  # MindSpore's, as on CPU
     ],
 )
-def test_want_of_memory_accuses_nobody(error: str, beside_ranks: bool) -> None:
+def test_want_of_memory_blames_nobody(error: str, beside_ranks: bool) -> None:
     """All nodes, as those whose ranks hold the memory: not measured, and that is said."""
     found = checked({node: [Alone(error=error)] for node in range(3)}, beside_ranks=beside_ranks)
     assert {each.health for each in found} == {Health.UNKNOWN}
@@ -116,7 +116,7 @@ def test_two_of_a_kind_are_wanted(answers: list[str], health: Health) -> None:
     assert checked({0: [well()], 1: own, 2: [well()]})[1].health is health
 
 
-def test_a_pair_without_memory_accuses_neither() -> None:
+def test_a_pair_without_memory_blames_neither() -> None:
     """Nor is it held against them that they have met nobody else."""
     found = checked({node: [well()] for node in range(2)}, {(0, 1): NO_MEMORY})
     assert {each.health for each in found} == {Health.UNKNOWN}

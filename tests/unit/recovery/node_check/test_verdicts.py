@@ -46,7 +46,7 @@ def test_slow_alike_of_eight(count: int) -> None:
     assert {node for node, each in found.items() if each.health is Health.STRAGGLER} == bad
 
 
-def test_nobody_healthy_is_accused_by_nodes_that_fail_now_and_then() -> None:
+def test_nobody_healthy_is_blamed_by_nodes_that_fail_now_and_then() -> None:
     accused = 0
     for size, bad, chance in sets(500, 0.5):
         sick = {node: Sick(cut=chance.choice([0.3, 0.5, 0.8])) for node in bad}
@@ -56,7 +56,7 @@ def test_nobody_healthy_is_accused_by_nodes_that_fail_now_and_then() -> None:
     assert accused == 0
 
 
-def test_more_than_half_sick_accuses_nobody_healthy() -> None:
+def test_more_than_half_sick_blames_nobody_healthy() -> None:
     chance = random.Random(7)
     for _ in range(500):
         size = chance.choice(SIZES)
@@ -98,7 +98,7 @@ def test_one_node_is_judged_by_what_it_does_alone() -> None:
     assert Cluster([0], {0: Sick(dies=True)}, 1).check()[0].health is Health.FAULTY
 
 
-def test_a_node_that_fails_alone_once_is_not_accused() -> None:
+def test_a_node_that_fails_alone_once_is_not_blamed() -> None:
     evidence = Evidence([0, 1])
     evidence.add(Alone(error="killed"), 0)
     evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), 1)
@@ -111,7 +111,7 @@ def test_a_node_that_fails_alone_once_is_not_accused() -> None:
     assert {each.health for each in verdicts(evidence, LIMITS)} == {Health.HEALTHY}
 
 
-def test_a_path_that_fails_between_two_healthy_nodes_accuses_neither() -> None:
+def test_a_path_that_fails_between_two_healthy_nodes_blames_neither() -> None:
     evidence = Evidence(range(4))
     for node in range(4):
         evidence.add(Alone(seconds={Measurement.COMPUTE: 1.0}), node)
@@ -149,6 +149,6 @@ def test_the_reference_is_that_of_the_faster_half() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, float("nan"), float("inf")])
-def test_a_factor_that_accuses_everybody_is_refused(factor: float) -> None:
+def test_a_factor_that_blames_everybody_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match=r"above 1|finite number"):
         NodeCheckLimits(link_factor=factor)

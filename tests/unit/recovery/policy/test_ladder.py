@@ -26,7 +26,7 @@ XID_13 = [
     Fault(kind=Kind.PROCESS, message="XID 13", rank=0, node=0, device=0, code="13", at=float(at))
     for at in range(3)
 ]
-UNHEALED = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, heal_failed=True)
+NOT_RESET = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, reset_failed=True)
 
 TABLE = {
     # name: (policy, fault, past, what is special about the case, strategy, words of the reason)
@@ -47,14 +47,14 @@ TABLE = {
         RECOVER, "there is no spare: a new node takes its place",
     ),
     "nothing left, but a snapshot": (
-        Policy(), USER, [], {"last_words": 3}, DUMP,
-        "0 of 0 restarts are used; last words: the snapshot of step 3 is to be written",
+        Policy(), USER, [], {"final_step": 3}, DUMP,
+        "0 of 0 restarts are used; final checkpoint: the snapshot of step 3 is to be written",
     ),
-    "nothing left, last words not allowed": (
-        Policy(strategies=INNER), USER, [], {"last_words": 3}, FAIL, "restart is not allowed",
+    "nothing left, final checkpoint not allowed": (
+        Policy(strategies=INNER), USER, [], {"final_step": 3}, FAIL, "restart is not allowed",
     ),
     "something left, and a snapshot": (
-        FREE, USER, [], {"last_words": 3}, RESTART, "restart 1 of 1",
+        FREE, USER, [], {"final_step": 3}, RESTART, "restart 1 of 1",
     ),
     "a broken link": (FREE, LINK, [], {}, RETRY, "do the step again"),
     "damaged memory": (
@@ -214,8 +214,8 @@ TABLE = {
         [(fault(Kind.HANG), HANG_RESTART), (fault(Kind.USER_CODE, 1), RESTART)] * 3, {},
         HANG_RESTART, "all processes are stopped",
     ),
-    "a device that could not be healed, of which no code is known": (
-        Policy(max_restarts=9), UNHEALED, [], {}, RECOVER, "its device cannot be healed; ",
+    "a device that could not be reset, of which no code is known": (
+        Policy(max_restarts=9), NOT_RESET, [], {}, RECOVER, "its device cannot be reset; ",
     ),
     "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
 }  # fmt: skip

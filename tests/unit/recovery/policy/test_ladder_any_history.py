@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import Past, Situation, counts, heals, recoveries_used
+from rekindle.recovery.policy.history import Past, Situation, counts, recoveries_used, reset_helps
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, OUTER, Policy, Strategy
 
 IN_PLACE = Strategy.RECOVER_IN_PLACE
@@ -18,10 +18,12 @@ POD, ISOLATED = Strategy.RESCHEDULE_POD, Strategy.RESCHEDULE_JOB_ISOLATED
 JOB = Strategy.RESCHEDULE_JOB
 
 
-def _device(kind: FaultKind, device: int, code: str, user: bool, heals: bool, at: float) -> Fault:
+def _device(
+    kind: FaultKind, device: int, code: str, user: bool, reset_helps: bool, at: float
+) -> Fault:
     return Fault(
         kind=kind, message="a device broke", rank=device, node=0, host="h", device=device,
-        code=code, user_caused=user, self_heal=heals, at=at,
+        code=code, user_caused=user, reset_helps=reset_helps, at=at,
     )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ devices = st.builds(
     device=st.integers(0, 1),
     code=st.sampled_from(["", "A", "B"]),
     user=st.booleans(),
-    heals=st.booleans(),
+    reset_helps=st.booleans(),
     at=st.floats(0, 200_000),
 )
 faults = st.one_of(ranks, devices)
@@ -97,8 +99,8 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
     chosen = [seen.strategy for seen in past]
     assert set(chosen) <= set(policy.strategies)
     assert set(chosen) & set(OUTER) <= set(engine)
-    healed = [seen for seen in past if seen.strategy is RESTART and heals(seen.fault)]
-    assert chosen.count(RESTART) - len(healed) <= policy.max_restarts
+    reset = [seen for seen in past if seen.strategy is RESTART and reset_helps(seen.fault)]
+    assert chosen.count(RESTART) - len(reset) <= policy.max_restarts
     assert recoveries_used(past) <= policy.max_recoveries
     assert chosen.count(POD) <= policy.max_pod_reschedules
     assert chosen.count(JOB) + chosen.count(ISOLATED) <= policy.max_reschedules

@@ -38,10 +38,10 @@ def test_a_notice_asks_for_nothing(code: str, level: str) -> None:
         ("80E18402", "SeparateNPU", Strategy.RESCHEDULE_JOB_ISOLATED),
     ],
 )
-def test_minor_and_major_faults_heal_and_critical_ones_cannot(
+def test_minor_and_major_faults_reset_and_critical_ones_cannot(
     code: str, level: str, strategy: Strategy
 ) -> None:
-    """What heals is started again in its containers; what does not is isolated."""
+    """What resets is started again in its containers; what does not is isolated."""
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency) == (level, Urgency.NOW)
     sign = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)

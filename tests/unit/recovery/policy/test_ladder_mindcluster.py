@@ -34,9 +34,9 @@ def mindcluster(words: tuple[str, ...], **labels: str) -> Policy:
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
 def test_any_combination_of_strategies(words: tuple[str, ...], kind: FaultKind) -> None:
-    """The cheapest of those that are named and can help is used; then last words, if named."""
+    """The cheapest of those that are named and can help, then the final checkpoint, if named."""
     fault = Fault(kind=kind, message="it broke", rank=2, node=1)
-    case = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3)
+    case = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3)
     chosen = decide(mindcluster(words), case)
     helpful = [word for word in ANSWERS[kind] if word in words]
     last = "dump" if "dump" in words else "fail"
@@ -55,7 +55,7 @@ def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], fa
     times = 3 if failed == "recover-in-place" else 1
     past = (Past(fault=fault, strategy=Strategy(failed), newest=5),) * times
     case = Situation(
-        fault=fault, session=True, formed=True, newest=5, spares=1, last_words=3, past=past
+        fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3, past=past
     )
     chosen = decide(mindcluster(words), case)
     order = ANSWERS[FaultKind.DEVICE_MEMORY]

@@ -29,7 +29,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 HOUR_S = 3600.0
 NOW = 100 * HOUR_S
 HBM = "80E01801"  # HBM multi-bit ECC
-OTHER, THIRD = "80E18005", "80E18000"  # other chip faults that can heal
+OTHER, THIRD = "80E18005", "80E18000"  # other chip faults that can reset
 USER_CODES = ("80C98002", "80CB8002")
 TABLES = Tables.load()
 
@@ -73,7 +73,7 @@ LOST = Fault(kind=FaultKind.NODE_LOST, message="node 1 was lost", node=1, host="
 DEADLOCK = HealthEvent(source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1)
 SICK = fault_of_sign(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
 URGENT = chip("80E18402")  # SeparateNPU
-UNHEALED = chip(self_heal=False, heal_failed=True)  # as when the agent says that it is not
+NOT_RESET = chip(reset_helps=False, reset_failed=True)  # as when the agent says that it is not
 ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."
 HUNG = Fault(kind=FaultKind.HANG, message="the job hangs", at=NOW)
 NO_NODE = Fault(kind=FaultKind.SCHEDULING, message="no node came", at=NOW)
@@ -98,7 +98,7 @@ def judge(what: Fault, how: Policy, before: tuple[Past, ...] = (), **more: Any) 
 TABLE = {
     # section: what it says -> (policy, fault, past, strategy, isolated, words of the reason)
     "table 1, in place: a healable chip fault restarts the job in its containers": (
-        AUTO, chip(), (), RESTART, False, "its device is healed, all ranks are started anew",
+        AUTO, chip(), (), RESTART, False, "its device is reset, all ranks are started anew",
     ),
     "table 1, unconditional: an exit status other than 0 places the whole job anew": (
         UNCONDITIONAL, crash(), (), JOB, False, "the whole job is placed anew",
@@ -106,13 +106,13 @@ TABLE = {
     "table 1, isolated: a node's fault isolates the node first": (
         AUTO, SICK, (), ISOLATED, True, "without that node",
     ),
-    "table 1, isolated: a chip fault that cannot heal isolates its node": (
+    "table 1, isolated: a chip fault that cannot reset isolates its node": (
         AUTO, URGENT, (), ISOLATED, True, "without that node",
     ),
     "table 1, pod: a node's fault places only its pod anew, after the node is isolated": (
         PODS, SICK, (), POD, True, "its pod alone is placed anew",
     ),
-    "table 1, pod: so does a chip fault that cannot heal": (
+    "table 1, pod: so does a chip fault that cannot reset": (
         PODS, URGENT, (), POD, True, "its pod alone is placed anew",
     ),
     "table 1, hang: processes are stopped and started in the same containers": (
@@ -123,7 +123,7 @@ TABLE = {
     ),
     "enabling: in-place recovery does not use up the most restarts": (
         policy(job_retry_num="1"), chip(OTHER),
-        past((LOST, ISOLATED), (chip(THIRD), RESTART)), RESTART, False, "healed",
+        past((LOST, ISOLATED), (chip(THIRD), RESTART)), RESTART, False, "reset",
     ),
     "enabling: in-place recoveries leave the restarts to others": (
         policy(job_retry_num="1"), SICK,
@@ -151,40 +151,40 @@ TABLE = {
         AUTO, LOST, (), ISOLATED, True, "reschedule-pod is not allowed",
     ),
     "in place: HBM multi-bit ECC, the example, when the rank says it": (
-        ALL, crash(error=ECC), (), RESTART, False, "its device is healed",
+        ALL, crash(error=ECC), (), RESTART, False, "its device is reset",
     ),
     "in place: and when the chip says it as well": (
-        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "its device is healed",
+        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "its device is reset",
     ),
     "in place: a rank that ended with an error, and the chip says why": (
-        AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "its device is healed",
+        AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "its device is reset",
     ),
     "in place: or of what its chip's memory has met": (
-        AUTO, explained(crash(), chip()), (), RESTART, False, "its device is healed",
+        AUTO, explained(crash(), chip()), (), RESTART, False, "its device is reset",
     ),
-    "in place, degraded: no code is known, and the chip did not heal": (
-        AUTO, msgspec.structs.replace(crash(code=201), self_heal=False, heal_failed=True), (),
+    "in place, degraded: no code is known, and the chip did not reset": (
+        AUTO, msgspec.structs.replace(crash(code=201), reset_helps=False, reset_failed=True), (),
         ISOLATED, True, "without that node",
     ),
-    "in place, degraded: what users cause and does not heal isolates nothing": (
-        AUTO, chip(USER_CODES[0], self_heal=False, heal_failed=True), (), JOB, False, "",
+    "in place, degraded: what users cause and does not reset isolates nothing": (
+        AUTO, chip(USER_CODES[0], reset_helps=False, reset_failed=True), (), JOB, False, "",
     ),
-    "in place, degraded: the chip did not heal, so the node is isolated": (
-        AUTO, UNHEALED, past((chip(), RESTART)), ISOLATED, True, "without that node",
+    "in place, degraded: the chip did not reset, so the node is isolated": (
+        AUTO, NOT_RESET, past((chip(), RESTART)), ISOLATED, True, "without that node",
     ),
     "in place, degraded: or only its pod is placed anew": (
-        PODS, UNHEALED, past((chip(), RESTART)), POD, True, "its pod alone",
+        PODS, NOT_RESET, past((chip(), RESTART)), POD, True, "its pod alone",
     ),
     "in place, degraded: the third time in 24 hours isolates the node": (
         AUTO, chip(), past((chip(hours_ago=23), RESTART), (chip(hours_ago=2), RESTART)),
         ISOLATED, True, f"code {HBM} came 3 times in a row within 24 h on this device",
     ),
     "in place, degraded: the second time does not": (
-        AUTO, chip(), past((chip(hours_ago=2), RESTART)), RESTART, False, "healed",
+        AUTO, chip(), past((chip(hours_ago=2), RESTART)), RESTART, False, "reset",
     ),
     "in place, degraded: nor a third time after more than 24 hours": (
         AUTO, chip(), past((chip(hours_ago=25), RESTART), (chip(hours_ago=2), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     "in place, degraded: three times in one incident are three times": (
         AUTO, chip(),
@@ -193,25 +193,25 @@ TABLE = {
     ),
     "in place, degraded: nor if two decisions were about one of them": (
         AUTO, chip(), past((chip(hours_ago=2), RESTART), (chip(hours_ago=2), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     "in place, degraded: nor another code": (
         AUTO, chip(),
         past((chip(OTHER, 3), RESTART), (chip(OTHER, 2), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     "in place, degraded: nor codes in turn, for then they are not in a row": (
         AUTO, chip(),
         past((chip(hours_ago=3), RESTART), (chip(OTHER, 2), RESTART), (chip(), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     "in place, degraded: nor another chip of the node": (
         AUTO, chip(), past((chip(device=1), RESTART), (chip(device=2), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     "in place, degraded: nor the same chip of another node": (
         AUTO, chip(), past((chip(host="host-2"), RESTART), (chip(host="host-4"), RESTART)),
-        RESTART, False, "healed",
+        RESTART, False, "reset",
     ),
     **{
         f"in place, degraded: {code}, which users cause, isolates nothing the third time": (
@@ -220,7 +220,7 @@ TABLE = {
         )
         for code in USER_CODES
     },
-    "in place, degraded: what users cause is healed in place before that": (
+    "in place, degraded: what users cause is reset in place before that": (
         AUTO, chip(USER_CODES[0]), past((chip(USER_CODES[0], 1), RESTART)), RESTART, False, "",
     ),
     "in place, degraded: what users cause moves no single pod either": (
@@ -258,7 +258,7 @@ TABLE = {
         ),
         FAIL, False, "in a row",
     ),
-    "unconditional, degraded: but healing it in place ends the row": (
+    "unconditional, degraded: but a reset it in place ends the row": (
         UNCONDITIONAL, crash(),
         past(
             (crash(4), JOB), (crash(3), JOB), (crash(2), JOB), (chip(USER_CODES[0], 1), RESTART),
@@ -313,7 +313,7 @@ TABLE = {
         HANG_RESTART, False, "",
     ),
     "hang: only without a fault of the hardware; with one, that is answered": (
-        ALL, chip(OTHER), past((HUNG, HANG_RESTART), incident=99), RESTART, False, "healed",
+        ALL, chip(OTHER), past((HUNG, HANG_RESTART), incident=99), RESTART, False, "reset",
     ),
     "hang: the job cannot be placed anew for it": (
         UNCONDITIONAL, HUNG, (), FAIL, False, "hang-restart is not allowed",

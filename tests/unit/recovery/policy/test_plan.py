@@ -75,7 +75,7 @@ def test_every_rank_gets_the_planned_step(held: dict[int, AvailableState]) -> No
             case StateSource.SNAPSHOT:
                 assert giver is not None
                 assert made in giver.snapshots
-            case StateSource.NEIGHBOUR:
+            case StateSource.REPLICA:
                 assert giver is not None
                 assert (own.node, made) in giver.copies
             case StateSource.CHECKPOINT:
@@ -171,13 +171,13 @@ def test_two_ways_to_do_a_step_are_two_states() -> None:
 
 
 def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:
-    """Four ranks, a shard each: what the lost node's neighbour has decides the step of all."""
+    """Four ranks, a shard each: what the lost node's other node has decides the step of all."""
     held = {r: AvailableState(node=r, shard=r, live=(9, 1), snapshots=at(4, 8)) for r in range(4)}
     held[2] = AvailableState(node=2, shard=2, copies=((3, (4, 1)), (3, (8, 1))))
     plan = make_plan(held)
     assert plan.step == 8
     taken = {r: own.source for r, own in enumerate(plan.ranks)}
-    assert taken == dict.fromkeys(range(4), StateSource.SNAPSHOT) | {2: StateSource.NEIGHBOUR}
+    assert taken == dict.fromkeys(range(4), StateSource.SNAPSHOT) | {2: StateSource.REPLICA}
     assert plan.ranks[2].node == 3
 
 
@@ -202,20 +202,20 @@ def test_snapshots_of_different_steps_are_never_mixed() -> None:
 @given(holdings)
 def test_any_one_node_may_be_lost(held: dict[int, AvailableState]) -> None:
     """Each shard has a replica on two nodes, or another node keeps copies of one of its ranks."""
-    keepers = [own.keeper for own in make_plan(held).ranks]
+    replica_nodes = [own.replica_node for own in make_plan(held).ranks]
     nodes = {h.node for h in held.values()}
     for group in groups(held):
         homes = {h.node for h in group.values()}
-        kept = {keepers[rank] for rank in group} - {-1}
+        kept = {replica_nodes[rank] for rank in group} - {-1}
         assert kept <= nodes - homes
         assert len(kept) == (len(homes) == 1 < len(nodes))
-        assert sum(keepers[rank] >= 0 for rank in group) == len(kept)
+        assert sum(replica_nodes[rank] >= 0 for rank in group) == len(kept)
 
 
 def test_copies_go_round_a_ring() -> None:
     """Each node keeps those of the one before it, whatever their numbers are."""
     held = {r: AvailableState(node=(r // 2) * 3, shard=r) for r in range(6)}
-    assert [own.keeper for own in make_plan(held).ranks] == [3, 3, 6, 6, 0, 0]
+    assert [own.replica_node for own in make_plan(held).ranks] == [3, 3, 6, 6, 0, 0]
 
 
 def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
@@ -223,4 +223,4 @@ def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
     held = {r: AvailableState(node=r // 2, shard=max(0, r - 1)) for r in range(4)}
     held[3] = AvailableState(node=0, shard=1)
     held[2] = AvailableState(node=1, shard=1)
-    assert [own.keeper for own in make_plan(held).ranks] == [1, -1, -1, -1]
+    assert [own.replica_node for own in make_plan(held).ranks] == [1, -1, -1, -1]

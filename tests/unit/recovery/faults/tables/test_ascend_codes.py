@@ -44,18 +44,18 @@ def test_codes_per_level() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("80C98002", {"level": "RestartRequest", "user_caused": True, "self_heal": True}),
+        ("80C98002", {"level": "RestartRequest", "user_caused": True, "reset_helps": True}),
         ("80CB8002", {"level": "RestartRequest", "user_caused": True, "at_fault": Blame.NOTHING}),
         ("80C98008", {"level": "RestartRequest", "at_fault": Blame.DEVICE, "user_caused": False}),
         (
             "80E01801",
-            {"level": "RestartBusiness", "kind": FaultKind.DEVICE_MEMORY, "self_heal": True},
+            {"level": "RestartBusiness", "kind": FaultKind.DEVICE_MEMORY, "reset_helps": True},
         ),
-        ("80E18402", {"level": "SeparateNPU", "kind": FaultKind.DEVICE, "self_heal": False}),
+        ("80E18402", {"level": "SeparateNPU", "kind": FaultKind.DEVICE, "reset_helps": False}),
         ("A2301001", {"level": "SeparateNPU"}),  # in two lists: the worse is looked up first
         ("B4060011", {"level": "RestartBusiness"}),
-        ("80E38008", {"level": "RestartNPU", "urgency": Urgency.NOW, "self_heal": True}),
-        ("8C084E00", {"level": "FreeRestartNPU", "urgency": Urgency.NOW, "self_heal": True}),
+        ("80E38008", {"level": "RestartNPU", "urgency": Urgency.NOW, "reset_helps": True}),
+        ("8C084E00", {"level": "FreeRestartNPU", "urgency": Urgency.NOW, "reset_helps": True}),
         ("8F19A04E", {"level": "PreSeparateNPU", "urgency": Urgency.LATER}),
         ("8F19A04F", {"level": "SeparateNPU", "listed": False}),  # just behind a range
         ("80C98006", {"level": "NotHandleFault", "urgency": Urgency.NONE}),

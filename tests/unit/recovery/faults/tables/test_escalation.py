@@ -113,7 +113,7 @@ def test_verdict_of_an_escalation() -> None:
     assert isinstance(verdict, Verdict)
     assert (verdict.code, verdict.level) == (UCE, "ManuallySeparateNPU")
     assert (verdict.at_fault, verdict.urgency) == (Blame.DEVICE, Urgency.NOW)
-    assert not verdict.self_heal
+    assert not verdict.reset_helps
     assert "2 times within 86400 s" in verdict.explanation
 
 

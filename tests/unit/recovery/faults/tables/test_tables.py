@@ -73,10 +73,10 @@ def test_only_evictions_are_not_counted() -> None:
 
 
 def test_what_needs_nothing_blames_nothing() -> None:
-    """Where nothing has to be done, nothing is kept from new work and nothing is healed."""
+    """Where nothing has to be done, nothing is kept from new work and nothing is reset."""
     idle = [v for _, _, v in VERDICTS if v.urgency is Urgency.NONE]
     assert idle
-    assert all(v.at_fault is Blame.NOTHING and not v.self_heal for v in idle)
+    assert all(v.at_fault is Blame.NOTHING and not v.reset_helps for v in idle)
     later = [v for _, _, v in VERDICTS if v.urgency is Urgency.LATER]
     assert all(v.at_fault is not Blame.NOTHING for v in later)
 
@@ -108,14 +108,14 @@ def test_every_file_tells_its_source() -> None:
         (13, {"kind": FaultKind.PROCESS, "at_fault": Blame.NOTHING, "level": "RESTART_APP"}),
         (43, {"user_caused": True, "urgency": Urgency.NOW, "level": "IGNORE"}),
         (45, {"urgency": Urgency.NONE}),
-        (48, {"kind": FaultKind.DEVICE_MEMORY, "at_fault": Blame.DEVICE, "self_heal": True}),
+        (48, {"kind": FaultKind.DEVICE_MEMORY, "at_fault": Blame.DEVICE, "reset_helps": True}),
         (63, {"urgency": Urgency.LATER, "at_fault": Blame.DEVICE}),
-        (64, {"urgency": Urgency.NOW, "at_fault": Blame.DEVICE, "self_heal": False}),
+        (64, {"urgency": Urgency.NOW, "at_fault": Blame.DEVICE, "reset_helps": False}),
         (74, {"kind": FaultKind.LINK, "at_fault": Blame.DEVICE}),
         (79, {"kind": FaultKind.DEVICE, "at_fault": Blame.NODE, "code": "79"}),
         (92, {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING}),
         (94, {"kind": FaultKind.DEVICE_MEMORY, "level": "RESTART_APP"}),
-        (95, {"kind": FaultKind.DEVICE_MEMORY, "level": "RESET_GPU", "self_heal": True}),
+        (95, {"kind": FaultKind.DEVICE_MEMORY, "level": "RESET_GPU", "reset_helps": True}),
         (119, {"level": "RESET_GPU", "urgency": Urgency.NOW}),
         (145, {"level": "WORKFLOW_NVLINK5_ERR", "kind": FaultKind.LINK}),
         (154, {"urgency": Urgency.WATCH}),
@@ -142,7 +142,7 @@ def test_unlisted_xid(number: int) -> None:
         (Exit(code=1), {"kind": FaultKind.USER_CODE, "user_caused": True}),
         (Exit(code=77), {"kind": FaultKind.USER_CODE, "listed": False}),
         (Exit(code=14), {"kind": FaultKind.DEVICE, "at_fault": Blame.DEVICE}),
-        (Exit(code=201), {"kind": FaultKind.DEVICE, "self_heal": True}),
+        (Exit(code=201), {"kind": FaultKind.DEVICE, "reset_helps": True}),
         (Exit(code=247), {"kind": FaultKind.HOST_OOM}),
         (Exit(code=137), {"kind": FaultKind.PROCESS, "counts": True}),
         (Exit(code=134), {"kind": FaultKind.PROCESS}),

@@ -182,7 +182,7 @@ MISTAKES = {
     ),
     "number for a text": ('[[ascend]]\nlevel = 4\ncodes = ["80C98002"]', 2, "Expected `str`"),
     "text for true": (
-        '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\nself_heal = "yes"', 4, "Expected `bool",
+        '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\nreset_helps = "yes"', 4, "Expected `bool",
     ),
     "wrong type within a list": (
         '[[xid]]\nlevel = "IGNORE"\nnumbers = [\n1,\n"2"]',

@@ -1,4 +1,4 @@
-"""Last words: the state of exactly the step that is named, or none."""
+"""Final checkpoint: the state of exactly the step that is named, or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from waiting import bound_s, join, status_of, wait_asleep, wait_until
 
 from rekindle import names
-from rekindle.rank import snapshot_schedule as last_words
+from rekindle.rank import snapshot_schedule
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 
 
@@ -40,7 +40,7 @@ class Pretended:
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
-    """A rank whose last words are asked for by the test itself, not by a signal."""
+    """A rank whose the final checkpoint is asked for by the test itself, not by a signal."""
     monkeypatch.setenv(names.ENV_JOB_ID, tmp_path.name)
     made = Pretended()
     made.words = FinalSnapshot(made, made.keep)
@@ -87,9 +87,11 @@ def test_what_changes_a_state_is_waited_for(
     rank.begun = 3
     rank.words.begin_step(3)
     change(rank)
-    monkeypatch.setattr(last_words, "LIMIT_S", 2 * bound_s())
+    monkeypatch.setattr(snapshot_schedule, "LIMIT_S", 2 * bound_s())
     looks: list[Moment] = []
-    monkeypatch.setattr(last_words, "Moment", lambda *of: looks.append(Moment(*of)) or looks[-1])
+    monkeypatch.setattr(
+        snapshot_schedule, "Moment", lambda *of: looks.append(Moment(*of)) or looks[-1]
+    )
     saying = threading.Thread(target=rank.words._say)
     saying.start()
     wait_until(lambda: len(looks) > 5, "looks at a state that changes")
@@ -170,7 +172,7 @@ signal.signal(signal.SIGTERM, own)
     ("more", "said", "status"), [("", "kept 3", -signal.SIGTERM), (OWN, "own handler", 7)]
 )
 def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path: Path) -> None:
-    """Behind its last words, as it would without them; a handler that came later is left alone.
+    """After the final snapshot, as without one. A handler that came later is left alone.
 
     Processes that it has forked end by the signal as ever.
     """

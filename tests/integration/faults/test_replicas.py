@@ -1,4 +1,4 @@
-"""Copies of snapshots on a neighbour: any one node may be lost where no shard has a replica."""
+"""Copies of snapshots on another node: any one node may be lost where no shard has a replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 80
-FROM_NEIGHBOUR = {"neighbour": 2, "snapshot": 2}
+FROM_REPLICA = {"replica": 2, "snapshot": 2}
 
 
 def plan(name: str, *attempts: Attempt, nodes: int = 2, **settings: int) -> Plan:
@@ -100,7 +100,7 @@ def see_shards(job: Job) -> int:
 def lost(name: str, step: int, act: Callable[[Job], Any], *nodes: int, **expected: Any) -> Row:
     """Return the row of lost nodes, two steps after a snapshot of all ranks."""
     replaced = {2 * node + rank for node in nodes for rank in (0, 1)}
-    settings = {"strategies": None, "lost": 2, "sources": [FROM_NEIGHBOUR], "replaced": replaced}
+    settings = {"strategies": None, "lost": 2, "sources": [FROM_REPLICA], "replaced": replaced}
     return paused(name, step, act, **settings | expected)
 
 
@@ -115,7 +115,7 @@ ROWS = (
         lose_damaged(25),
         1,
         lost=7,
-        sources=[FROM_NEIGHBOUR, FROM_NEIGHBOUR],
+        sources=[FROM_REPLICA, FROM_REPLICA],
         check=was_damaged("damaged copy"),
     ),
     # The next coordinator asks for the copies, and where they are. It does not know the last step.
@@ -142,8 +142,8 @@ def attempts(ended_of: EndedOf) -> tuple[Ended, Ended]:
     return ended.only(0), ended.only(1)
 
 
-def test_last_words_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
-    """The neighbour writes the lost node's shards from its copies."""
+def test_final_checkpoint_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
+    """The other node writes the lost node's shards from its copies."""
     first, second = attempts
     first.check_ends()
     assert first.after["alone"] == [("step-0000000010", RANKS)]
@@ -152,7 +152,7 @@ def test_last_words_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.replaced], ids=str)
 def test_lost(row: Row, attempts: tuple[Ended, Ended]) -> None:
-    """The lost node's ranks get their states from its neighbour, others from their snapshots."""
+    """The lost node's ranks get their states from its other node, others from their snapshots."""
     attempts[1].check(row)
 
 
@@ -194,13 +194,13 @@ def see_and_lose_last(job: Job) -> dict[int, set[int]]:
 
 
 def was_a_ring(ended: Ended, _: journal.Incident) -> None:
-    """Each node keeps the copies of the one before it; the last one's neighbour is the first."""
+    """Each node keeps the copies of the one before it; the last one's other node is the first."""
     assert ended.seen["last node"] == {0: {3}, 1: {0}, 2: {1}, 3: {2}}
 
 
 def was_from_all(_: Ended, incident: journal.Incident) -> None:
     """Each state comes from the nearest place that has it."""
-    assert incident.sources == {"checkpoint": 1, "neighbour": 1, "snapshot": 2}
+    assert incident.sources == {"checkpoint": 1, "replica": 1, "snapshot": 2}
 
 
 FOUR = (
@@ -209,12 +209,12 @@ FOUR = (
         12,
         see_and_lose_last,
         replaced={3},
-        sources=[{"neighbour": 1, "snapshot": 3}],
+        sources=[{"replica": 1, "snapshot": 3}],
         check=was_a_ring,
     ),
     # A shard and its copy are gone: that one comes from the checkpoint of the step.
     lost(
-        "neighbours",
+        "other nodes",
         22,
         lose(1, 2, checkpoint=20, copies=20),
         replaced={1, 2},
@@ -252,7 +252,7 @@ def one_after_the_other(step: int, second: int) -> Row:
 
     replaced = {2, 3, 2 * second, 2 * second + 1}
     name = f"node 1, then node {second}"
-    sources = [FROM_NEIGHBOUR] * 2
+    sources = [FROM_REPLICA] * 2
     return Row(name, step, faults, act, None, lost=5, replaced=replaced, sources=sources)
 
 
@@ -266,7 +266,7 @@ SOAK = (
         22,
         lose_damaged(20, checkpoint=20),
         1,
-        sources=[FROM_NEIGHBOUR, {"checkpoint": 2, "self": 2}],
+        sources=[FROM_REPLICA, {"checkpoint": 2, "self": 2}],
         check=was_damaged("damaged copy"),
     ),
 )
@@ -295,5 +295,5 @@ def test_snapshot_of_every_step(ended_of: EndedOf, baseline_of: Callable[..., Re
     ended = ended_of(plan("every step", Attempt((row,)), snapshot_every=1))
     incident = ended.check(row)
     assert incident is not None
-    assert incident.sources["neighbour"] == 2
+    assert incident.sources["replica"] == 2
     ended.check_end(baseline_of("sharded", steps=STEPS))

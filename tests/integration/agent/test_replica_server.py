@@ -1,4 +1,4 @@
-"""Depots over real sockets: what is kept, and what is given back."""
+"""Replica servers over real sockets: what is kept, and what is given back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import os
 
 import pytest
-from jobs.depots import (
+from jobs.replicas import (
     CONTENT,
     KNOWN,
     Kept,
@@ -74,7 +74,7 @@ def test_what_is_there_is_not_sent_again() -> None:
         await line.say(request)
         assert await line.hear(depot_line.ANSWERS) == Answer()
         line._socket.close()
-        kept.depot.formed(form_of(9, 4))  # it was sent for this generation, too
+        kept.server.formed(form_of(9, 4))  # it was sent for this generation, too
         assert kept.steps == {2: (5,)}
         await kept.put(5, b"another one", form=form_of(9, 5))
         assert await kept.fetch(5) == b"another one"
@@ -89,26 +89,26 @@ def test_steps_that_are_done_again_are_forgotten() -> None:
     async def body(kept: Kept) -> None:
         await kept.put(5)
         await kept.put(10)
-        kept.depot.formed(form_of(2, 5))
+        kept.server.formed(form_of(2, 5))
         assert kept.steps == {2: (5,)}
         with pytest.raises(StaleError):
             await kept.put(10)
         await kept.put(10, b"the new one", form=form_of(2, 5))
-        kept.depot.formed(form_of(2, 5))  # the order came late: the node was faster
+        kept.server.formed(form_of(2, 5))  # the order came late: the node was faster
         assert await kept.fetch(10) == b"the new one"
 
     assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
 
 
 def test_a_node_that_is_ahead() -> None:
-    """What it sends is of a generation that the depot's own node has not been told of yet."""
+    """It sends snapshots of a generation that the server's own node does not know yet."""
 
     async def body(kept: Kept) -> None:
         for step in (5, 10, 15):
             await kept.put(step)
         await kept.put(5, form=form_of(2, 5))
         assert kept.steps == {2: (5,)}
-        kept.depot.formed(form_of(2, 5))
+        kept.server.formed(form_of(2, 5))
         assert await kept.fetch(5) == CONTENT
 
     assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]

@@ -1,4 +1,4 @@
-"""A depot over real sockets, and callers of it."""
+"""A replica server over real sockets, and callers of it."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def steps_of(kept: dict[int, tuple[Made, ...]]) -> dict[int, tuple[int, ...]]:
 
 
 class Kept:
-    """A depot that listens, and what it has told of."""
+    """A replica server that listens, and what it has told of."""
 
     def __init__(self) -> None:
         self.told: list[dict[int, tuple[int, ...]]] = []
-        self.depot = ReplicaServer(
+        self.server = ReplicaServer(
             spec_of(nodes=2, processes=2),
             KNOWN,
             lambda message: self.told.append(steps_of(message.kept)),
         )
-        self.at = protocol.ReplicaAddress(host=LOOPBACK, port=self.depot.listen(LOOPBACK))
+        self.at = protocol.ReplicaAddress(host=LOOPBACK, port=self.server.listen(LOOPBACK))
 
     @property
     def steps(self) -> dict[int, tuple[int, ...]]:
-        return steps_of(self.depot.kept)
+        return steps_of(self.server.kept)
 
     async def put(
         self,
@@ -97,7 +97,7 @@ class Kept:
         connection = socket.socket()
         connection.setblocking(False)
         await loop.sock_connect(connection, (self.at.host, self.at.port))
-        line = ReplicaConnection(connection, known.secret, depot=False)
+        line = ReplicaConnection(connection, known.secret, server=False)
         await line.meet()
         return line
 
@@ -134,7 +134,7 @@ def memory() -> list[Path]:
 
 
 def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
-    """Do it with a depot, which leaves nothing behind."""
+    """Do it with a replica server, which leaves nothing behind."""
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Kept]:
@@ -142,7 +142,7 @@ def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
         try:
             yield kept
         finally:
-            await kept.depot.close()
+            await kept.server.close()
 
     async def main() -> Kept:
         async with opened() as kept:
@@ -158,7 +158,7 @@ def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
 
 
 async def served(kept: Kept) -> None:
-    """Whatever came before, the depot keeps and gives."""
+    """Whatever came before, the replica server keeps and gives."""
     await kept.put(77, rank=1)
     assert await kept.fetch(77, rank=1) == CONTENT
 

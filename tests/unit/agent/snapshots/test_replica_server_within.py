@@ -1,4 +1,4 @@
-"""A bound for what a depot's line does, and a cancellation at any moment."""
+"""A bound for what a replica server's line does, and a cancellation at any moment."""
 
 from __future__ import annotations
 

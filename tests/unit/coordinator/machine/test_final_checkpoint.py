@@ -1,4 +1,4 @@
-"""The coordinator's machine at the end of a job that did not succeed: last words."""
+"""The coordinator's machine at the end of a job that did not succeed: final checkpoint."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def asked(driver: Driver) -> dict[int, int]:
 
 
 def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
-    """A node has written its last words, or says why not."""
+    """A node has written the final checkpoint, or says why not."""
     path = "" if error else "there"
     driver.say(
-        node, p.CheckpointWritten(step=step, generation=1, path=path, error=error, last_words=True)
+        node, p.CheckpointWritten(step=step, generation=1, path=path, error=error, final=True)
     )
 
 
@@ -54,7 +54,7 @@ def test_the_newest_snapshot_is_written() -> None:
     ended = driver.last(journal.Ended)
     assert (ended.outcome, ended.reason.split("; ")[-1]) == (
         "failed",
-        "last words: step 6 is at there",
+        "final checkpoint: step 6 is at there",
     )
     assert [(e.node, e.step, e.path) for e in driver.recorded(journal.FinalCheckpoint)] == [
         (1, 6, ""),
@@ -74,7 +74,9 @@ def test_a_node_that_cannot_write() -> None:
     assert [e.error for e in driver.recorded(journal.FinalCheckpoint) if e.error] == [
         "disk full"
     ] * 2
-    assert driver.last(journal.Ended).reason.endswith("last words: none, for node 0: disk full")
+    assert driver.last(journal.Ended).reason.endswith(
+        "final checkpoint: none, for node 0: disk full"
+    )
 
 
 def test_a_node_that_is_lost_or_silent() -> None:
@@ -95,7 +97,7 @@ def test_all_that_had_one_are_gone() -> None:
     driver.raises(1)
     driver.lose(0)
     assert driver.outcome is False
-    assert "last words: none" in driver.last(journal.Ended).reason
+    assert "final checkpoint: none" in driver.last(journal.Ended).reason
 
 
 def test_another_checkpoint_is_no_last_word() -> None:
@@ -104,7 +106,7 @@ def test_another_checkpoint_is_no_last_word() -> None:
     broken(driver)
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
     assert driver.phase is Phase.DUMPING
-    driver.say(1, p.CheckpointWritten(step=4, generation=1, path="there", last_words=True))
+    driver.say(1, p.CheckpointWritten(step=4, generation=1, path="there", final=True))
     assert driver.phase is Phase.DUMPING
     answer(driver, 0, 5)
     assert driver.outcome is False
@@ -135,7 +137,7 @@ def test_not_allowed() -> None:
 
 
 def test_stopped() -> None:
-    """A job that is stopped leaves last words as well, unless it has to be quick."""
+    """A job that is stopped writes a final checkpoint as well, unless it has to be quick."""
     driver = trained(node0=5)
     driver.stop()
     driver.killed()
@@ -145,7 +147,7 @@ def test_stopped() -> None:
 
 
 def test_stopped_twice() -> None:
-    """The second signal does not wait for last words."""
+    """The second signal does not wait for final checkpoint."""
     driver = trained(node0=5)
     driver.stop()
     driver.stop(at_once=True)

@@ -1,4 +1,4 @@
-"""A job that ends without success leaves last words, and the next attempt begins with them.
+"""A job that ends without success writes a final checkpoint, and the next attempt begins with them.
 
 One job ends in many ways: each attempt begins with what the one before it has left.
 """
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(400)  # the first test waits for all attempts
 STEPS = 40
 ANY = Policy(hang_timeout_s=LIMIT_S)
 SILENT = Policy(hang_timeout_s=LIMIT_S, strategies=INNER)
-LAST_WORDS = Policy(hang_timeout_s=LIMIT_S, strategies=(Strategy.DUMP,))
+FINAL_CHECKPOINT = Policy(hang_timeout_s=LIMIT_S, strategies=(Strategy.DUMP,))
 
 
 def raises(step: int) -> Row:
@@ -65,9 +65,13 @@ def endings(request: pytest.FixtureRequest, ended_of: EndedOf) -> Ended:
     attempts = (
         ends("not allowed", raises(12), SILENT),
         ends("second signal", paused("second signal", 12, end_twice), ANY, "stopped"),
-        ends("all ranks are dead", paused("killed", 12, kill(*range(RANKS))), LAST_WORDS),
-        ends("script raises", raises(17), LAST_WORDS),
-        ends("node and all other ranks lost", paused("lost", 22, lose(request.param)), LAST_WORDS),
+        ends("all ranks are dead", paused("killed", 12, kill(*range(RANKS))), FINAL_CHECKPOINT),
+        ends("script raises", raises(17), FINAL_CHECKPOINT),
+        ends(
+            "node and all other ranks lost",
+            paused("lost", 22, lose(request.param)),
+            FINAL_CHECKPOINT,
+        ),
         ends("stopped", paused("stopped", 27, end_paused), ANY, "stopped"),
         Attempt(settings={"policy": ANY}, name="none"),
     )
@@ -87,11 +91,11 @@ def test_not_allowed(endings: Ended) -> None:
 
 
 def test_a_second_signal_does_not_wait(endings: Ended) -> None:
-    """A store that does not answer delays last words, but not the second order to end."""
+    """A store that does not answer delays final checkpoint, but not the second order to end."""
     attempt = endings.only("second signal")
     [end] = attempt.check_ends()
     assert attempt.seen["second signal"] == []
-    assert end.reason.endswith("last words: the job was ended before they were written")
+    assert end.reason.endswith("final checkpoint: the job was ended before they were written")
     assert endings.only("all ranks are dead").began() == (0, {"fresh": RANKS})
 
 
@@ -101,7 +105,7 @@ def test_all_ranks_are_dead(endings: Ended) -> None:
     attempt.check_ends()
     (incident,) = attempt.incidents
     assert incident.strategy is Strategy.DUMP
-    assert incident.reason.endswith("last words: the snapshot of step 10 is to be written")
+    assert incident.reason.endswith("final checkpoint: the snapshot of step 10 is to be written")
     assert written(attempt) == [10]
     assert endings.only("script raises").began() == (10, {"checkpoint": RANKS})
 
@@ -121,7 +125,7 @@ def test_node_and_all_other_ranks_lost(endings: Ended) -> None:
 
 
 def test_stopped(endings: Ended) -> None:
-    """A job that is ended, as before a machine goes down, leaves last words."""
+    """A job that is ended, as before a machine goes down, writes a final checkpoint."""
     endings.only("stopped").check_ends()
     assert endings.only("none").began() == (25, {"checkpoint": RANKS})
 

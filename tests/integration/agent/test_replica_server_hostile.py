@@ -1,4 +1,4 @@
-"""Depots over real sockets: callers that mean no good, torn streams and damaged copies."""
+"""Replica servers over real sockets: callers that mean no good, torn streams and damaged copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import struct
 
 import msgspec
 import pytest
-from jobs.depots import (
+from jobs.driver import spec_of
+from jobs.replicas import (
     CONTENT,
     KNOWN,
     MADE_IN,
@@ -22,7 +23,6 @@ from jobs.depots import (
     run,
     served,
 )
-from jobs.driver import spec_of
 
 from rekindle.agent.snapshots import replica_transport as depot_line
 from rekindle.agent.snapshots.replica_server import ReplicaServer, fetch, put
@@ -60,7 +60,7 @@ def test_others_are_refused(known: Credentials, told: str) -> None:
     run(body)
 
 
-def test_a_depot_that_is_none() -> None:
+def test_a_replica_server_that_is_none() -> None:
     """One that does not know the secret cannot give us a state."""
 
     async def body(kept: Kept) -> None:
@@ -230,7 +230,7 @@ def test_a_copy_that_was_damaged() -> None:
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
-        [copy] = kept.depot._copies[2]
+        [copy] = kept.server._copies[2]
         copy.buffer.data[1000] ^= 0x10
         with pytest.raises(CorruptError, match="copy of rank 2 after step 5: checksum is"):
             await kept.fetch(5)
@@ -246,7 +246,7 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
     async def body(kept: Kept) -> None:
         await kept.put(5, content)
         if damaged:
-            [copy] = kept.depot._copies[2]
+            [copy] = kept.server._copies[2]
             copy.buffer.data[len(content) - 1] ^= 0x10
         turns = 0
         while not await broken_off(kept, len(content), turns):
@@ -276,7 +276,7 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A depot that is gone, or does not answer, is an error with its address."""
+    """A replica server that is gone, or does not answer, is an error with its address."""
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(kept: Kept) -> None:
