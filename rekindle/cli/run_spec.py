@@ -30,7 +30,7 @@ _KEPT = (
 
 
 def read_spec(options: argparse.Namespace) -> JobSpec:
-    """Make the job's description from parsed options. Raises UsageError: one cannot be meant so."""
+    """Make the job's description from parsed options. Raises UsageError: an option is wrong."""
     if not options.script:
         raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
     job_id = options.job_id or options.rdzv_id or _new_id()
