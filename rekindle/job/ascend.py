@@ -44,7 +44,7 @@ _FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """One thing that ranks need, with the finding (`said`) and, if it is missing, the remedy (`do`)."""
+    """One thing that ranks need. `said` is the finding, and `do` the remedy if it is missing."""
 
     what: str
     is_there: bool
