@@ -15,7 +15,7 @@ from rekindle.protocol.agent import Inject, InjectionKind
 
 
 def received(fault: Inject) -> str:
-    """Return the line that a rank logs for an order; the fault can occur from then on."""
+    """Return the line that a rank logs for an order, after which the fault can occur."""
     when = "its next step" if fault.step is None else f"step {fault.step}"
     return f"rekindle: rank {fault.rank} will inject {fault.kind.value} into {when}"
 

@@ -118,7 +118,7 @@ class GenerationAdapter(Protocol):
         """
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return the kind of fault that broke `form`; None: the error is unknown to the framework."""
+        """Return the kind of fault that broke `form`; None: the framework cannot name it."""
 
 
 class Member:
