@@ -13,7 +13,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True):
-    """An agent committed a checkpoint; `error`: it failed. final: it answers WriteFinalCheckpoint.
+    """An agent committed a checkpoint; `error`: why it failed. final: it answers WriteFinalCheckpoint.
 
     shards: the number of shards; if more than one, all nodes share the store.
     stall_s: the seconds that training stood still for it.
@@ -56,13 +56,12 @@ class ShardReady(Message, frozen=True, kw_only=True):
 
 
 class ShardWritten(Message, frozen=True, kw_only=True):
-    """One shard of a checkpoint is in the store as `file`; `error`: it failed, and why.
+    """One shard of a checkpoint is in the store as `file`; `error`: why it failed.
 
     shards: the number of all shards. position: of the data, as JSON. origin: the origin of the
     state, from the rank. metrics: of this rank, for the step.
 
-    stall_s: the seconds that
-    training stood still for it. final: it answers WriteFinalCheckpoint.
+    stall_s: the seconds that training stood still for it. final: it answers WriteFinalCheckpoint.
     """
 
     step: int
@@ -80,7 +79,7 @@ class ShardWritten(Message, frozen=True, kw_only=True):
 
 
 class WriteLeftOut(Message, frozen=True, kw_only=True):
-    """The agent skips a due checkpoint, because the store was busy. shards: their number."""
+    """The agent skips a due checkpoint, for this reason. shards: the number of its shards."""
 
     step: int
     generation: int

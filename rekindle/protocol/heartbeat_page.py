@@ -30,7 +30,7 @@ _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS
 _NONE = -1
 
 # A limit for long computations of the process, and for a slow disk. Other ranks wait in a
-# collective meanwhile, and no collective has a longer timeout: 10 min of NCCL in torch, 30 of HCCL.
+# collective, and no collective has a longer timeout: 10 min of NCCL in torch, 30 of HCCL.
 BUSY_S = 1800.0
 
 

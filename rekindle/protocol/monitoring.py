@@ -23,7 +23,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class RankStalled(Message, frozen=True, kw_only=True):
-    """The rank's activity takes too long. The agent repeats this every few seconds meanwhile.
+    """The rank's activity takes too long. The agent repeats this every few seconds.
 
     generation: that of the rank. A rank that waits for others is late as well.
     """

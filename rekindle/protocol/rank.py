@@ -102,7 +102,7 @@ class Paused(Message, frozen=True, kw_only=True):
 
 
 class StateReady(Message, frozen=True, kw_only=True):
-    """The rank has the state that the plan names; `error`: it does not, and why."""
+    """The rank has the state that the plan names; `error`: why it does not."""
 
     rank: int
     generation: int

@@ -21,7 +21,7 @@ import xxhash
 from rekindle.errors import CorruptError
 from rekindle.recovery.policy.plan import Made
 
-BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks alternate too often
+BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks switch threads too often
 
 
 def blocks_of(size: int) -> int:
