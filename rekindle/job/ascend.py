@@ -116,7 +116,10 @@ def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[s
 
 
 def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
-    """Check variables of HCCL and torch-npu. Raises UsageError: a variable has an invalid value."""
+    """Check the variables of HCCL and torch-npu.
+
+    Raises UsageError: a value is invalid, or conflicts with the policy or the devices.
+    """
     for name, (form, said) in _FORMS.items():
         value = environment.get(name)
         if value is not None and not form.fullmatch(value.strip()):
