@@ -73,7 +73,7 @@ class Profiler:
         self._forward = time.time_ns()
 
     def end_forward(self, *_: object) -> None:
-        """Record its end; a pass outside of a step, as in an evaluation, is not training."""
+        """Record that the pass ends; ignore one outside of a step, such as an evaluation."""
         if self.on.forward and self._forward and self._step >= 0:
             self.add_forward(self._forward)
         self._forward = 0
