@@ -20,7 +20,7 @@ def rank_environment(
     logs: Path,
     metrics_file: str,
 ) -> dict[str, str]:
-    """Return the variables of `rank` that its agent's environment does not have.
+    """Return the variables that `rank` gets in addition to its agent's environment.
 
     starts: how often this agent started the rank, including this start. logs: its directory.
 

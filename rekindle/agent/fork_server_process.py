@@ -173,7 +173,9 @@ def fork_twice(agent: int) -> int | None:
 
 
 def end_sessions(leaders: set[int]) -> None:
-    """Kill the processes that dead ranks have left: the kernel ends only the ranks with the agent.
+    """Kill the processes that ranks have started.
+
+    A killed agent cannot do this, and the kernel ends only the ranks themselves.
 
     Another session may have the number of an old one by now, so the environment must be that of
     this agent, or of a job.

@@ -14,8 +14,8 @@ class NodeState:
     """The facts about one node. node: its number; for a spare it is `names.SPARE`.
 
     generation: the newest generation that the node's ranks formed, or 0. formed_ns: the time of its
-    formation, in nanoseconds since the epoch. restart: the newest one whose ranks the agent
-    started.
+    formation, in nanoseconds since the epoch. restart: the newest restart whose ranks the
+    agent started.
 
     profile: what the ranks record. processes: the number of ranks of a node. host: the file of the
     node's simulated host; None: the host is real.

@@ -115,8 +115,8 @@ class Agent:
     async def run(self, url: str) -> int:
         """Serve the job until its coordinator sends Bye; return the exit status.
 
-        After the death of a coordinator the agent waits for another one, and the ranks train
-        meanwhile.
+        After the death of a coordinator the agent waits for another one, and the ranks
+        continue.
         """
         of_python = self.spec.entry is not EntryKind.PROGRAM
         self.ranks.start_fork_server(self.spec.framework if of_python else None)
@@ -207,7 +207,7 @@ class Agent:
 
         Orders wait for each other, but the connection does not wait for them. It must answer the
         coordinator's pings, or the coordinator declares the node lost.
-        Raises JobError: the coordinator refused this agent.
+        Raises JobError: the coordinator refused this agent, or a message of it.
         """
         with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
             async for frame in line:

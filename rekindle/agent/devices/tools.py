@@ -155,10 +155,10 @@ class DeviceMonitor:
                 self._say(f"fault codes of devices could not be read: {error!r}")
 
     async def look(self) -> bool:
-        """Report the conditions of devices after a change or with a fault; False: never possible.
+        """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
 
-        A reading is not reported if the process on the device has changed meanwhile, because of a
-        possible reset. Codes are reported repeatedly; for a coordinator they are new after a reset.
+        The agent drops a reading if the process on the device changed during it, because of a
+        possible reset. It repeats fault codes: after a reset they are new to the coordinator.
         """
         asked = self._devices()
         if not asked:

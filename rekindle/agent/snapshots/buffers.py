@@ -60,7 +60,7 @@ class NodeSnapshots:
         self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
         self.checkpoints: tuple[Made, ...] = ()  # the checkpoints of this node, newest first
         self._jobs: set[asyncio.Task[None]] = set()
-        self._asking: set[asyncio.Task[None]] = set()  # requests of ranks; other jobs do not wait
+        self._asking: set[asyncio.Task[None]] = set()  # requests of ranks; no job waits for them
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
     def room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
@@ -194,7 +194,7 @@ class NodeSnapshots:
         try:
             self._sealed(message.rank)
             await self._replica_client.copy(message.rank, buffer, made)
-            if message.checkpoint and buffer.made == made:  # otherwise the rank has dropped it
+            if message.checkpoint and buffer.made == made:  # otherwise the agent dropped it
                 self._due.due(message, fd)
         finally:
             buffer.settle()  # also after a bug of ours, because the rank waits for it

@@ -35,7 +35,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointFiles:
-    """Writes the contents of buffers that do not change meanwhile, and returns the results."""
+    """Writes the contents of locked buffers into the store, and returns the results."""
 
     def __init__(self, spec: JobSpec, store: CheckpointStore) -> None:
         self._spec = spec
@@ -53,7 +53,7 @@ class CheckpointFiles:
         try:
             manifest = self._manifest(made, _said(buffer))
             written = self._store.write(manifest, {state_file(0): part})
-        except CheckpointError as error:  # the rank may have dropped the snapshot
+        except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
         return msgspec.structs.replace(
             done,
@@ -73,7 +73,7 @@ class CheckpointFiles:
         try:
             said = _said(buffer)
             entry = self._store.write_part(step, generation, state_file(shard), part)
-        except CheckpointError as error:  # the rank may have dropped the snapshot
+        except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
         took_s = time.monotonic() - started
         return msgspec.structs.replace(
@@ -240,7 +240,7 @@ class DueCheckpoints:
                 try:
                     write = self._files.write
                     written = await in_pool(self._writes, write, snapshot.made, snapshot.buffer)
-                    if not written.error or snapshot.is_there:  # otherwise the rank has dropped it
+                    if not written.error or snapshot.is_there:  # otherwise the agent dropped it
                         self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
                 finally:
                     snapshot.close()

@@ -17,7 +17,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import Made
 
-REST_S = 30.0  # the pause after another node failed, because ranks wait for their copies
+REST_S = 30.0  # the pause after another node failed; each try delays ranks
 
 
 class ReplicaClient:

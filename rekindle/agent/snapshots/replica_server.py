@@ -40,7 +40,7 @@ KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A snapshot. generation: the newest one that sent it; an earlier one may have made it."""
+    """A snapshot. generation: the newest one for which an agent sent it; it may be older."""
 
     generation: int
     fd: int
@@ -87,8 +87,8 @@ class ReplicaServer:
     def formed(self, form: protocol.FormGeneration) -> None:
         """Start a generation: drop copies of states that it trains again, and suspicious ones.
 
-        The server drops copies from earlier generations with more steps than its starting state.
-        It also refuses such copies later.
+        The server drops copies that earlier generations sent with more steps than the starting
+        state of this one. It also refuses such copies later.
         """
         self._generation = form.generation
         for rank in list(self._copies):
@@ -143,7 +143,7 @@ class ReplicaServer:
             in_background(self._serve(connection), self._tasks)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve one caller. Refuse a caller from another attempt, and leave a silent one."""
+        """Serve one caller. Refuse one from another attempt, and disconnect a silent one."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
             line = ReplicaConnection(connection, self._known.secret, serves=True)
             request = await within(_first(line), line.silence_s)

@@ -42,7 +42,7 @@ class Credentials:
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
-    """Keep this snapshot. There are two answers: the bytes that are missing, and the success.
+    """Keep this snapshot. The server answers twice: with the bytes that it wants, and at the end.
 
     made: the state in the snapshot. since: the finished steps at the start of
     `generation`. The agent sends the snapshot for this generation.
@@ -111,7 +111,7 @@ def patience_s(size: int) -> float:
 
 
 class ReplicaConnection:
-    """One connection. Server and caller use different proofs, so that neither can replay one."""
+    """One connection. The proofs of server and caller differ, so one cannot replace the other."""
 
     silence_s = SILENCE_S
 
