@@ -13,7 +13,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True):
-    """An agent committed a checkpoint; `error`: why it failed. final: it answers WriteFinalCheckpoint.
+    """The agent committed a checkpoint; `error`: why not. final: it answers WriteFinalCheckpoint.
 
     shards: the number of shards; if more than one, all nodes share the store.
     stall_s: the seconds that training stood still for it.
