@@ -1,4 +1,4 @@
-"""The line from an agent to the coordinator of its job."""
+"""The connection from an agent to the coordinator of its job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rekindle.job.spec import JobDirectory, bearer
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
 
-PING_S = 20.0  # a coordinator whose machine is silent for this and half of it again is lost
-CONNECT_S = 60.0  # how long an agent that was started before its coordinator waits for it
+PING_S = 20.0  # a coordinator counts as lost if its machine is silent for 1.5 times as long
+CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
 
 Line = aiohttp.ClientWebSocketResponse[bool]
 
 
 def open_session(secret: str) -> aiohttp.ClientSession:
-    """Open what `connect` needs. Call it in the event loop."""
+    """Open the HTTP session for `connect`. Call it in the event loop."""
     version = str(names.WIRE_VERSION)
     headers = {"Authorization": bearer(secret), names.HEADER_WIRE: version}
     return aiohttp.ClientSession(headers=headers)
@@ -33,7 +33,7 @@ def open_session(secret: str) -> aiohttp.ClientSession:
 async def connect(
     session: aiohttp.ClientSession, url: str, directory: JobDirectory, limit_s: float
 ) -> Line:
-    """Wait until the coordinator takes the line.
+    """Wait until the coordinator accepts the connection, and return it.
 
     Raises JobError: the job has ended, the coordinator refuses, or the limit has passed.
     """
@@ -67,13 +67,13 @@ async def connect(
 
 
 async def decline(url: str, directory: JobDirectory, secret: str, hello: protocol.Hello) -> int:
-    """Say hello with the reason why this agent cannot work; return its exit status.
+    """Send Hello with the reason why this agent cannot work; return its exit status.
 
-    Raises JobError, as `connect`.
+    Raises JobError: as `connect` does.
     """
     async with open_session(secret) as session:
         line = await connect(session, url, directory, CONNECT_S)
-        with contextlib.suppress(ConnectionError):  # the job ends before the coordinator answers
+        with contextlib.suppress(ConnectionError):  # the job may end before the coordinator answers
             await line.send_bytes(wire.encode(hello))
-            await line.receive()  # goodbye
+            await line.receive()  # Bye
     return 1

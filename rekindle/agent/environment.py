@@ -1,4 +1,4 @@
-"""The environment of a rank: torchrun's variables and Rekindle's own. Pure."""
+"""Composes the environment of a rank: torchrun's variables and Rekindle's own. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def rank_environment(
     logs: Path,
     metrics_file: str,
 ) -> dict[str, str]:
-    """Return what is set for `rank` besides the environment of its agent.
+    """Return the variables that `rank` gets in addition to its agent's environment.
 
-    starts: how often the rank was started by this agent, this time included. logs: its directory.
+    starts: how often this agent started the rank, including this start. logs: its directory.
 
     Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
     """
@@ -43,7 +43,7 @@ def rank_environment(
         "TORCHELASTIC_RESTART_COUNT": str(spawn.restart),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.job_id,
-        # The ranks' store is ours, also for rank 0; a program that is not Python hosts its own.
+        # The ranks' store is ours, also for rank 0. A program that is not Python hosts its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.entry is not EntryKind.PROGRAM),
         "TORCHELASTIC_ERROR_FILE": str(logs / names.ERROR_FILE),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -65,8 +65,8 @@ def rank_environment(
 def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     """Return the environment in which the fork server imports torch and forks ranks.
 
-    Several processes on one node get one thread each, as under torchrun, unless the user says
-    otherwise: torch reads the number when it is imported.
+    Several processes on one node get one thread each, as under torchrun, unless the user sets
+    another number. torch reads the number at its import.
     """
     environment = {**base, **spec.environment}
     environment |= ascend_environment(environment, spec.policy)

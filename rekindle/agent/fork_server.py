@@ -1,4 +1,4 @@
-"""The agent's side of the fork server: start it, ask it for processes."""
+"""The agent's side of the fork server: it starts the server and requests processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
 async def fork_with_line(
     fork: Fork, order: ForkOrder, fds: Sequence[int] = ()
 ) -> tuple[int, socket.socket]:
-    """Fork a process with a line to it; return its pid and our end of the line.
+    """Fork a process with a socket connection; return its pid and our end of the connection.
 
-    fds: the descriptors that follow the line. Raises what `fork` raises.
+    fds: the descriptors that follow the connection's. Raises the errors of `fork`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -50,9 +50,9 @@ class _Blank(NamedTuple):
 
 
 class ForkServer:
-    """One fork server, the requests that wait for its answers in order, and a process in reserve.
+    """One fork server, the pending requests in their order, and a process in reserve.
 
-    preload: what it imports before it forks; None: nothing.
+    preload: the framework that it imports before it forks; None: nothing.
     """
 
     def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
@@ -73,9 +73,10 @@ class ForkServer:
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
     async def start(self, order: ForkOrder, fds: list[int]) -> int:
-        """Have a forked process carry out `order`; it is a child of this one. Return its pid.
+        """Let a forked process carry out `order`; it is a child of this one. Return its pid.
 
-        Raises RekindleError: the fork server has ended, or the machine has no room for a process.
+        Raises RekindleError: the order is too long, the fork server or the process has ended, or
+        the machine cannot start a process.
         """
         data = msgspec.msgpack.encode(order)
         if len(data) > MAX_ORDER:
@@ -89,7 +90,7 @@ class ForkServer:
         return blank.pid
 
     async def keep_one_ready(self) -> None:
-        """Fork a process in advance, so that the next order need not wait for a fork."""
+        """Fork a process in advance, so that the next order does not wait for a fork."""
         if self._reserve is not None or self._preparing:
             return
         self._preparing = True
@@ -136,7 +137,7 @@ class ForkServer:
             answer.set_result(msgspec.msgpack.decode(data, type=Forked))
 
     def close(self) -> None:
-        """End the fork server, and the process in reserve (it sees its line close)."""
+        """End the fork server and the process in reserve, whose connection closes."""
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         if self._reserve is not None:
@@ -147,7 +148,7 @@ class ForkServer:
 
 
 def _give(blank: _Blank, data: bytes, fds: list[int]) -> bool:
-    """Give a waiting process its order; False: it has ended meanwhile."""
+    """Send a waiting process its order; False: the process has ended."""
     with blank.line as line:
         try:
             socket.send_fds(line, [data], fds)

@@ -1,11 +1,11 @@
-"""The fork server: a process that has imported torch once and forks ranks in milliseconds.
+"""The fork server: a process that has imported the framework once and forks ranks in milliseconds.
 
 It starts no thread, no device context and no process group. It forks each rank twice, so that the
 rank becomes a child of the agent, which is a child subreaper. The agent sees the end of the rank
 directly, and the death of the fork server ends no rank.
 
-Each request is one file descriptor: the line of the process to be forked, on which it then waits
-for its order. So a process can be forked before it is needed: the order is all that is left to do.
+Each request has one file descriptor: the connection of the new process, on which the process waits
+for its order. So the fork server can fork a process in advance, and only the order remains.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rekindle import names
 from rekindle.agent.mindspore_scheduler import RunScheduler, host_scheduler
 from rekindle.rank import program
 
-MAX_ORDER = 192 * 1024  # what a SEQPACKET socket takes in one piece by default
+MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
-    """Become a rank. Descriptors sent along: channel, heartbeat page, stdout, stderr."""
+    """Become a rank. Its descriptors: channel, heartbeat page, stdout, stderr."""
 
     kind: str
     target: str
@@ -44,13 +44,13 @@ class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
 
 
 class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
-    """Become the host of the ranks' store. Descriptor sent along: its channel."""
+    """Become the host of the ranks' store. Its descriptor: the channel."""
 
     port: int
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
-    """The answer to a request: a child of the agent, or why there is none."""
+    """The answer to a request: a child of the agent, or an error."""
 
     pid: int
     error: str = ""
@@ -63,9 +63,9 @@ _ORDER: msgspec.msgpack.Decoder[ForkOrder] = msgspec.msgpack.Decoder(ForkOrder)
 def _preload(modules: Iterable[str]) -> None:
     """Import the modules that are installed.
 
-    The garbage collector is off meanwhile: with it the import of torch 2.13 takes 2.0 s of a core,
-    without it 1.4 s. Frozen objects stay in pages that all ranks share, for the collector does not
-    write to them.
+    The garbage collector is off during the import. With it the import of torch 2.13 takes 2.0 s of
+    a core, without it 1.4 s. The collector does not write to frozen objects, so ranks share their
+    pages.
     """
     gc.disable()
     for name in modules:
@@ -76,7 +76,7 @@ def _preload(modules: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """Import what was asked for, then serve fork requests until the agent goes away."""
+    """Import the requested modules, then serve fork requests until the agent ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--preload", default="")
@@ -85,19 +85,19 @@ def main() -> None:
     die_with_parent(agent)
     _preload(filter(None, options.preload.split(",")))
     wire = socket.socket(fileno=options.socket)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on the wire tells, and there is work left
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on `wire` shows the agent's end
     child = serve(wire, agent)
     if child is None:
-        os._exit(0)  # nothing of ours is left, and to tear down what was imported takes time
+        os._exit(0)  # no work is left, and the teardown of the imported modules takes time
     child()
 
 
 def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
-    """Answer requests; in a forked process return what it has to do, in the fork server None."""
+    """Answer requests. Return None in the fork server, and in a forked process its work."""
     forked: set[int] = set()
     while True:
         data, fds = b"", list[int]()
-        with contextlib.suppress(ConnectionResetError):  # it died with an answer unread
+        with contextlib.suppress(ConnectionResetError):  # the agent died with an answer unread
             data, fds, _, _ = socket.recv_fds(wire, 1, 1)
         if not data:
             end_sessions(forked)
@@ -114,7 +114,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
             forked.add(child)
             answer = Forked(pid=child)
         line.close()
-        with contextlib.suppress(ConnectionError):  # the agent died: the next read says so
+        with contextlib.suppress(ConnectionError):  # the agent died; the next read shows it
             wire.send(msgspec.msgpack.encode(answer))
 
 
@@ -123,7 +123,7 @@ def handle(line: socket.socket) -> None:
     data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
     line.close()
     if not data:
-        os._exit(0)  # never needed
+        os._exit(0)  # the agent never used this process
     order = _ORDER.decode(data)
     if isinstance(order, RunStore):
         host_store(socket.socket(fileno=fds[0]), order.port)
@@ -140,7 +140,7 @@ def handle(line: socket.socket) -> None:
 def fork_twice(agent: int) -> int | None:
     """Fork a child of the agent; return its pid, or None in the child.
 
-    Raises OSError: the machine has no room for another process.
+    Raises OSError: the machine cannot start another process.
     """
     pid_read, pid_write = os.pipe()
     go_read, go_write = os.pipe()
@@ -154,10 +154,10 @@ def fork_twice(agent: int) -> int | None:
             os._exit(0)
         os.close(go_write)
         os.close(pid_read)
-        os.setsid()  # before anybody knows the pid: who does may signal the session
+        os.setsid()  # before any process knows the pid: the agent may signal the session
         os.write(pid_write, os.getpid().to_bytes(8, "little"))
         os.close(pid_write)
-        os.read(go_read, 1)  # returns when the fork server has seen the process between end
+        os.read(go_read, 1)  # returns when the fork server has reaped the intermediate process
         os.close(go_read)
         die_with_parent(agent)
         return None
@@ -173,13 +173,16 @@ def fork_twice(agent: int) -> int | None:
 
 
 def end_sessions(leaders: set[int]) -> None:
-    """Kill what ranks have started and left: a killed agent cannot, and the kernel ends ranks only.
+    """Kill the processes that ranks have started.
 
-    The number of an old session may be somebody else's by now, so the environment has to be ours.
+    A killed agent cannot do this, and the kernel ends only the ranks themselves.
+
+    Another session may have the number of an old one by now, so the environment must be that of
+    this agent, or of a job.
     """
     own = Path("/proc/self/environ").read_bytes()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or is of another user
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if os.getsid(int(process.name)) not in leaders:
                 continue
             environment = (process / "environ").read_bytes()
@@ -188,21 +191,21 @@ def end_sessions(leaders: set[int]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the agent dies, however it dies."""
+    """Make the kernel kill this process when the agent dies in any way."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the call above
+    if os.getppid() != parent:  # the agent died before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def host_store(channel: socket.socket, port: int) -> None:
-    """Host a TCPStore until the agent closes the channel; tell it the port (or the error)."""
+    """Host a TCPStore until the agent closes the channel; first send it the port (or the error)."""
     from datetime import timedelta
 
     from torch._C._distributed_c10d import TCPStore  # torch.distributed's; typed only there
 
     try:
-        # On a socket of IPv4: torch's own one is of IPv6, and for each connection it would look up
-        # the mapped address of the peer, which waits where no name service answers.
+        # torch would create an IPv6 socket, and look up the peer's mapped address for each
+        # connection. The look-up waits if no name service answers. So this socket is IPv4.
         listener = socket.create_server(("", port), backlog=1024)
         store = TCPStore(
             "127.0.0.1",
@@ -219,7 +222,7 @@ def host_store(channel: socket.socket, port: int) -> None:
     channel.send(msgspec.msgpack.encode({"port": store.port, "error": ""}))
     with contextlib.suppress(OSError):
         channel.recv(1)
-    os._exit(0)  # joining the store's threads would wait for its clients
+    os._exit(0)  # a normal end would wait for the store's clients
 
 
 if __name__ == "__main__":

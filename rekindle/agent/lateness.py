@@ -1,7 +1,7 @@
-"""Which ranks are late, and how long a rank may take for its work before it hangs. Pure.
+"""Decides which ranks are late, and how long a rank may take for its work before it hangs. Pure.
 
-Time is counted in looks. A watcher that was itself held up (a suspended laptop, a frozen container,
-a machine without air) has seen nothing of the time that passed, and does not count it.
+Time is counted in looks. A watcher that was itself stopped (a suspended laptop, a frozen container,
+an overloaded machine) has not observed that time, and does not count it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Mapping
 from rekindle.agent.process_activity import Activity
 from rekindle.protocol.heartbeat_page import BUSY_S, PageReading, RankActivity
 
-# What the longest so far is multiplied with. A hang is to be decided within three times the longest
-# step, and to look at all ranks takes a moment of that.
+# The factor for the longest duration so far. A decision about a hang must come within three times
+# the longest step, and the inspection of all ranks takes a part of that.
 FACTOR = 2.5
-# With fewer known, a step may well be ten times as long as the longest so far. Of 32 that vary by
-# ten, evenly on a logarithmic scale, all are below 1/2.5 of the greatest once in 10 million.
+# With fewer known durations, a step may take ten times as long as the longest so far. Among 32 that
+# vary by ten, evenly on a logarithmic scale, all are below 1/2.5 of the greatest once in 10
+# million.
 ENOUGH = 32
 FACTOR_OF_FEW = 10.0
-UNKNOWN_S = 60.0  # for what was never seen to end, in a process that computes nothing
+UNKNOWN_S = 60.0  # for an activity without a known duration, in a process that does not compute
 
-# What has this long at the least even if it was short so far; all else has the policy's time.
+# The least limits, even for activities that were short so far; the others have the policy's time.
 _LEAST_S = {
     RankActivity.CHECKPOINT: BUSY_S,
     RankActivity.COMPILE: BUSY_S,
     RankActivity.EVALUATE: UNKNOWN_S,
 }
-# What may take long the first time without computing here: on a device, or on a disk.
+# Activities whose first run may be long without computing here: on a device, or on a disk.
 _UNKNOWN_S = {
     RankActivity.CHECKPOINT: BUSY_S,
     RankActivity.COMPILE: BUSY_S,
@@ -35,23 +36,23 @@ _UNKNOWN_S = {
 
 
 class Learned:
-    """How long one thing has taken so far."""
+    """The durations of one activity so far."""
 
     def __init__(self) -> None:
         self.times = 0
         self.longest_s = 0.0
 
     def note(self, seconds: float, times: int = 1) -> None:
-        """It was done so often, and took no longer than this."""
+        """Record that it ran this often, and took no longer than this."""
         self.times += times
         self.longest_s = max(self.longest_s, seconds)
 
 
 def limit_s(doing: RankActivity, learned: Learned, *, least_s: float, busy: bool) -> float:
-    """Return after how many seconds at one thing a rank is late with it.
+    """Return after how many seconds of one activity a rank is late.
 
     least_s: the policy's `hang_timeout_s`. busy: its processes compute, or wait for a disk. In a
-    step that is no excuse, for whoever is stuck in a loop computes too.
+    step this does not extend the limit, because a rank in an endless loop computes as well.
     """
     least_s = max(least_s, _LEAST_S.get(doing, 0.0))
     if busy and doing is not RankActivity.STEP:
@@ -63,27 +64,25 @@ def limit_s(doing: RankActivity, learned: Learned, *, least_s: float, busy: bool
 
 
 LOOK_S = 0.25
-LONGEST_LOOK_S = 1.0  # what one look counts at most
+LONGEST_LOOK_S = 1.0  # the most that one look counts
 _UNWATCHED = (RankActivity.OUTSIDE, RankActivity.MEETING)
 _STARTED = PageReading(0, RankActivity.OUTSIDE, 0)
 
 
 class LatenessTracker:
-    """What was seen of the ranks' heartbeat pages. least_s: see `limit_s`."""
+    """The observations of the ranks' heartbeat pages. least_s: see `limit_s`."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
-        self._watched_s = 0.0  # time that counts, so far
+        self._watched_s = 0.0  # the time that counts, so far
         self._last: float | None = None
-        self._seen: dict[
-            int, tuple[PageReading, float]
-        ] = {}  # what each is at, and when that was new
+        self._seen: dict[int, tuple[PageReading, float]] = {}  # the activity of each, and its start
         self._learned = {doing: Learned() for doing in RankActivity}
 
     def look(self, marks: Mapping[int, PageReading], now: float) -> list[int]:
-        """Take in what the pages show at `now` (seconds); return the ranks that are late.
+        """Record the pages at `now` (seconds); return the ranks that are late.
 
-        Ranks that are not among the marks are forgotten.
+        It drops ranks without a mark.
         """
         passed = 0.0 if self._last is None else min(now - self._last, LONGEST_LOOK_S)
         self._last = now
@@ -95,7 +94,7 @@ class LatenessTracker:
         return [rank for rank in marks if self.elapsed_s(rank) > self.limit_s(rank, busy=False)]
 
     def _see(self, rank: int, mark: PageReading, passed: float) -> None:
-        # One that was not there at the last look has been started since.
+        # A rank that is new at this look has started since the last one.
         before, since = self._seen.get(rank, (_STARTED, self._watched_s - passed))
         if mark == before and rank in self._seen:
             return
@@ -103,9 +102,9 @@ class LatenessTracker:
         met = mark.meetings != before.meetings
         begun = met or before.doing is RankActivity.MEETING
         if begun and mark.doing is RankActivity.STEP and 0.0 < passed < LONGEST_LOOK_S:
-            self._learned[RankActivity.FIRST].note(passed)  # it came and went between two looks
+            self._learned[RankActivity.FIRST].note(passed)  # it began and ended between two looks
         if met or mark.doing in _UNWATCHED:
-            return  # what was broken off tells nothing about how long it takes
+            return  # an interrupted activity does not show its duration
         self._learned[before.doing].note(self._watched_s - since)
         unseen = (
             mark.finished
@@ -117,26 +116,26 @@ class LatenessTracker:
                 self._learned[doing].note(passed, unseen)
 
     def elapsed_s(self, rank: int) -> float:
-        """Return how long the rank has been at what it is at, as far as that was seen."""
+        """Return the seconds of the rank's current activity, as far as they were observed."""
         if rank not in self._seen:
             return 0.0
         return self._watched_s - self._seen[rank][1]
 
     def limit_s(self, rank: int, *, busy: bool) -> float:
-        """Return how long it may be; without end for what is not watched."""
+        """Return the limit of the current activity in seconds; infinite if it is not watched."""
         doing = self._seen[rank][0].doing if rank in self._seen else RankActivity.OUTSIDE
         if doing in _UNWATCHED:
             return float("inf")
         learned = self._learned[doing]
         if doing is RankActivity.STEP and not learned.times:
-            learned = self._learned[RankActivity.FIRST]  # it takes no less than another
+            learned = self._learned[RankActivity.FIRST]  # a step is not longer than the first one
         return limit_s(doing, learned, least_s=self._least_s, busy=busy)
 
 
 class IdleTracker:
-    """For how long the processes of ranks outside of a Session have done nothing.
+    """Measures for how long the processes of ranks outside of a Session are idle.
 
-    Ranks are known by their pids: a process that was started anew has not rested yet.
+    It knows ranks by their pids, so a restarted process has not been idle yet.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class IdleTracker:
         self._devices: dict[int, int] = {}
 
     def still(self, activities: Mapping[int, Activity], seconds: float) -> list[int]:
-        """Return the pids whose processes have done nothing in so many seconds."""
+        """Return the pids whose processes have been idle for the last `seconds`."""
         seen = self._seen
         return [p for p, now in activities.items() if p in seen and now.rests(seen[p], seconds)]
 
@@ -155,11 +154,11 @@ class IdleTracker:
         seconds: float,
         devices: Mapping[int, int] | None = None,
     ) -> None:
-        """Take in what they have done in so many seconds; all others are forgotten.
+        """Record their activity in the last `seconds`; drop all other pids.
 
-        devices: of the ranks that are still, how busy the device is, in percent, where it says so.
-        One that computes by itself is not busy by the same measure each time; one that is stuck is,
-        and so is one that waits. ModelArts tells them apart so, too.
+        devices: the utilization of the device of each idle rank, in percent, if its tool reports
+        it. The utilization of a computing device varies. That of a hanging or waiting one is
+        constant. ModelArts distinguishes them in the same way.
         """
         use = devices or {}
         moved = {p for p in use.keys() & self._devices if abs(use[p] - self._devices[p]) > 1}
@@ -168,10 +167,10 @@ class IdleTracker:
         self._seen, self._devices = dict(activities), dict(use)
 
     def overlook(self, pid: int, activity: Activity) -> None:
-        """What the rank has done up to now was our doing."""
+        """Ignore the rank's activity up to now, because the agent caused it."""
         if pid in self._seen:
             self._seen[pid] = activity
 
     def rested_s(self, pid: int) -> float:
-        """Return for how long the rank has done nothing."""
+        """Return the seconds for which the rank has been idle."""
         return self._rested_s.get(pid, 0.0)

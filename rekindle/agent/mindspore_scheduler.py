@@ -1,8 +1,8 @@
-"""How MindSpore's ranks meet: a scheduler of the job's own, and what ranks are told of it.
+"""The job's own scheduler, through which MindSpore's ranks meet, and the ranks' variables for it.
 
-MindSpore forms its collectives through a scheduler, which on CPU serves one set of processes and no
-other: what has been in a collective that was broken off cannot meet again. So each start of all
-ranks has a new scheduler, at a new port, where PyTorch's have a new store.
+MindSpore forms its collectives through a scheduler. On CPU a scheduler serves one set of processes
+only, and processes cannot meet again after an interrupted collective. So each start of all ranks
+has a new scheduler, at a new port; PyTorch's ranks have a new store.
 
 Sources of the names: mindspore/python/mindspore/parallel/cluster (2.10), and the strings of its
 libraries.
@@ -20,15 +20,15 @@ import msgspec
 from rekindle.job.spec import JobSpec
 from rekindle.protocol.agent import HostStore, Spawn
 
-# Agents see ranks that end, and the gate those that hang: nothing of MindSpore's own is to give up
-# before. Its limits (30 s) would also end ranks that compile longer than others.
+# Agents find ranks that end, and the gate finds ranks that hang. MindSpore must not give up before
+# them. Its default limits (30 s) would also end ranks that compile for longer than others.
 PATIENCE_S = 1800
 
 
 class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
-    """Become MindSpore's scheduler. Descriptor sent along: its channel. log: where its output goes.
+    """Become MindSpore's scheduler. Its descriptor: the channel. log: the file for its output.
 
-    port: 0: any that is free.
+    port: 0: any free one.
     """
 
     port: int
@@ -39,7 +39,7 @@ class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
 def scheduler_order(
     spec: JobSpec, order: HostStore, environment: Mapping[str, str]
 ) -> RunScheduler:
-    """Make the order for the scheduler that is asked for. environment: that of the agent."""
+    """Return the order that starts the scheduler. environment: that of the agent."""
     return RunScheduler(
         port=order.port,
         environment={**environment, **_common(spec, environment), "MS_ROLE": "MS_SCHED"},
@@ -50,7 +50,7 @@ def scheduler_order(
 def worker_environment(
     spec: JobSpec, spawn: Spawn, rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what MindSpore has to know in a rank. environment: what else the rank will have."""
+    """Return MindSpore's variables for a rank. environment: the rank's other variables."""
     return {
         **_common(spec, environment),
         "MS_ROLE": "MS_WORKER",
@@ -64,12 +64,12 @@ def worker_environment(
 
 
 def _common(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what scheduler and ranks are told alike; limits are the user's, who says others."""
+    """Return the common variables of scheduler and ranks; the user's own limits have priority."""
     limits = {
         "MS_TOPO_TIMEOUT": str(round(spec.policy.join_timeout_s)),
         "MS_CPU_COMM_OP_TIMEOUT": str(PATIENCE_S),
         "MS_NODE_TIMEOUT": str(PATIENCE_S),
-        # By default they wait 3 to 5 s before they look for the scheduler again.
+        # By default they wait 3 to 5 s before they search for the scheduler again.
         "MS_RETRY_INTERVAL_LOWER": "1",
         "MS_RETRY_INTERVAL_UPPER": "1",
     }
@@ -81,7 +81,7 @@ def _common(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
-    """Be the scheduler until the agent ends this process; tell it the port (or the error) first."""
+    """Run the scheduler until the agent ends this process; first send the port (or the error)."""
     with socket.socket() as probe:
         try:
             probe.bind(("", order.port))
@@ -95,8 +95,8 @@ def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
         os.dup2(log, stream)
     os.environ.clear()
     os.environ.update(order.environment, MS_SCHED_HOST="0.0.0.0", MS_SCHED_PORT=str(port))
-    channel.send(msgspec.msgpack.encode({"port": port, "error": ""}))  # ranks wait for it to listen
+    channel.send(msgspec.msgpack.encode({"port": port, "error": ""}))  # ranks wait until it listens
     from mindspore.communication import init
 
-    init()  # returns, or exits, when all ranks have said goodbye
+    init()  # it returns, or exits, after the end of all ranks
     os._exit(0)

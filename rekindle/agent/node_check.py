@@ -1,4 +1,4 @@
-"""A node's checkers, as its agent sees them: a process for each device, while it is checked."""
+"""A node's checkers, seen from its agent: one process for each device during a node check."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
 class CheckerError(RekindleError):
-    """A checker has failed, or is gone. device: its number on the node."""
+    """A checker has failed or ended. device: its number on the node."""
 
     def __init__(self, device: int, text: str) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class CheckerError(RekindleError):
 
 
 class Checker:
-    """One checker's process."""
+    """The process of one checker."""
 
     def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
         self.device = device
@@ -70,7 +70,7 @@ class Checker:
         loop.add_reader(self._pidfd, self._ended)
 
     async def ask(self, task: Task) -> Done:
-        """Have it do something; return what it has measured. Raises CheckerError."""
+        """Send it a task; return its result. Raises CheckerError: it failed or ended."""
         if not self._end:
             with contextlib.suppress(ConnectionError):  # it is about to end
                 self._line.send(msgspec.msgpack.encode(task))
@@ -82,7 +82,7 @@ class Checker:
                 return said
 
     async def open(self) -> int:
-        """Wait until it can work; return the port of its store. Raises CheckerError."""
+        """Wait until it can work; return the port of its store. Raises CheckerError: it fails."""
         said = await self._hear()
         if isinstance(said, Open):
             return said.port
@@ -96,7 +96,7 @@ class Checker:
         return said
 
     def kill(self) -> None:
-        """Have the kernel end it, and what it has started; it is reaped when it is gone."""
+        """Kill it and its children; the agent reaps it after its end."""
         if not self._end:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -128,9 +128,9 @@ class Checker:
 
 
 class NodeCheckRunner:
-    """All of a node's: started when the first work comes, anew after one has failed.
+    """All checkers of a node. They start with the first task, and again after one has failed.
 
-    fork: has a process forked from the fork server. environment: the agent's for ranks.
+    fork: forks a process from the fork server. environment: the agent's, for ranks.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class NodeCheckRunner:
         self._checkers: list[Checker] = []
         self._port = 0
         self._oom = OomCounter()
-        self._serial = 0  # of what is under way
+        self._serial = 0  # the serial number of the running check
         self._work: asyncio.Task[None] | None = None
 
     async def handle(self, order: Message) -> None:
-        """Carry out an order; what takes time goes on beside whatever else the agent does."""
+        """Carry out an order; a check runs as a task beside the agent's other work."""
         match order:
             case CheckAlone() | CheckPair():
                 self._serial = order.serial
@@ -160,7 +160,7 @@ class NodeCheckRunner:
                 await self.end()
 
     async def end(self) -> None:
-        """End all checkers, and wait for that: their devices are to be free."""
+        """End all checkers, and wait until their devices are free."""
         self._serial = 0
         if self._work is not None:
             self._work.cancel()
@@ -169,11 +169,11 @@ class NodeCheckRunner:
         await self._give_up()
 
     async def _give_up(self) -> None:
-        """End the checkers that there are."""
+        """End the existing checkers."""
         self._kill()
         gone = [checker.gone() for checker in self._checkers]
         self._checkers = []
-        with contextlib.suppress(asyncio.TimeoutError):  # the kernel holds one
+        with contextlib.suppress(asyncio.TimeoutError):  # the kernel may keep one alive
             await asyncio.wait_for(asyncio.gather(*gone), names.KILLED_S)
 
     def _kill(self) -> None:
@@ -185,7 +185,7 @@ class NodeCheckRunner:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
-        self._oom.look(time.monotonic())  # what was killed before is no news
+        self._oom.look(time.monotonic())  # earlier kills do not count
         try:
             if not self._checkers:
                 await self._start()
@@ -199,8 +199,8 @@ class NodeCheckRunner:
         except (RekindleError, OSError) as error:
             answer = Checked(serial=order.serial, error=f"a checker cannot be started: {error}")
         if answer.error:
-            # What these were at is not to be waited for. If others cannot be started either, that
-            # is told when they are to work.
+            # The other checkers may still wait for the failed one, so all of them end. If the next
+            # ones cannot start, their first task reports it.
             await self._give_up()
             with contextlib.suppress(RekindleError, OSError):
                 await self._start()
@@ -233,7 +233,8 @@ class NodeCheckRunner:
             },
             working_directory="/",
         )
-        # A checker has no heartbeat page, so any descriptor does. Its output is the agent's own.
+        # A checker has no heartbeat page, so any descriptor works. Its output goes to the agent's
+        # own.
         pid, line = await fork_with_line(self._fork, request, [1, 1, 2])
         return Checker(device, pid, line, self._oom)
 
@@ -272,10 +273,11 @@ class NodeCheckRunner:
         )
 
     async def _ask(self, task: Callable[[int], Task]) -> Done:
-        """Have all do something at the same time; the slowest counts.
+        """Send a task to all checkers at the same time; the slowest one counts.
 
-        Raises CheckerError: what the first to fail says, or soon after it one without memory: a
-        collective fails in all of its devices then.
+        Raises CheckerError: the error of the first one that failed. If another one reports soon
+        afterwards that memory ran out, its error counts, because a collective fails on all its
+        devices.
         """
         asked = [checker.ask(task(checker.device)) for checker in self._checkers]
         tasks = [asyncio.ensure_future(each) for each in asked]

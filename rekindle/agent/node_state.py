@@ -11,12 +11,14 @@ from rekindle.protocol.rank import FormGeneration, Profile
 
 @dataclass(slots=True)
 class NodeState:
-    """node: the number of the node; a spare's is `names.SPARE`.
+    """The facts about one node. node: its number; for a spare it is `names.SPARE`.
 
-    generation: the newest one that the node's ranks formed; 0: none. formed_ns: the time of that,
-    in nanoseconds since the epoch. restart: the newest one that the agent started ranks for.
-    profile: what the ranks record. processes: ranks of a node. host: the file of the simulated
-    host that the node is on; None: the host is real.
+    generation: the newest generation that the node's ranks formed, or 0. formed_ns: the time of its
+    formation, in nanoseconds since the epoch. restart: the newest restart whose ranks the
+    agent started.
+
+    profile: what the ranks record. processes: the number of ranks of a node. host: the file of the
+    node's simulated host; None: the host is real.
     """
 
     processes: int

@@ -1,4 +1,4 @@
-"""The output of ranks: each stream goes to a file, and with a prefix to the agent's own streams."""
+"""Writes the output of ranks to files and, with a prefix, to the agent's own streams."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
 
-LOGS_S = 60.0  # A log directory that does not answer for so long cannot be used.
-ERROR_S = 5.0  # The end of a rank is reported after this time without the rank's own error.
-HANGS_S = 10.0  # A write that takes longer does not hold up the rank any more.
-END_S = 2.0  # The agent does not wait longer for a writer that makes no progress.
+LOGS_S = 60.0  # A log directory that does not answer for so long is unusable.
+ERROR_S = 5.0  # The agent reports the end of a rank after this time, even without its error.
+HANGS_S = 10.0  # A longer write no longer delays the rank.
+END_S = 2.0  # The agent waits no longer for a writer without progress.
 _CHUNK = 1 << 16
-_LONGEST_LINE = 1 << 20  # bytes; a longer line is shown in pieces, and the file has it whole
+_LONGEST_LINE = 1 << 20  # bytes; the console shows longer lines in pieces, the file in full
 _MOST_WAITING = 4 << 20  # bytes of a stream; a rank that prints faster waits, as at any slow pipe
 _MOST_SHOWN = 64 << 20  # bytes that wait for the console
 _AGAIN_S = 0.05
@@ -37,7 +37,7 @@ class Logs(NamedTuple):
     stderr: int
 
     def close(self) -> None:
-        """Close both."""
+        """Close both logs."""
         os.close(self.stdout)
         os.close(self.stderr)
 
@@ -64,13 +64,13 @@ def open_logs(directory: Path, metrics_file: Path) -> Logs:
 
 
 class Target:
-    """A descriptor that a writer's thread writes to. Lost data is reported once."""
+    """A descriptor to which a writer's thread writes. It reports a loss of data once."""
 
     def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
         self.fd = fd
         self._lost = lost
         self._told = False
-        self._put = self._written = 0  # bytes; the loop counts the first, the thread the other
+        self._put = self._written = 0  # bytes; the loop counts the first, the thread the second
         self.progress = time.monotonic()
 
     @property
@@ -80,24 +80,24 @@ class Target:
 
     @property
     def hangs(self) -> bool:
-        """Whether bytes wait, and none was written for HANGS_S."""
+        """Whether bytes wait, and the thread has written none for HANGS_S."""
         return self.waiting > 0 and time.monotonic() - self.progress > HANGS_S
 
     def put(self, worker: Worker, data: bytes) -> None:
-        """Have the thread write the data in its turn."""
+        """Queue the data for the thread."""
         if self.waiting == 0:
             self.progress = time.monotonic()
         self._put += len(data)
         worker.do(functools.partial(self._write, data))
 
     def lose(self, why: str) -> None:
-        """Report lost data; by any thread."""
+        """Report lost data; any thread may call this."""
         if not self._told:
             self._told = True
             self._lost(why)
 
     def close(self) -> None:
-        """Close the descriptor; by the thread. A file system may report a failed write here."""
+        """Close the descriptor, in the thread. A file system may report a failed write here."""
         try:
             os.close(self.fd)
         except OSError as error:
@@ -115,10 +115,10 @@ class Target:
 
 
 class Stream:
-    """One stream of one rank. fd: the end of a pipe that the rank writes to.
+    """One stream of one rank. fd: the end of a pipe to which the rank writes.
 
-    A rank that prints faster than its file takes waits, as at any pipe. A file that takes nothing
-    for HANGS_S loses lines, and holds up nobody.
+    A rank that prints faster than its file can take waits, as at any pipe. A file that takes
+    nothing for HANGS_S loses lines, and does not delay the rank.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Stream:
         os.close(self.fd)
 
     def drain(self) -> None:
-        """Take what is left of a rank that ended; helpers may still hold the writing end."""
+        """Read the last output of a rank that ended; helpers may still hold the pipe open."""
         while self._read >= 0 and self._take():
             pass
         if self._read >= 0:
@@ -153,12 +153,12 @@ class Stream:
                 return
 
     def _resume(self) -> None:
-        """Read again after a pause, unless the rank has ended meanwhile."""
+        """Read again after a pause, unless the rank has ended since."""
         if self._read >= 0:
             asyncio.get_running_loop().add_reader(self._read, self._readable)
 
     def _take(self) -> bool:
-        """Take a piece of the pipe; False: there is none at the moment, or none will come."""
+        """Read a piece of the pipe; False: it has no data now, or it has ended."""
         try:
             data = os.read(self._read, _CHUNK)
         except BlockingIOError:
@@ -191,7 +191,8 @@ class Stream:
     def _write(self, data: bytes) -> None:
         assert self._console is not None
         worker, target = self._console
-        # Whoever watches may hold it (Ctrl-S, a pager), or be slow. The file has it all.
+        # A user may pause the terminal (Ctrl-S, a pager), or it may be slow. The file has
+        # everything.
         if not target.hangs and target.waiting < _MOST_SHOWN:
             target.put(worker, data)
 
@@ -219,7 +220,7 @@ class Output:
     async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
         """Open the logs of a process of a rank.
 
-        Raises RekindleError, OSError: that cannot be done, or takes longer than LOGS_S.
+        Raises RekindleError, OSError: this fails, or takes longer than LOGS_S.
         """
         directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
         opens = started(functools.partial(open_logs, directory, metrics_file), Logs.close)
@@ -234,7 +235,7 @@ class Output:
         prefix = f"[{self._spec.role}{rank}]:".encode()
         streams = []
         for fd, log in ((1, logs.stdout), (2, logs.stderr)):
-            # torchrun's -r sends a stream to its file only, -t to both; both is our default.
+            # torchrun's -r sends a stream only to its file, and -t to both. Both is our default.
             hidden = self._spec.redirects & fd and not self._spec.tee & fd
             console = None if hidden else (self._console, self._shown[fd])
             streams.append(Stream(log, self._files, console, prefix))
@@ -243,15 +244,15 @@ class Output:
     async def error_of(
         self, rank: int, read: Callable[[], ErrorRecord | None]
     ) -> ErrorRecord | None:
-        """Read what a rank wrote about its end; None: nothing, or the file system hangs."""
+        """Read the error that a rank wrote; None: it wrote none, or the file system hangs."""
         try:
             return await asyncio.wait_for(started(read), ERROR_S)
-        except Exception as error:  # the end itself must be reported
+        except Exception as error:  # the agent must still report the end
             text = f"rekindle agent: the error file of rank {rank} cannot be read: {error!r}"
             print(text, file=sys.stderr, flush=True)
             return None
 
     def close(self) -> None:
-        """Write what waits, as long as that makes progress."""
+        """Write the remaining output, as long as that makes progress."""
         for worker in (self._files, self._console):
             worker.close(END_S)

@@ -1,7 +1,8 @@
 """The agent: one process per node that starts, watches and ends the node's ranks.
 
-It does what the coordinator says and tells what it sees; it decides nothing. When the coordinator
-dies it keeps its ranks and waits for another. When it dies itself, all its ranks end with it.
+It carries out the coordinator's orders and reports what it observes; it decides nothing. If the
+coordinator dies, the agent keeps its ranks and waits for another coordinator. If the agent dies,
+all its ranks end with it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from rekindle.protocol.heartbeat_page import beat_interval
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the line they came on
+Orders = asyncio.Queue[tuple[int, protocol.Message]]  # with the number of the connection
 
 
 class Agent:
@@ -71,10 +72,10 @@ class Agent:
         self._directory = directory
         self._hello = hello
         self.status = 1
-        self._hurried = False  # what is being written is not waited for
+        self._hurried = False  # the agent does not wait for a checkpoint that it is writing
         self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
-        self._lines = 0  # to coordinators, so far
+        self._lines = 0  # connections to coordinators, so far
         self._handling = asyncio.Lock()
         self._store = store
         known = Credentials(spec.job_id, hello.attempt, secret)
@@ -106,14 +107,16 @@ class Agent:
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order.
 
-        It is encoded here: what cannot be is the fault of him who says it, not of the line.
+        This encodes the message, so that the sender gets the error of an invalid one, and not the
+        connection.
         """
         self._outbox.put_nowait((message, wire.encode(message)))
 
     async def run(self, url: str) -> int:
-        """Serve the job until its coordinator says goodbye; return the exit status.
+        """Serve the job until its coordinator sends Bye; return the exit status.
 
-        A coordinator that dies is waited for: the ranks train on meanwhile.
+        After the death of a coordinator the agent waits for another one, and the ranks
+        continue.
         """
         of_python = self.spec.entry is not EntryKind.PROGRAM
         self.ranks.start_fork_server(self.spec.framework if of_python else None)
@@ -148,8 +151,8 @@ class Agent:
         line: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
     ) -> bool:
-        """Serve one coordinator; False: the line to it was cut."""
-        self._lines += 1  # what an earlier coordinator has ordered is not begun any more
+        """Serve one coordinator; False: the connection was cut."""
+        self._lines += 1  # orders of an earlier coordinator do not start now
         async with self._handling:
             await self._checkers.end()
             unsent = self._sort_outbox()
@@ -160,7 +163,7 @@ class Agent:
             return await self._listen(line, orders)
 
     def _sort_outbox(self) -> list[protocol.Exited]:
-        """Keep what a new coordinator must hear, and drop what was meant for the old one."""
+        """Keep messages that a new coordinator needs, and drop those for the old one only."""
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
             message, _ = self._outbox.get_nowait()
@@ -171,9 +174,9 @@ class Agent:
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
     async def _learn(self) -> None:
-        """Find the checkpoints that this node could restore from.
+        """Find the checkpoints from which this node could restore.
 
-        An agent that cannot read the store says hello with the reason, and the coordinator ends it.
+        If the agent cannot read the store, its Hello has the reason, and the coordinator ends it.
         """
         try:
             await self._offer_newest()
@@ -200,12 +203,13 @@ class Agent:
         line: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
     ) -> bool:
-        """Read the line until goodbye (True) or until it is cut (False).
+        """Read the connection until Bye (True) or until it is cut (False).
 
-        Orders wait for each other, but never the line: it has to answer the coordinator's pings,
-        or the node is taken for lost. Raises JobError: the coordinator refused this agent.
+        Orders wait for each other, but the connection does not wait for them. It must answer the
+        coordinator's pings, or the coordinator declares the node lost.
+        Raises JobError: the coordinator refused this agent, or a message of it.
         """
-        with contextlib.suppress(ConnectionError):  # cut while a pong was sent
+        with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
             async for frame in line:
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
@@ -239,16 +243,16 @@ class Agent:
                     await self.ranks.handle(message)
 
     async def _take_place(self, node: int) -> None:
-        """Be this node from now on; an order that comes twice is obeyed once."""
+        """Become this node; a repeated order has no effect."""
         if self._hello.node != names.SPARE:
             return
         self._be(node)
-        # Many were written since we came. Whether they are valid is seen when one is loaded.
+        # Many checkpoints are new since this agent started. The rank that loads one verifies it.
         self._offer(await in_thread(self._store.keys))
         self.send(self._hello)
 
     def _be(self, node: int) -> None:
-        """Say from now on that we are this node, or a spare."""
+        """Use this node rank, or the role of a spare, in each later Hello."""
         spare = self._hello.spare or node == names.SPARE
         self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
 
@@ -269,7 +273,7 @@ class Agent:
                 self.send(beat)
 
     async def _end(self) -> None:
-        """Leave nothing behind: ranks, their helpers, fork server, store, memory."""
+        """End everything of this agent: ranks, their helpers, fork server, store, memory."""
         await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
@@ -277,16 +281,16 @@ class Agent:
             await self._replica_server.close()
         if self._line is not None:
             await self._line.close()
-        # The agent started all of them, or adopted them as the subreaper of what it started.
+        # The agent started these processes, or adopted them as the subreaper of its descendants.
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         if self._hurried:
-            os._exit(self.status)  # there is no other way to leave a thread behind that writes
+            os._exit(self.status)  # only this ends the process while a thread still writes
 
 
 def adopt_orphans() -> None:
-    """Make orphans our children: ranks are forked twice, and may leave helpers behind."""
+    """Make this process the parent of orphans: ranks are forked twice, and may leave helpers."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -294,8 +298,8 @@ def adopt_orphans() -> None:
 async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run the work until the block ends.
 
-    Work that fails ends the block, and its error is raised: it is a bug of ours, which an agent
-    that continues would hide.
+    If the work fails, it ends the block and raises its error. The error is a bug of ours, and an
+    agent that continues would hide it.
     """
     block, worker = asyncio.current_task(), asyncio.create_task(work)
 
@@ -323,12 +327,12 @@ def _cancel(task: asyncio.Task[int]) -> None:
 
 
 def _host_name() -> str:
-    """Return what people call this machine; a pod, whose hostname is its own, is told."""
+    """Return the name of this machine for users; a pod receives it in a variable."""
     return os.environ.get(names.ENV_HOST_NAME) or socket.gethostname()
 
 
 async def serve(options: argparse.Namespace) -> int:
-    """Run one agent until its job is over."""
+    """Run one agent until its job is over; return its exit status."""
     simulated_host = options.simulated_host
     if simulated_host is not None and read_condition(simulated_host).broken:
         print(f"rekindle agent: {simulated_host.name} is broken", file=sys.stderr)
@@ -336,7 +340,7 @@ async def serve(options: argparse.Namespace) -> int:
     directory = JobDirectory(options.directory)
     spec = directory.spec()
     secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
-    hello = protocol.Hello(  # what it says of itself
+    hello = protocol.Hello(  # describes this agent
         job_id=spec.job_id,
         attempt=options.attempt,
         version=names.WIRE_VERSION,
@@ -352,7 +356,7 @@ async def serve(options: argparse.Namespace) -> int:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    # The coordinator stops a job; an agent that is told to end by itself takes its ranks along.
+    # The coordinator stops a job; an agent that receives a signal ends together with its ranks.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, functools.partial(_cancel, task))
     lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
@@ -378,7 +382,7 @@ def main() -> None:
     parser.add_argument("--node", type=int, default=-1)
     parser.add_argument("--spare", action="store_true")
     parser.add_argument("--address", default=names.LOOPBACK)
-    parser.add_argument("--simulated-host", type=Path)  # we inherit it open and locked
+    parser.add_argument("--simulated-host", type=Path)  # this process inherits it open and locked
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     adopt_orphans()
     sys.exit(asyncio.run(serve(parser.parse_args())))

@@ -1,4 +1,4 @@
-"""What the processes of ranks do, as the kernel counts it: a rank and all that it has started."""
+"""Reads the kernel's counters about a rank's process and all its descendants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STOPPED, _RUNS, _WAITS_FOR_DISK = "T", "R", "D"
 
 
 class Activity(NamedTuple):
-    """What a process and those that it has started have done so far.
+    """The total activity of a process and its descendants so far.
 
-    cpu_s: on all cores; io_bytes: read and written, to pipes and terminals too; so what a rank
-    prints is part of it. states: of the processes, the rank's own first, as /proc has them.
+    cpu_s: on all cores. io_bytes: read and written, including pipes and terminals, and so the
+    rank's printed output. states: of the processes in the form of /proc, the rank's own first.
     """
 
     cpu_s: float
@@ -27,29 +27,29 @@ class Activity(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the rank itself is stopped by a signal."""
+        """Whether a signal has stopped the rank itself."""
         return self.states.startswith(_STOPPED)
 
     def is_busy(self, before: Activity, seconds: float) -> bool:
-        """Whether they have computed since then, or wait for a disk."""
+        """Return whether they have computed since then, or wait for a disk."""
         if _WAITS_FOR_DISK in self.states or (_RUNS in self.states and _RUNS in before.states):
             return True
         return self.cpu_s - before.cpu_s >= BUSY_SHARE * seconds
 
     def moves(self, before: Activity, seconds: float) -> bool:
-        """Whether they have read or written since then, and more than a log or a progress bar."""
+        """Return whether they have read or written more since then than a log or a progress bar."""
         return self.io_bytes - before.io_bytes >= MOVING_BYTES_PER_S * seconds
 
     def rests(self, before: Activity, seconds: float) -> bool:
-        """Whether they have done nothing at all since then, but for what a timer does."""
-        # The kernel counts ticks, and one or two of a short time are no share of it.
+        """Return whether they have done nothing since then, except what a timer does."""
+        # The kernel counts ticks, so a few ticks in a short time do not measure a share.
         idle = self.cpu_s - before.cpu_s < max(RESTING_SHARE * seconds, _FEW_TICKS / _TICKS_PER_S)
         return idle and self.io_bytes == before.io_bytes
 
 
-BUSY_SHARE = 0.05  # of one core; on a machine without air a loop gets no more
-MOVING_BYTES_PER_S = 16_384  # a slow upload; who prints, even ten times a second, writes less
-RESTING_SHARE = 0.01  # a thread that looks at something now and then takes less
+BUSY_SHARE = 0.05  # one core is 1.0; on an overloaded machine a loop has no larger share
+MOVING_BYTES_PER_S = 16_384  # a slow upload; a process that prints ten times a second writes less
+RESTING_SHARE = 0.01  # a thread that polls at intervals takes less
 
 
 class _Process(NamedTuple):
@@ -60,10 +60,10 @@ class _Process(NamedTuple):
 
 
 def activities(leaders: Iterable[int]) -> dict[int, Activity]:
-    """Return what each of these processes and their descendants have done; dead ones are left out.
+    """Return the activity of each of these processes and their descendants, without dead ones.
 
-    leaders: ranks; each leads a session of its own. Whoever is of the session is counted too, for a
-    descendant may have lost its parent. Takes a look at every process of the machine.
+    leaders: ranks; each leads its own session. Other processes of the session also count, because a
+    descendant may have lost its parent. This reads every process of the machine.
     """
     processes = {}
     for entry in _PROC.iterdir():
@@ -79,7 +79,7 @@ def activities(leaders: Iterable[int]) -> dict[int, Activity]:
 
 
 def _leader(pid: int, processes: dict[int, _Process], of: dict[int, int]) -> int | None:
-    """Return the leader that a process descends from, or whose session it is of."""
+    """Return the leader that is an ancestor of a process or leads its session."""
     way: list[int] = []
     while pid in processes and pid not in of and pid not in way:
         way.append(pid)
@@ -98,9 +98,9 @@ def _sum(pids: list[int], processes: dict[int, _Process]) -> Activity:
 
 
 def _process(entry: Path) -> _Process | None:
-    """Read /proc/PID/stat (proc(5)): state, parent, session; and the time of dead children too."""
+    """Read /proc/PID/stat (proc(5)): state, parent, session, and time including dead children."""
     try:
-        # Its name is any bytes.
+        # The name of a process can be any bytes.
         fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:  # it has ended
         return None
@@ -109,8 +109,8 @@ def _process(entry: Path) -> _Process | None:
 
 
 def _io_bytes(pid: int) -> int:
-    """Read /proc/PID/io (proc(5)): what went through read() and write(), whatever the file."""
-    with contextlib.suppress(OSError):  # it has ended, or is of another user
+    """Read /proc/PID/io (proc(5)): the bytes of read() and write(), for any file."""
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
         lines = dict(line.split(":") for line in (_PROC / str(pid) / "io").read_text().splitlines())
         return int(lines["rchar"]) + int(lines["wchar"])
     return 0

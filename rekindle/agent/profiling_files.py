@@ -25,16 +25,16 @@ from rekindle.profiling.steps import Steps, StepTimes
 from rekindle.profiling.switch import RecordLimits, Switch, read_switch, switch_of
 from rekindle.protocol.agent import Message, ProfilingSwitchRead, StepTimings
 
-# Steps a second that all ranks together tell of: of shorter ones only each second, fourth and so on
-# is told. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
+# Steps a second that all ranks together report. If steps are shorter, they report only each second,
+# fourth and so on. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
 STEPS_PER_S = 4000
 
 
 class ProfilingReader:
-    """Reads the steps of a node's ranks, while they record them.
+    """Reads the steps of a node's ranks while the ranks record them.
 
-    folder: has the records of all ranks. environment: the ranks'; it names the task. world_size:
-    ranks in the full world.
+    folder: has the records of all ranks. environment: the ranks' environment, which names the task.
+    world_size: the number of ranks in the full world.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class ProfilingReader:
     ) -> None:
         self._folder, self._task = folder, environment.get(ENV_TASK, "")
         self._state = state
-        self._least_s = world_size / STEPS_PER_S  # between two steps that a rank tells of
+        self._least_s = world_size / STEPS_PER_S  # between two steps that a rank reports
         self._ranks: dict[int, _Rank] = {}
         self._where = Path()
 
     def read(self) -> StepTimings | None:
-        """Return what is new. Raises OSError: records cannot be read."""
+        """Return the new steps. Raises OSError: records are unreadable."""
         asked = self._state.profile
         if not asked.switch.step:
             self._ranks.clear()
@@ -63,7 +63,7 @@ class ProfilingReader:
         steps = {}
         for number in self._state.ranks:
             rank = self._ranks.get(number)
-            if rank is None:  # what was written before is over
+            if rank is None:  # earlier records do not count
                 self._ranks[number] = _Rank(where / str(number))
                 continue
             rank.standing.formed(self._state.formed_ns)
@@ -73,7 +73,7 @@ class ProfilingReader:
         return StepTimings(steps=steps) if steps else None
 
     def standings(self) -> dict[int, CollectivePosition]:
-        """Return where each rank stands that has ever told of a collective."""
+        """Return the position in collectives of each rank that has recorded any."""
         return {n: rank.standing for n, rank in self._ranks.items() if rank.standing.groups}
 
 
@@ -86,10 +86,10 @@ class _Rank:
         self._ranges, self._steps = Ranges(), Steps()
 
     def read(self, least_s: float) -> tuple[StepTimes, ...]:
-        """Return the steps since the last call; of too many only some, the same of all ranks.
+        """Return the steps since the last call; if there are too many, only some.
 
-        Ranks differ a little in how long a step takes, but not by much: of two that choose each
-        second and each fourth step, all have each fourth.
+        All ranks choose the same ones. The durations of a step differ only a little between ranks,
+        so one rank may choose each second step, and another each fourth. All have each fourth.
         """
         read = list(marks(self._follower.lines()))
         self.standing.read(read)
@@ -108,7 +108,7 @@ _TICK_S = 1.0
 
 
 class ProfilingFiles:
-    """Looks after the records of an agent's ranks.
+    """Reads and removes the records of an agent's ranks, and reads the switch.
 
     folder: has the records of all ranks. own: returns the agent's ranks. read: returns messages
     about their records for the coordinator; it runs in a thread. cap_bytes: the limit for all
@@ -127,10 +127,10 @@ class ProfilingFiles:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
         self._read, self._cap_bytes = read, cap_bytes
         self._said: Switch | None = None
-        self._refused: dict[str, str] = {}  # what was said last, of each thing that is cared for
+        self._refused: dict[str, str] = {}  # the last error, by subject
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Read switch and records without end."""
         due = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
@@ -171,8 +171,8 @@ class ProfilingFiles:
     def _outliving(self, what: str) -> Iterator[None]:
         """Report an error once, and continue.
 
-        A damaged file must not end the care of records or the switch. A bug in Rekindle must not,
-        either; the agent prints its stack.
+        A damaged file, or a bug in Rekindle, must not stop this work. For a bug the agent also
+        prints the stack.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""One rank as its agent sees it: process, line, heartbeat page, snapshots and output."""
+"""The agent's view of one rank: process, connection, heartbeat page, snapshots and output."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _REAP_S = 1.0
 
 
 class RankProcess:
-    """A live rank. `on_message(rank, message)` and `on_exit(rank, exit)` are called by the loop.
+    """A live rank. The event loop calls `on_message(rank, message)` and `on_exit(rank, exit)`.
 
-    logs: where its output is, and what it writes of its end and of its stacks.
+    logs: the directory of its output, its error file and its stacks.
     """
 
     def __init__(self, rank: int, line: socket.socket, page: HeartbeatPage, logs: Path) -> None:
@@ -46,7 +46,7 @@ class RankProcess:
         on_message: Callable[[RankProcess, protocol.Message], None],
         on_exit: Callable[[RankProcess, Exit], None],
     ) -> None:
-        """Listen to the process: the kernel itself says when it ends."""
+        """Watch the process and its messages; the kernel reports its end."""
         self.pid, self._on_message = pid, on_message
         self._pidfd = os.pidfd_open(pid)
         loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ class RankProcess:
         loop.add_reader(self._line, self._readable)
 
     def send(self, message: protocol.Message, fds: list[int] | None = None) -> None:
-        """Send to the rank; one that is gone or does not listen is seen by its exit or a limit."""
+        """Send to the rank. The agent finds a dead rank by its exit, a silent one by a limit."""
         with contextlib.suppress(ConnectionError, BlockingIOError):
             socket.send_fds(self._line, [wire.encode(message)], fds or [])
 
@@ -63,14 +63,12 @@ class RankProcess:
         if self.pid:
             try:
                 os.killpg(self.pid, number)
-            except (
-                ProcessLookupError
-            ):  # it has not become the leader of its session yet, or is gone
+            except ProcessLookupError:  # it does not yet lead its session, or it has ended
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, number)
 
     def error(self) -> ErrorRecord | None:
-        """Read what the rank wrote about its own end, in torchrun's format; for a thread."""
+        """Read the rank's error file, in torchrun's format. For a thread."""
         try:
             content = json.loads(self._error_file.read_text())["message"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -103,7 +101,8 @@ class RankProcess:
                 if message.ranks_named != (self.rank,):
                     raise ProtocolError("it speaks for another rank")
             except ProtocolError as error:
-                # A script that writes to our descriptor broke its own line: it can only be ended.
+                # A script that writes to our descriptor has broken its connection. The agent can
+                # only end it.
                 print(f"rekindle: rank {self.rank}: {error}", flush=True)
                 self.signal(signal.SIGKILL)
                 return
@@ -113,20 +112,20 @@ class RankProcess:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._readable()  # what it said just before its end still counts
+        self._readable()  # messages just before its end still count
         loop.remove_reader(self._line)
         self._line.close()
-        # Helpers it left behind (data loader workers); before its pid may be given anew.
+        # Kill its helpers (data loader workers) before the kernel reuses its pid.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
-        # They are our children now; the kernel ends them in a moment.
+        # They are our children now, and the kernel ends them soon.
         loop.call_later(_REAP_S, _reap, self.pid)
         on_exit(self, Exit.of(os.waitstatus_to_exitcode(status)))
 
 
 def _reap(group: int) -> None:
-    """Reap what is left of a process group whose leader was reaped before."""
+    """Reap the rest of a process group whose leader is already reaped."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-group, os.WNOHANG)[0]:
             pass

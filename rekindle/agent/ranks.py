@@ -1,4 +1,4 @@
-"""The ranks of one node: it carries out the coordinator's orders about them."""
+"""The ranks of one node: this module carries out the coordinator's orders about them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from rekindle.recovery.faults.fault import Exit
 class RankSupervisor:
     """The node's ranks, their fork server and (on one node of the job) their store.
 
-    standings: returns where each rank stands in its collectives.
+    standings: returns the position of each rank in its collectives.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RankSupervisor:
         self._snapshots = snapshots
         self._send = send
         self._environment = environment
-        self._starts: Counter[int] = Counter()  # of each rank, so far
+        self._starts: Counter[int] = Counter()  # of each rank
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
         self.watchdog = Watchdog(self._ranks, spec, send, state, standings)
@@ -71,7 +71,7 @@ class RankSupervisor:
         self._gone = asyncio.Event()
         self._training: set[int] = set()  # ranks that are in a Session
         self._waiting: dict[int, protocol.Arrived] = {}
-        self._shards: dict[int, int] = {}  # of ranks that do not have the whole state
+        self._shards: dict[int, int] = {}  # the shards of ranks whose state is sharded
         self._ended: set[int] = set()  # ranks that ended with status 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
@@ -95,7 +95,7 @@ class RankSupervisor:
         }
 
     def start_fork_server(self, preload: Framework | None) -> None:
-        """Start the process that ranks are forked from; its imports run while we connect."""
+        """Start the process that forks the ranks; its imports run while the agent connects."""
         self._preload = preload
         self._fork_server = ForkServer(self._environment, preload=preload)
 
@@ -145,7 +145,7 @@ class RankSupervisor:
             self._ranks[order.rank].send(order)
 
     def _brought_up_to_date(self, over: protocol.GenerationEnded) -> protocol.GenerationEnded:
-        """Add the steps that can still end, by the newest heartbeat pages of all ranks."""
+        """Add the steps that can still end, from the newest heartbeat pages of all ranks."""
         pages = (page for _, page in self._pages.values())
         finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
         return msgspec.structs.replace(over, finished=max(over.finished, finished))
@@ -155,9 +155,10 @@ class RankSupervisor:
             rank.send(message)
 
     def describe(self, hello: protocol.Hello, unsent: list[protocol.Exited]) -> protocol.Hello:
-        """Tell in `hello` what a coordinator has to know that did not see these ranks start.
+        """Add to `hello` the facts about running ranks that a new coordinator needs.
 
-        unsent: ends of ranks that the agent reports next; to the coordinator they still live.
+        unsent: ends of ranks that the agent reports next; for the coordinator these ranks still
+        live.
         """
         pids = self._leaving | {rank.rank: rank.pid for rank in self._ranks.values()}
         pids |= {message.rank: message.pid for message in unsent}
@@ -179,9 +180,9 @@ class RankSupervisor:
         )
 
     def devices(self) -> dict[int, int]:
-        """Return the process on each device that this node's ranks were started on; 0: it ended.
+        """Return the process on each device on which this node started a rank; 0: it has ended.
 
-        A simulated host returns none: its file has the state of its devices.
+        For a simulated host this is empty, because the host's file has the state of its devices.
         """
         if self._state.host is not None:
             return {}
@@ -190,7 +191,7 @@ class RankSupervisor:
 
     @property
     def waiting(self) -> list[protocol.Arrived]:
-        """Arrivals that no coordinator has answered yet."""
+        """The arrivals that no coordinator has answered yet."""
         return list(self._waiting.values())
 
     # ---- starting
@@ -211,7 +212,7 @@ class RankSupervisor:
                     self._send(protocol.SpawnFailed(rank=number, error=str(error)))
                 else:
                     live.append(protocol.LiveRank(rank=number, pid=process.pid))
-        finally:  # cancelled or not: whoever was started must be seen to end
+        finally:  # also after a cancellation, the agent must see the end of each started rank
             if live:
                 self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
             for started in live:
@@ -219,7 +220,7 @@ class RankSupervisor:
                 rank.watch(started.pid, self._on_message, self._on_exit)
 
     async def _reset(self, rank: int) -> str:
-        """Reset the device of a rank that has no process; return why not, or nothing."""
+        """Reset the device of a rank without a process; return the reason of a failure, or ""."""
         return await reset_device(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
@@ -260,7 +261,7 @@ class RankSupervisor:
         )
 
     async def fork(self, request: ForkOrder, fds: list[int]) -> int:
-        """Fork from the fork server. Starts another one if the kernel has killed it."""
+        """Fork from the fork server. If the kernel has killed it, start another one first."""
         assert self._fork_server is not None
         if self._fork_server.process.poll() is not None:
             self._fork_server.close()
@@ -268,9 +269,9 @@ class RankSupervisor:
         return await self._fork_server.start(request, fds)
 
     async def _prepare(self) -> None:
-        """Fork a process for the next rank that dies, while the ranks work."""
+        """Fork a process in advance for the next rank that dies, while the ranks work."""
         assert self._fork_server is not None
-        with contextlib.suppress(RekindleError):  # told when a rank has to be forked
+        with contextlib.suppress(RekindleError):  # the next fork of a rank reports it
             await self._fork_server.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
@@ -322,7 +323,7 @@ class RankSupervisor:
         in_background(self._prepare(), self._tasks)
 
     def _answer(self, rank: RankProcess, answer: protocol.BufferGrant, fds: list[int]) -> None:
-        """Answer a rank that may have ended since it asked."""
+        """Answer a rank, unless it has ended since its request."""
         if self._ranks.get(rank.rank) is rank:
             rank.send(answer, fds)
 
@@ -350,7 +351,8 @@ class RankSupervisor:
     async def _report_end(self, rank: RankProcess, exited: protocol.Exited) -> None:
         """Report the end of a rank.
 
-        With status 0 the agent first writes the rank's last checkpoint: the job may end with it.
+        If its status is 0, the agent first writes the rank's last checkpoint, because the job may
+        end.
         """
         if exited.exit.code == 0:
             await self._snapshots.finish()
@@ -364,7 +366,7 @@ class RankSupervisor:
         self._send(exited)
 
     def beat(self) -> protocol.Heartbeat:
-        """Read the heartbeat pages."""
+        """Return the progress on the heartbeat pages of live ranks."""
         pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
         finished = {rank: page.finished or 0 for rank, page in pages.items()}
         first = next(iter(pages.values()), None)
@@ -389,7 +391,7 @@ class RankSupervisor:
                 rank.signal(signal.SIGKILL)
 
     async def end(self) -> None:
-        """End all processes of the node, except those that outlive SIGKILL."""
+        """End all processes of the node, except those that survive SIGKILL."""
         self._kill_now(list(self._ranks.values()))
         try:
             await asyncio.wait_for(self._all_gone(), names.KILLED_S)
@@ -411,7 +413,7 @@ class RankSupervisor:
 
 
 def _numbers(record: bytes) -> dict[str, float]:
-    """Return the plain numbers of a step record; one that is being written reads as none."""
+    """Return the numbers of a step record; an incomplete record has none."""
     try:
         metrics = json.loads(record)["metrics"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The process that hosts the ranks' store, or scheduler, as the agent of its node sees it."""
+"""The process of the ranks' store, or of their scheduler, seen from the agent of its node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def start_store(
     send: Send,
     environment: Mapping[str, str],
 ) -> StoreProcess | None:
-    """Start what ranks meet at, and have it told where; None: nothing runs."""
+    """Start the ranks' store or scheduler, and report its port; None: no process runs."""
     if spec.entry is EntryKind.PROGRAM:
         port, error = free_port(order.port)
         send(protocol.StoreUp(serial=order.serial, port=port, error=error))
@@ -45,7 +45,7 @@ async def start_store(
 
 
 class StoreProcess:
-    """The process that hosts the ranks' store, or is their scheduler. The fork server forks it."""
+    """The process of the ranks' store or of their scheduler. The fork server forks it."""
 
     def __init__(
         self,
@@ -57,18 +57,18 @@ class StoreProcess:
         self._pid, self._line, self._order, self._send = pid, line, order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
-        self._restart: int | None = None  # the restart whose ranks were started first with it
+        self._restart: int | None = None  # the first restart whose ranks use it
         line.setblocking(False)
         asyncio.get_running_loop().add_reader(line, self._readable)
 
     def serves(self, restart: int) -> None:
-        """Ranks are started for this restart."""
+        """Record that ranks of this restart use it."""
         self._restart = restart if self._restart is None else self._restart
 
     def live(self, restart: int) -> protocol.LiveStore | None:
-        """Return where it listens, if it does and serves the ranks of this restart.
+        """Return its port if it listens and serves the ranks of this restart; None: otherwise.
 
-        With ranks that cannot join others, each restart has a store of its own.
+        If ranks cannot join others, each restart has its own store.
         """
         if self._port == 0 or self._restart not in (None, restart):
             return None

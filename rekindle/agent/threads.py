@@ -1,10 +1,10 @@
-"""Work beside the agent's event loop, and in it: threads, and tasks.
+"""Threads and tasks for work beside the agent's event loop.
 
 Work that may wait for a file system runs in daemon threads.
 
 The agent's event loop answers the coordinator's pings. If the loop waited for a file system, the
-coordinator would declare the node lost. A process ends while its daemon threads still wait; the
-threads of `asyncio.to_thread` would keep it.
+coordinator would declare the node lost. A process can end while its daemon threads still wait; the
+threads of `asyncio.to_thread` would prevent that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LOOK_S = 0.1
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    """Run `work(*arguments)` in a thread of its own, and return its result.
+    """Run `work(*arguments)` in its own thread, and return its result.
 
-    Raises what the work raises.
+    Raises the errors of the work.
     """
     return await started(functools.partial(work, *arguments))
 
@@ -34,15 +34,15 @@ async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
 async def in_pool(pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
     """Run `work(*arguments)` in a thread of a pool, and return its result.
 
-    Raises what the work raises.
+    Raises the errors of the work.
     """
     return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
 
 def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
-    """Start work in a thread of its own; returns its result to come.
+    """Start work in its own thread, and return a future of its result.
 
-    discard: takes the result if nobody waits for it any more.
+    discard: receives the result if the future is already cancelled.
     """
     job = _Job(work, discard)
     threading.Thread(target=job, name="rekindle-work", daemon=True).start()
@@ -50,7 +50,7 @@ def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -
 
 
 def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
-    """Start work. `tasks` has its task until it is done, because asyncio alone does not keep it."""
+    """Start work as a task, and keep it in `tasks` until it is done; asyncio does not keep it."""
     task = asyncio.ensure_future(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -58,7 +58,7 @@ def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> 
 
 
 class Worker:
-    """One thread that does its work in order. done: the work that it has done so far."""
+    """One thread that does its work in order. done: the number of finished pieces of work."""
 
     def __init__(self, name: str) -> None:
         self.done = 0
@@ -67,7 +67,7 @@ class Worker:
         self._thread.start()
 
     def do(self, work: Work) -> None:
-        """Have the thread do this."""
+        """Add work to the thread's queue."""
         self._waiting.put(work)
 
     def close(self, limit_s: float) -> None:
@@ -82,13 +82,13 @@ class Worker:
         while (work := self._waiting.get()) is not None:
             try:
                 work()
-            except Exception:  # the next work must not be lost with this one
+            except Exception:  # an error must not lose the next work
                 traceback.print_exc()
             self.done += 1
 
 
 class _Job:
-    """Work whose result a coroutine waits for."""
+    """Work in a thread, and the future of its result."""
 
     def __init__(self, work: Callable[[], Any], discard: Callable[[Any], None] | None) -> None:
         self._work = work
@@ -105,7 +105,7 @@ class _Job:
             self._tell(functools.partial(self._settle, result))
 
     def _settle(self, result: Any = None, error: BaseException | None = None) -> None:
-        if self.future.done():  # nobody waits any more
+        if self.future.done():  # the future is cancelled
             if error is None and self._discard is not None:
                 self._discard(result)
         elif error is not None:

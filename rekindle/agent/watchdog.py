@@ -1,4 +1,4 @@
-"""Watches a node's ranks, and looks closely at those that make no progress: activity and stacks."""
+"""Watches a node's ranks, and inspects ranks without progress: their activity and their stacks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from rekindle.rank.stacks import SIGNAL
 LIMIT_S = 0.8
 _TICK_S = 0.02
 _CALM_LOOKS = 5  # looks without growth; the process writes line by line
-# `py-spy dump` writes a line on each thread, and its frames below: `    function (file:line)`.
+# `py-spy dump` writes a line for each thread, and under it its frames: `    function (file:line)`.
 _THREAD = re.compile(r'^Thread .*?(?:: "(.*)")?$')
 _FRAME = re.compile(r"^    (.+) \((.*):(\d+)\)$")
 
 
 async def stack_of(pid: int, path: Path) -> str:
-    """Return the stacks of a process; empty: it writes none in time, and cannot be read.
+    """Return the stacks of a process; empty: it writes none in time, and py-spy cannot read them.
 
-    path: the file that the process writes its stacks to.
+    path: the file to which the process writes its stacks.
     """
     with contextlib.suppress(asyncio.TimeoutError, ProcessLookupError):
         # The thread may wait for a file system while the process ends: it signals no other one.
@@ -51,7 +51,7 @@ async def stack_of(pid: int, path: Path) -> str:
 
 
 def _ask(pid: int, process: int, path: Path) -> str:
-    """Have a process write its stacks, and return them. Closes `process`, its pidfd."""
+    """Make a process write its stacks, and return them. Closes `process`, its pidfd."""
     begin = _size(path)
     try:
         if not _listens(pid):
@@ -74,7 +74,7 @@ def _ask(pid: int, process: int, path: Path) -> str:
 
 
 async def dump(pid: int, limit_s: float) -> str:
-    """Return the stacks of a process as faulthandler would write them; empty: it cannot be read."""
+    """Return the stacks of a process in faulthandler's form; empty: py-spy cannot read them."""
     tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         return ""
@@ -86,7 +86,7 @@ async def dump(pid: int, limit_s: float) -> str:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-    except OSError as error:  # without its stack a rank is judged by what else is known
+    except OSError as error:  # the inspection continues without the stack
         print(f"rekindle agent: {tool} cannot be run: {error}", file=sys.stderr, flush=True)
         return ""
     try:
@@ -100,7 +100,7 @@ async def dump(pid: int, limit_s: float) -> str:
 
 
 def translate(written: str) -> str:
-    """Turn what py-spy has written into faulthandler's form: the main thread comes last."""
+    """Convert py-spy's output to faulthandler's form, in which the main thread is the last."""
     main, others, frames = "", list[str](), list[str]()
     for line in reversed(written.splitlines()):
         if frame := _FRAME.match(line):
@@ -116,9 +116,9 @@ def translate(written: str) -> str:
 
 
 def _listens(pid: int) -> bool:
-    """Whether a process handles SIGNAL; it would end one that does not."""
+    """Return whether a process handles SIGNAL; the signal would end any other process."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # its name is any bytes
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # names are any bytes
     except OSError:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
@@ -132,14 +132,14 @@ def _size(path: Path) -> int:
         return 0
 
 
-CLOSE_LOOK_S = 0.6  # how long it is watched what processes do
-AGAIN_S, SELDOM_S = 1.5, 30.0  # between two reports of ranks that stay late; each pause is longer
+CLOSE_LOOK_S = 0.6  # the time for which an inspection observes processes
+AGAIN_S, SELDOM_S = 1.5, 30.0  # between two reports of late ranks; the pauses become longer
 _RESTS_PER_TIMEOUT = 20
 _SLOWEST_REST_S = 5.0
 
 
 class _Own(NamedTuple):
-    """What a rank's processes did while they were watched."""
+    """The behaviour of a rank's processes during an inspection."""
 
     computes: bool
     moves: bool
@@ -149,8 +149,8 @@ class _Own(NamedTuple):
 class Watchdog:
     """Watches the heartbeat pages of a node's ranks; without a Session, their processes.
 
-    oom: the kernel's count of its kills. standings: returns where each rank stands in its
-    collectives, as its records say.
+    oom: the kernel's count of its kills. standings: returns the position of each rank in its
+    collectives, from its records.
     """
 
     def __init__(
@@ -172,18 +172,18 @@ class Watchdog:
         self._watch = LatenessTracker(policy.hang_timeout_s)
         self._rest = IdleTracker()
         self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
-        self._rested_at = time.monotonic()  # when it was last seen who rests
+        self._rested_at = time.monotonic()  # the time of the last complete look at idle processes
         self._resting: asyncio.Task[None] | None = None
-        self._unseen = ""  # why not, the last time
-        self._looked = 0  # close looks so far
-        self._close_looks = 0  # under way: ranks write their stacks, and do not rest
+        self._unseen = ""  # the last reason why such a look failed
+        self._looked = 0  # the number of inspections so far
+        self._close_looks = 0  # running inspections; ranks write their stacks then
         self._told: set[int] = set()  # ranks that were reported, and are still late
         self._told_at, self._pause_s = 0.0, AGAIN_S
 
     async def watch(self) -> None:
-        """Report ranks that are late, for ever.
+        """Report late ranks without end.
 
-        A look that fails costs no more than itself: without the next ones no hang would be found.
+        An error ends only one look, because later looks must still find a hang.
         """
         told = ""
         while True:
@@ -209,9 +209,9 @@ class Watchdog:
             self._send(protocol.RankStalled(rank=news, generation=self._state.generation))
 
     def _note_rest(self, outside: list[RankProcess], now: float) -> None:
-        """Look at what ranks outside of a Session do, every now and then.
+        """At intervals, look at the processes of ranks outside of a Session.
 
-        It is done beside the watch: a device's tool may take its time.
+        A task does this, because a device's tool may be slow.
         """
         passed = now - self._rested_at
         under_way = self._resting is not None and not self._resting.done()
@@ -230,12 +230,12 @@ class Watchdog:
         except Exception as error:
             self._unseen = _complain("it is not known what ranks do", error, self._unseen)
             return
-        if self._looked == looked:  # else ranks have written their stacks since
+        if self._looked == looked:  # otherwise ranks have written their stacks since
             self._rested_at = now
             self._rest.look(found, seconds, {of[device]: used for device, used in use.items()})
 
     async def look(self, order: protocol.InspectRanks) -> None:
-        """Look closely at all ranks, and tell what is found, or that nothing could be."""
+        """Inspect all ranks, and report the result, or the error that prevents it."""
         self._looked += 1
         self._close_looks += 1
         looks, why = list[protocol.RankInspection](), ""
@@ -251,7 +251,7 @@ class Watchdog:
         processes = dict(self._ranks)
         waited = {rank: process.page.waiting_since_ns for rank, process in processes.items()}
         asked = (stack_of(p.pid, p.stack_file) for p in processes.values())
-        written = await asyncio.gather(*asked)  # before: to write them is not the rank's own doing
+        written = await asyncio.gather(*asked)  # before the measurement, which must not include it
         pids = [process.pid for process in processes.values()]
         before, began = await in_thread(activities, pids), time.monotonic()
         await asyncio.sleep(CLOSE_LOOK_S)
@@ -280,7 +280,7 @@ class Watchdog:
         else:
             elapsed_s = self._watch.elapsed_s(rank)
             limit_s = self._watch.limit_s(rank, busy=busy)
-            if stacks.compiles(written):  # in whatever thread
+            if stacks.compiles(written):  # in any thread
                 limit_s = max(limit_s, BUSY_S)
         return protocol.RankInspection(
             rank=rank,
@@ -300,7 +300,7 @@ class Watchdog:
 
 
 def _complain(what: str, error: Exception, before: str = "") -> str:
-    """Say on the agent's stderr what went wrong, unless it is what was said before."""
+    """Print an error to the agent's stderr, unless it equals the one before; return its text."""
     text = f"{what}: {error!r}"
     if text != before:
         print(f"rekindle agent: {text}", file=sys.stderr, flush=True)

@@ -1,3 +1,3 @@
 """A job's description, its directory and its journal file.
 
-May import recovery, checkpoints and profiling alone."""
+May import only recovery, checkpoints and profiling."""

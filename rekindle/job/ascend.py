@@ -1,7 +1,7 @@
-"""What ranks on Ascend NPUs need of their environment: found out without importing torch-npu.
+"""Checks and sets the environment that ranks on Ascend NPUs need, without importing torch-npu.
 
-An installed torch-npu without CANN makes `import torch` itself fail, for torch loads it by itself;
-so it is looked at from outside, and kept from loading where it cannot.
+Without CANN, an installed torch-npu makes `import torch` fail, because torch loads it by itself.
+So this module examines it from outside, and prevents its loading if it cannot load.
 
 Sources: torch_npu 2.13 and 2.14 (metadata, `torch_npu/__init__.py`), MindCluster's ascend-operator
 (HCCL_ASYNC_ERROR_HANDLING with process-level recovery), HCCL's manual (HCCL_OP_RETRY_ENABLE;
@@ -34,7 +34,7 @@ _LEVELS = re.compile(r"L[0-2]:[01](\s*,\s*L[0-2]:[01])*")
 _CONNECT, _EXEC = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
 _LEAST_CONNECT_S, _MOST_CONNECT_S = 120, 7200
 _SECONDS = re.compile(r"[0-9]{1,10}")
-# What each variable may be, and how that is said.
+# The valid form of each variable, and its text in an error.
 _FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
     _ASYNC: (re.compile("[012]"), "0, 1 or 2"),
     _RETRY: (_LEVELS, 'levels with 0 or 1, such as "L0:0, L1:1, L2:1"'),
@@ -44,7 +44,7 @@ _FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """One thing that ranks need. said: what was found; do: what to do where it is missing."""
+    """One thing that ranks need. `said` is the finding, and `do` the remedy if it is missing."""
 
     what: str
     is_there: bool
@@ -55,10 +55,10 @@ class Needed(msgspec.Struct, frozen=True):
 def survey(
     version_of: Callable[[str], str], loads: Callable[[str], bool], devices: int
 ) -> list[Needed]:
-    """Look for what torch-npu needs, in the order in which one needs the other.
+    """Check what torch-npu needs, each item before those that depend on it.
 
-    version_of: of an installed package; empty: there is none. loads: whether a library can be
-    loaded. devices: NPUs that the driver shows.
+    version_of: returns the version of a package; empty: it is not installed. loads: whether a
+    library can be loaded. devices: the number of NPUs that the driver shows.
     """
     torch, npu = version_of("torch"), version_of("torch-npu")
     wanted = re.match(r"\d+\.\d+\.\d+", npu)
@@ -85,7 +85,7 @@ def survey(
 
 
 def survey_here() -> list[Needed]:
-    """Look for it on this machine."""
+    """Check what torch-npu needs on this machine."""
     return survey(_version, _loads, count_npus())
 
 
@@ -95,28 +95,31 @@ def count_npus(devices: Path = Path("/dev")) -> int:
 
 
 def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[str, str]:
-    """Return what ranks are told besides: how HCCL ends what is broken, as the policy needs it.
+    """Return the variables that ranks also get: how HCCL handles failures, as the policy needs it.
 
-    Only what the user has not said; nothing on machines without NPUs but that torch-npu is kept
-    from loading where CANN is missing.
+    It leaves out each variable that the user has set. On a machine without NPUs the result at most
+    keeps torch-npu from loading where CANN is missing.
     """
     told: dict[str, str] = {}
     if importlib.util.find_spec("torch_npu") is not None and not _loads("libhccl.so"):
         told[AUTOLOAD] = "0"
     if NPU_MANAGER.exists():
-        # With 1 or 2 a failed collective ends its process before anybody can repair it; and an
-        # operator that fails is tried again by HCCL between servers, the cheapest recovery of all.
+        # HCCL retries a failed operator between servers, which is the cheapest recovery of all.
         told[_RETRY] = "L0:0, L1:1, L2:1"
-        # Ranks wait for each other as long as the policy lets one be late.
+        # Ranks wait for each other as long as the policy allows a rank to be late.
         late = round(policy.join_timeout_s)
         told[_CONNECT] = str(min(max(late, _LEAST_CONNECT_S), _MOST_CONNECT_S))
         if _repairs(policy):
+            # With 1 or 2, HCCL ends the process of a failed collective before a repair.
             told[_ASYNC] = "0"
     return {name: value for name, value in told.items() if name not in environment}
 
 
 def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
-    """Refuse what cannot work. Raises UsageError: says which variable, and what would be right."""
+    """Check the variables of HCCL and torch-npu.
+
+    Raises UsageError: a value is invalid, or conflicts with the policy or the devices.
+    """
     for name, (form, said) in _FORMS.items():
         value = environment.get(name)
         if value is not None and not form.fullmatch(value.strip()):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def locked(path: Path, busy: Callable[[], object] = lambda: None) -> Iterator[int]:
-    """Hold the lock on a file. Creates the file if there is none, and yields it open.
+    """Hold the lock on a file. Creates the file if it does not exist, and yields its descriptor.
 
-    busy: is called before this process waits for another one that holds the lock. It may raise an
-    error instead.
+    busy: this function calls it before it waits for another process that holds the lock. It may
+    raise an error instead.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

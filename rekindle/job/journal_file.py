@@ -1,4 +1,4 @@
-"""The journal on disk, and its followers."""
+"""The journal on disk, and the followers that receive its events."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rekindle.waiting import retry
 
 _KEEPALIVE = b'{"type":"keepalive"}'
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a network filesystem that has none
-LOCK_S = 10.0  # how long the coordinator of an earlier attempt may take to end
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a network filesystem without locks
+LOCK_S = 10.0  # seconds that the coordinator of an earlier attempt may take to end
 
 
 class JournalFile:
-    """Appends events to a file of JSON lines and hands them to whoever follows.
+    """Appends events to a file of JSON lines and passes them to the followers.
 
-    A torn last line (the writer was killed) is cut off, so that what follows stays readable. A disk
-    that is full stops nothing: events wait in memory until they can be written.
+    It cuts off a last line that a killed writer left incomplete, so that the lines after it stay
+    readable. A full disk stops nothing: events wait in memory until the file can take them.
 
-    Raises JobError: another process still writes it.
+    Raises JobError: another process still writes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class JournalFile:
             lines.pop()
         self.events: list[journal.Event] = list(journal.read(lines))
         self._path = path
-        self._end = sum(map(len, lines))  # of what is written in full
+        self._end = sum(map(len, lines))  # the length of all complete lines
         os.ftruncate(self._fd, self._end)
         self._earlier = len(self.events)
         self._unwritten: deque[bytes] = deque()
@@ -51,7 +51,7 @@ class JournalFile:
         self._followers: set[asyncio.Queue[journal.Event]] = set()
 
     def append(self, event: journal.Event) -> None:
-        """Number, time and write one event."""
+        """Write one event with its number and time, and pass it to the followers."""
         event = msgspec.structs.replace(event, seq=len(self.events) + 1, at=time.time())
         self.events.append(event)
         self._unwritten.append(journal.encode(event) + b"\n")
@@ -59,19 +59,19 @@ class JournalFile:
         self.publish(event)
 
     def publish(self, event: journal.Event) -> None:
-        """Hand an event to the followers without keeping it."""
+        """Pass an event to the followers without keeping it."""
         for follower in self._followers:
             follower.put_nowait(event)
 
     def close(self) -> None:
-        """Make the file last."""
+        """Write the events that wait, flush the file to the disk, and close it."""
         self._write()
-        with contextlib.suppress(OSError):  # told when it was written
+        with contextlib.suppress(OSError):  # the write has reported it already
             os.fsync(self._fd)
         os.close(self._fd)
 
     def _write(self) -> None:
-        """Write what waits, line by line, and leave no part of a line that does not fit."""
+        """Write the events that wait, line by line; remove a line that does not fit completely."""
         try:
             while self._unwritten:
                 line = self._unwritten[0]
@@ -90,7 +90,7 @@ class JournalFile:
     async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
         """Yield every event after `since` as a JSON line, up to the end of this attempt.
 
-        Between events a keepalive comes every `keepalive_s` seconds.
+        Between events it yields a keepalive every `keepalive_s` seconds.
         """
         queue: asyncio.Queue[journal.Event] = asyncio.Queue()
         for event in self.events[since:]:
@@ -100,21 +100,24 @@ class JournalFile:
         try:
             while not ended:
                 try:
-                    # The start of a big world makes thousands of events: a timer only to wait.
+                    # A big world starts with thousands of events: a timer only for an empty queue.
                     limit_s = keepalive_s if queue.empty() else None
                     event = await asyncio.wait_for(queue.get(), limit_s)
                 except asyncio.TimeoutError:
                     yield _KEEPALIVE
                     continue
                 yield journal.encode(event)
-                # The ends of earlier attempts are history.
+                # An end of an earlier attempt does not end the stream.
                 ended = isinstance(event, journal.Ended) and event.seq > self._earlier
         finally:
             self._followers.discard(queue)
 
 
 def _lock(fd: int, path: Path) -> None:
-    """Be the only writer for as long as `fd` is open; two would write over each other."""
+    """Become the only writer while `fd` is open; two writers would overwrite each other.
+
+    Raises JobError: another coordinator of this job holds the lock.
+    """
     lock = functools.partial(fcntl.flock, fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
         retry(lock, BlockingIOError, LOCK_S, 0.02)

@@ -1,4 +1,4 @@
-"""Reads a job's journal from its file, and keeps the copy of one that another machine writes."""
+"""Reads a job's journal from its file, and keeps copies of journals of other machines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 from rekindle.job.file_lock import locked
 from rekindle.recovery.journal import journal
 
-_LONGEST_END = 1 << 20  # bytes, of the event that tells of a job's end
+_LONGEST_END = 1 << 20  # bytes; the event that records the end of a job is not longer
 
 
 def events_in(path: Path) -> list[journal.AnyEvent]:
-    """Read the journal that is in a file; without a file there are no events.
+    """Read the journal in a file; without a file there are no events.
 
-    Raises JobError: it is no journal.
+    Raises JobError: the file is not a journal.
     """
     try:
         return journal.read(path.read_bytes().splitlines())
@@ -26,33 +26,33 @@ def events_in(path: Path) -> list[journal.AnyEvent]:
 
 
 def is_over(path: Path) -> bool:
-    """Whether the newest attempt has ended, as far as this machine's journal (if any) tells."""
+    """Return whether the newest attempt has ended, according to the journal file, if it exists."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LONGEST_END))
             *_, last = file.read().splitlines() or [b""]
         return isinstance(journal.decode(last), journal.Ended)
-    except (FileNotFoundError, msgspec.DecodeError):  # none, one being written, or a longer event
+    except (FileNotFoundError, msgspec.DecodeError):  # no file, a partial line, or a long event
         return False
 
 
 class JournalCopy:
-    """The events that are known on this machine; any number of processes add to them."""
+    """The known events on this machine; any number of processes add to them."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._size = -1  # of the file when we last wrote it, and the number of its last event
+        self._size = -1  # the file's size after our last write; `_last`: its last event
         self._last = 0
 
     def events(self) -> list[journal.AnyEvent]:
-        """Read what is there. Raises JobError: it is no journal."""
+        """Read the events in the copy. Raises JobError: the file is not a journal."""
         return events_in(self._path)
 
     def add(self, events: Iterable[journal.AnyEvent]) -> None:
-        """Add those that come next; what is known is left out, and what would leave a gap, too."""
+        """Add the next events. Omit known events, and events after a gap."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._path) as handle:
-            if os.fstat(handle).st_size != self._size:  # somebody else has written
+            if os.fstat(handle).st_size != self._size:  # another process has written
                 self._look(handle)
             for event in events:
                 if event.seq == self._last + 1:
@@ -61,7 +61,7 @@ class JournalCopy:
                     self._size, self._last = self._size + len(line), event.seq
 
     def _look(self, handle: int) -> None:
-        """Find the end, and cut off the line in which a writer was killed."""
+        """Find the end of the file, and cut off a line that a killed writer left incomplete."""
         known = self.events()
         self._last = known[-1].seq if known else 0
         lines = self._path.read_bytes().splitlines(keepends=True)[: len(known)]

@@ -1,6 +1,6 @@
-"""A lifeline: a pipe whose other end the launcher holds, so that its death is seen however it dies.
+"""A lifeline: a pipe whose other end the launcher holds, so that any death of it is noticed.
 
-Only a job in the foreground has one (`rekindle run`); a job that a flow launches must outlive it.
+Only a job in the foreground has one (`rekindle run`). A job that a flow launches must outlive it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 def watch(fd: int, on_cut: Callable[[], None]) -> None:
-    """Call `on_cut` once when the launcher is gone; fd -1: there is no lifeline."""
+    """Call `on_cut` once when the launcher has ended; fd -1: there is no lifeline."""
     if fd < 0:
         return
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The job as the runtime sees it, and the job directory in which its processes meet."""
+"""The description of a job, and the job directory in which its processes meet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rekindle.recovery.policy.policy import OUTER, Policy, Strategy
 
 
 class EntryKind(str, enum.Enum):
-    """How the ranks' program is started."""
+    """How an agent starts the ranks' program."""
 
     SCRIPT = "script"  # a Python file
     MODULE = "module"  # python -m NAME
@@ -34,39 +34,42 @@ class EntryKind(str, enum.Enum):
 
 
 class Framework(str, enum.Enum):
-    """What the ranks train with: what is imported before they are forked, and how they meet."""
+    """The training framework. The fork server imports it, and it decides how ranks meet."""
 
     TORCH = "torch"
     MINDSPORE = "mindspore"
 
 
 class KeepsOff(str, enum.Enum):
-    """How new agents of a job are kept off hosts that are isolated."""
+    """How the engine keeps new agents of a job off isolated hosts."""
 
-    NEVER = "never"  # they come where they come
-    ANEW = "anew"  # when the whole job is placed anew
+    NEVER = "never"  # the engine does not control their hosts
+    ANEW = "anew"  # when it reschedules the whole job
     AT_ONCE = "at-once"
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One training run, as given to coordinator and agents.
+    """One training run, as coordinator and agents receive it.
 
-    framework: what the ranks train with.
-    nodes, processes_per_node: the world is nodes x processes_per_node ranks.
-    min_nodes: least number of nodes that the job may go on with; 0: all of them.
-    spares: agents in reserve, each ready to take a lost node's place.
-    snapshot_every, checkpoint_every: steps between two of them; 0 = never; of checkpoints "auto":
-    as rekindle.recovery.policy.interval chooses.
-    keep: which checkpoints are not removed when a newer one is written; by default all.
+    nodes, processes_per_node: the world size is nodes x processes_per_node.
+    min_nodes: the least number of nodes that lets the job continue; 0: all of them.
+    spares: agents in reserve, each ready to replace a lost node.
+
+    snapshot_every, checkpoint_every: steps between two of them; 0: never. checkpoint_every "auto":
+    rekindle.recovery.policy.interval chooses.
+    keep: the checkpoints that stay when a newer one is written; by default all.
     checkpoint_store: location of the checkpoints (`rekindle.checkpoints.location`): an absolute
     path, shared by all nodes or private to each, or a URL.
-    master_port: port of the ranks' store; 0 = any free one.
-    allow_injection: whether faults may be injected (`rekindle inject`).
-    network_check: agents are checked before they are taken in, and sent away if their nodes are
-    faulty; exclude_straggler: also if they are slow. node_check: from when on they are.
+
+    master_port: port of the ranks' store; 0: any free one.
+    allow_injection: whether `rekindle inject` may inject faults.
+    network_check: the coordinator checks nodes before it admits their agents, and refuses faulty
+    nodes; exclude_straggler: also slow ones. node_check: the limits for both.
     fault_tables: a file of the user's own entries (docs/recover/faults.md); absolute.
-    engine: the outer strategies that whoever steers the job can carry out.
-    keeps_off: what it can do about hosts that are isolated.
+
+    engine: the outer strategies that the engine of the job can carry out.
+    keeps_off: how the engine keeps agents off isolated hosts.
+
     redirects, tee: as -r and -t of torchrun: 0 none, 1 stdout, 2 stderr, 3 both
         (docs/operate/running.md).
     """
@@ -104,28 +107,28 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def world_size(self) -> int:
-        """Ranks in the full world."""
+        """The number of ranks in the full world."""
         return self.nodes * self.processes_per_node
 
     @property
     def joins(self) -> bool:
-        """Whether a new process can take part in what those that are there have begun.
+        """Whether a new process can join the collectives of live processes.
 
-        MindSpore's collectives cannot take one in, nor be formed anew in a process.
+        MindSpore's collectives cannot admit one, and a process cannot form them a second time.
         """
         return self.framework is not Framework.MINDSPORE
 
     @property
     def least_nodes(self) -> int:
-        """Nodes that the smallest world has."""
+        """The number of nodes of the smallest world."""
         return self.min_nodes or self.nodes
 
     @property
     def failover_grace_s(self) -> float | None:
-        """How long ranks may take to end when their place is filled anew; None: as ever.
+        """Seconds for ranks to end when a host fills their place again; None: the default.
 
-        ModelArts goes on without waiting for what else the end of a container takes; here ranks
-        that have not ended by themselves are killed.
+        ModelArts continues without waiting for the rest of a container's end. Here the agent kills
+        ranks that have not ended by themselves.
         """
         text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
         return None if text == _NO_GRACE else float(text)
@@ -137,9 +140,9 @@ _JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def check(spec: JobSpec) -> JobSpec:
-    """Return `spec` if a job can be made of it.
+    """Return `spec` if a job can use it on this machine.
 
-    Raises UsageError: says which field is wrong, and what would be right.
+    Raises UsageError: a field is invalid; the text names the field and a valid value.
     """
     check_elsewhere(spec)
     if not Path(spec.working_directory).is_dir():
@@ -163,9 +166,9 @@ def check(spec: JobSpec) -> JobSpec:
 
 
 def check_elsewhere(spec: JobSpec) -> JobSpec:
-    """Return `spec` if a job can be made of it where its paths are: on other machines than this.
+    """Return `spec` if a job can use it on other machines, where its paths exist.
 
-    Raises UsageError as check() does.
+    Raises UsageError: as check() does.
     """
     check_job_id(spec.job_id)
     _check_world(spec)
@@ -186,7 +189,7 @@ def check_elsewhere(spec: JobSpec) -> JobSpec:
 
 
 def check_job_id(job_id: str) -> None:
-    """Raise UsageError if no job can have this id."""
+    """Check a job id. Raises UsageError: no job can have this id."""
     if not _JOB_ID.fullmatch(job_id):
         raise UsageError(
             f"job id {job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
@@ -221,12 +224,12 @@ def home() -> Path:
 
 
 def job_directory(job_id: str, at: Path | None = None) -> Path:
-    """Return where the job of this id keeps its record; at: another home than ours."""
+    """Return the directory of the job with this id. at: the folder to use instead of home()."""
     return (at or home()) / "jobs" / job_id
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the job's coordinator listens, and which one it is."""
+    """The address, process and attempt of the job's coordinator."""
 
     host: str
     port: int
@@ -241,17 +244,17 @@ class JobDirectory:
         self.path = Path(path)
 
     def make(self) -> None:
-        """Make the folder. Raises UsageError: it cannot be made."""
+        """Make the folder. Raises UsageError: the filesystem refuses."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
 
     def create(self, spec: JobSpec, *, logs: bool = True) -> None:
-        """Lay out the directory and make the job's secret; existing ones are kept.
+        """Make the directory, the secret and the description; an existing secret stays.
 
-        logs: whether the ranks' output goes to this machine, where its folder is made.
-        Raises UsageError: the directory belongs to a job described otherwise, or cannot be made.
+        logs: whether the ranks write their output on this machine; then make its folder, too.
+        Raises UsageError: the directory cannot be made.
         """
         self.make()
         if logs:
@@ -267,7 +270,7 @@ class JobDirectory:
         replace_file(self.path / names.SPEC_FILE, msgspec.json.encode(spec))
 
     def spec(self) -> JobSpec:
-        """Read the job's description. Raises UsageError: there is none, or it is not readable."""
+        """Read the job's description. Raises UsageError: it does not exist, or is unreadable."""
         try:
             return msgspec.json.decode((self.path / names.SPEC_FILE).read_bytes(), type=JobSpec)
         except FileNotFoundError as error:
@@ -276,7 +279,7 @@ class JobDirectory:
             raise UsageError(f"{self.path / names.SPEC_FILE} is no job: {error}") from error
 
     def secret(self) -> str:
-        """Read the job's secret. Raises UsageError: there is none."""
+        """Read the job's secret. Raises UsageError: it does not exist, or is empty."""
         try:
             secret = (self.path / names.SECRET_FILE).read_text().strip()
         except FileNotFoundError as error:
@@ -286,7 +289,7 @@ class JobDirectory:
         return secret
 
     def endpoint(self) -> Endpoint | None:
-        """Read where the coordinator listens (or last listened); None before the first."""
+        """Read where the coordinator listens (or last listened); None: before the first one."""
         try:
             return msgspec.json.decode(
                 (self.path / names.ENDPOINT_FILE).read_bytes(), type=Endpoint
@@ -295,22 +298,22 @@ class JobDirectory:
             return None
 
     def announce(self, endpoint: Endpoint) -> None:
-        """Say where the coordinator listens."""
+        """Write where the coordinator listens."""
         replace_file(self.path / names.ENDPOINT_FILE, msgspec.json.encode(endpoint))
 
     @property
     def pods(self) -> Path:
-        """What its pods are to be, of a job in a cluster; it is for the engine to read."""
+        """The file that describes the pods of a job in a cluster, for the engine."""
         return self.path / names.PODS_FILE
 
     @property
     def cluster(self) -> Path:
-        """The address of the cluster that has the job, while it does."""
+        """The file with the address of the cluster, while the cluster has the job."""
         return self.path / names.CLUSTER_FILE
 
     @property
     def journal_file(self) -> Path:
-        """The job's journal, one JSON event a line (`rekindle.recovery.journal.journal`)."""
+        """The job's journal, one JSON event a line (rekindle.recovery.journal.journal)."""
         return self.path / names.JOURNAL_FILE
 
 

@@ -1,1 +1,1 @@
-"""What two processes share: messages, codec, HTTP views, heartbeat page, snapshot buffer."""
+"""Interfaces between processes: messages, codec, HTTP views, heartbeat page, snapshot buffer."""

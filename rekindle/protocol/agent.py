@@ -1,8 +1,8 @@
-"""What coordinator, agents and ranks may say to each other: one typed message each.
+"""The messages between coordinator, agents and ranks, each with its own type.
 
-Agent and coordinator speak msgpack over a websocket; agent and rank speak it over a unix socket of
-the SEQPACKET kind, which keeps message borders. `attempt` and `generation` are the fences: a
-message that bears an older one is refused.
+Agent and coordinator exchange msgpack over a websocket. Agent and rank exchange msgpack over a
+SEQPACKET unix socket, which keeps message boundaries. `attempt` and `generation` fence off old
+messages: a receiver refuses a message with an older value.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from rekindle.protocol.rank import (
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 from rekindle.recovery.policy.plan import Made
 
-__all__ = [  # what is said elsewhere too, for this is the whole protocol
+__all__ = [  # also the messages of other modules, because this module is the whole protocol
     "Arrived",
     "BufferGrant",
     "BufferRequest",
@@ -113,7 +113,7 @@ __all__ = [  # what is said elsewhere too, for this is the whole protocol
 
 
 class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's process. training: it is in a Session (which is told to a coordinator it joins)."""
+    """The process of a rank. training: it is in a Session. A new coordinator needs this fact."""
 
     rank: int
     pid: int
@@ -121,27 +121,29 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveStore(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks' store (or scheduler) that an agent hosts. serial: of the order to host it."""
+    """The ranks' store (or scheduler) on an agent. serial: that of the HostStore order."""
 
     serial: int
     port: int
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """The first message of an agent on each line. node: the node rank it wants, -1: any.
+    """The first message of an agent on each connection. node: the requested node rank, -1: any.
 
-    spare: it waits to take a lost node's place, and does so too if the node it wants is taken. When
-    it is promoted it says hello again, as that node.
+    spare: the agent waits to replace a lost node. It also becomes a spare if its node is taken.
+    After a promotion the agent sends Hello again, as that node.
 
-    checkpoints: those that its node finds; whoever loads one proves it.
-    copies: the snapshots of other nodes' ranks that it keeps; replica_port: the port where.
-    shards: which piece of the state ranks have, where not all have the same.
-    host: the machine's name, which it keeps from job to job. devices: it has accelerators.
-    restart: the newest one that it has started ranks for. unable: why it cannot work as a node.
+    checkpoints: those in the store of the node. The rank that loads one verifies it.
+    copies: the snapshots of other nodes' ranks that the agent keeps. replica_port: their port.
+    shards: the shard of the state that each rank has, if the ranks have different ones.
 
-    To a new coordinator that takes a dead one's place it tells what the dead one knew: the newest
-    generation, the ranks that live (or whose end it has yet to tell), those that ended well, and
-    the ranks' store, if it listens on this node.
+    host: the machine's name, which stays the same from job to job. devices: it has accelerators.
+    restart: the newest restart whose ranks the agent has started.
+    unable: why the agent cannot work as a node.
+
+    The message gives a new coordinator the knowledge of a dead one: the newest generation, the
+    live ranks, the ranks that ended well, and the ranks' store of this node. The live ranks
+    include those whose end the agent has not reported yet.
     """
 
     job_id: str
@@ -168,26 +170,26 @@ class Hello(Message, frozen=True, kw_only=True):
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         return tuple(each.rank for each in self.ranks)
 
 
 class Spawned(Message, frozen=True, kw_only=True):
-    """These ranks were started; they have not run a line of the script yet."""
+    """The agent has started these ranks; they have not run a line of the script yet."""
 
     ranks: tuple[LiveRank, ...]
     generation: int
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         return tuple(each.rank for each in self.ranks)
 
 
 class Exited(Message, frozen=True, kw_only=True):
-    """A rank's process ended. finished: as its heartbeat page said.
+    """The process of a rank ended. finished: the steps that its heartbeat page shows.
 
-    no_memory: the kernel has killed a process of this node for want of memory.
+    no_memory: the kernel has killed a process of this node because memory ran out.
     """
 
     rank: int
@@ -200,26 +202,26 @@ class Exited(Message, frozen=True, kw_only=True):
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
 class SpawnFailed(Message, frozen=True, kw_only=True):
-    """A rank could not be started at all."""
+    """The agent could not start a rank at all."""
 
     rank: int
     error: str
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """A rank was not started, for its device could not be reset."""
+    """The agent did not start a rank, because it could not reset the rank's device."""
 
     rank: int
     error: str
 
 
 class StoreUp(Message, frozen=True, kw_only=True):
-    """The store asked for by HostStore listens; port 0 and `error`: it could not."""
+    """The store that HostStore orders listens. Port 0: it could not start, for reason `error`."""
 
     serial: int
     port: int
@@ -233,14 +235,14 @@ class StoreDown(Message, frozen=True, kw_only=True):
 
 
 class Snapshots(Message, frozen=True, kw_only=True):
-    """The intact snapshots on this node. copies: they are those of other nodes' ranks."""
+    """The intact snapshots on this node. copies: they belong to ranks of other nodes."""
 
     kept: dict[int, tuple[Made, ...]]
     copies: bool = False
 
     @property
     def lasting(self) -> bool:
-        """Its own ranks' snapshots are; `Hello` has the copies."""
+        """Whether these are snapshots of the node's own ranks; `Hello` repeats the copies."""
         return not self.copies
 
     @property
@@ -250,7 +252,7 @@ class Snapshots(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Steps finished by each rank of the node, and the newest metrics of its first one."""
+    """The finished steps of each rank of the node, and the newest metrics of its first rank."""
 
     finished: dict[int, int]
     total: int = 0
@@ -258,7 +260,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         return tuple(self.finished)
 
 
@@ -266,13 +268,13 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The agent is taken in as this node; SPARE: as a spare."""
+    """The coordinator admits the agent as this node; SPARE: as a spare."""
 
     node: int
 
 
 class Promote(Message, frozen=True, kw_only=True):
-    """A spare is wanted as this node: it says hello as such."""
+    """The coordinator needs a spare as this node: the spare sends Hello as that node."""
 
     node: int
 
@@ -280,10 +282,12 @@ class Promote(Message, frozen=True, kw_only=True):
 class Spawn(Message, frozen=True, kw_only=True):
     """Start these ranks; they arrive for `generation`.
 
-    world_size, first: what they are told of their world, and of the place in it of the node's first
-    rank; the generation that they arrive for may be another one. reset: those of the ranks whose
-    device is to be reset first. placements: how often the node's place was filled so far. joins:
-    others go on in their processes, and have the state that these take.
+    world_size, first: the world size that the ranks see, and the number in it of the node's first
+    rank. The world of the generation may be another one.
+
+    reset: the ranks whose device the agent resets first. placements: how often a host filled the
+    node's place so far. joins: other ranks continue in their processes, and have the state that
+    the new ranks take.
     """
 
     generation: int
@@ -299,7 +303,7 @@ class Spawn(Message, frozen=True, kw_only=True):
 
 
 class HostStore(Message, frozen=True, kw_only=True):
-    """Start a store for the ranks; an earlier one of this agent is ended."""
+    """Start a store for the ranks; the agent first ends its earlier store."""
 
     serial: int
     port: int
@@ -313,9 +317,9 @@ class Kill(Message, frozen=True, kw_only=True):
 
 
 class Bye(Message, frozen=True, kw_only=True):
-    """The agent ends its ranks, and itself with this status.
+    """The agent ends its ranks, and exits with this status.
 
-    at_once: it does not wait for a checkpoint that is being written. refused: the reason why the
+    at_once: it does not wait for a checkpoint that it is writing. refused: the reason why the
     coordinator does not accept the agent; empty: the job has ended for it.
     """
 
@@ -328,10 +332,10 @@ class Bye(Message, frozen=True, kw_only=True):
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person's answer to an incident whose strategy waits for it; by: who it is.
+    """A person's answer to an incident whose strategy waits for approval. by: the person.
 
-    about: when the fault was seen that the person has read of; 0: whichever waits now. A question
-    that was answered elsewhere meanwhile may have been followed by another one.
+    about: the time of the fault that the person has read about; 0: the fault that waits now.
+    Another person may have answered the first question, and a second one may have followed it.
     """
 
     incident: int

@@ -1,4 +1,4 @@
-"""What agent and coordinator say of checkpoints: a part of the protocol, see `protocol`."""
+"""The part of the protocol about checkpoints, between agent and coordinator."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointWritten(Message, frozen=True, kw_only=True):
-    """A checkpoint was committed, or `error` says why not. final: it answers WriteFinalCheckpoint.
+    """The agent committed a checkpoint; `error`: why not. final: it answers WriteFinalCheckpoint.
 
-    shards: pieces that it is in; more than one, and all nodes have the store in common.
-    stall_s: for how many seconds training stood still for it.
+    shards: the number of shards; if more than one, all nodes share the store.
+    stall_s: the seconds that training stood still for it.
     """
 
     step: int
@@ -31,7 +31,7 @@ class CheckpointWritten(Message, frozen=True, kw_only=True):
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
@@ -45,7 +45,7 @@ class SnapshotRefused(Message, frozen=True, kw_only=True):
 class ShardReady(Message, frozen=True, kw_only=True):
     """A checkpoint is due, and this node can write one shard of it. The answer is WriteShards.
 
-    rank: whose snapshot it is. shards: how many there are.
+    rank: the rank of the snapshot. shards: the number of all shards.
     """
 
     step: int
@@ -56,11 +56,12 @@ class ShardReady(Message, frozen=True, kw_only=True):
 
 
 class ShardWritten(Message, frozen=True, kw_only=True):
-    """One shard of a checkpoint is in the store as `file`, or `error` says why not.
+    """One shard of a checkpoint is in the store as `file`; `error`: why it failed.
 
-    shards: how many there are. position: of the data, as JSON. origin: what the rank said of the
-    state. metrics: of the step, of this rank. stall_s: for how many seconds training stood still
-    for it. final: it answers WriteFinalCheckpoint.
+    shards: the number of all shards. position: of the data, as JSON. origin: the origin of the
+    state, from the rank. metrics: of this rank, for the step.
+
+    stall_s: the seconds that training stood still for it. final: it answers WriteFinalCheckpoint.
     """
 
     step: int
@@ -78,7 +79,7 @@ class ShardWritten(Message, frozen=True, kw_only=True):
 
 
 class WriteLeftOut(Message, frozen=True, kw_only=True):
-    """A checkpoint that was due is not written, for the store was busy; shards: it was to have."""
+    """The agent skips a due checkpoint, for this reason. shards: the number of its shards."""
 
     step: int
     generation: int
@@ -87,31 +88,31 @@ class WriteLeftOut(Message, frozen=True, kw_only=True):
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
 class Pruned(Message, frozen=True, kw_only=True):
-    """Checkpoints were removed; `error`: what could not be done, or is amiss."""
+    """The agent removed checkpoints; `error`: a failure, or a defect that it found."""
 
     removed: tuple[Made, ...] = ()
     error: str = ""
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
 class CheckpointInvalid(Message, frozen=True, kw_only=True):
-    """A checkpoint newer than the one that counts is not valid."""
+    """A checkpoint newer than the one that counts is invalid."""
 
     path: str
     reason: str
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
@@ -119,10 +120,10 @@ class CheckpointInvalid(Message, frozen=True, kw_only=True):
 
 
 class WriteFinalCheckpoint(Message, frozen=True, kw_only=True):
-    """Write the snapshot of `step`, which generation `made` did, or a newer clean one.
+    """Write the snapshot of `step` that generation `made` did, or a newer clean one.
 
-    shards: where the state is in several, those that are to be written, of exactly this state, each
-    with the rank whose snapshot (or copy of one) it is; and how many there are.
+    shards: for a sharded state, the shards that the agent writes, of exactly this state. Each has
+    the rank whose snapshot (or copy of a snapshot) it is. of: the number of all shards.
     """
 
     step: int
@@ -133,9 +134,10 @@ class WriteFinalCheckpoint(Message, frozen=True, kw_only=True):
 
 
 class WriteShards(Message, frozen=True, kw_only=True):
-    """All shards of this checkpoint can be written: write these, each of the rank that has it.
+    """All shards of this checkpoint are ready: write these shards, each from the rank given for it.
 
-    Answered by ShardWritten of each, or by WriteLeftOut. of: how many there are of all nodes.
+    The agent answers with ShardWritten for each, or with WriteLeftOut. of: the number of all
+    shards, on all nodes.
     """
 
     step: int
@@ -145,7 +147,7 @@ class WriteShards(Message, frozen=True, kw_only=True):
 
 
 class Commit(Message, frozen=True, kw_only=True):
-    """All shards of this checkpoint are written: make it valid; answered by CheckpointWritten."""
+    """All shards of this checkpoint are in the store: make it valid. Answer: CheckpointWritten."""
 
     step: int
     generation: int

@@ -1,4 +1,4 @@
-"""Messages as bytes: one msgpack object each, and nothing but what the direction allows."""
+"""Encodes and decodes messages, one msgpack object each; a decoder accepts one direction only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(message: protocol.Message) -> bytes:
-    """Encode a message for any of the wires."""
+    """Encode a message, for any direction."""
     return _ENCODER.encode(message)
 
 
 class Decoder:
-    """Decodes the messages of one direction; anything else is refused.
+    """Decodes the messages of one direction, and refuses any other.
 
     `what` names the sender in error texts.
     """
@@ -26,7 +26,7 @@ class Decoder:
         self._what = what
 
     def __call__(self, data: bytes) -> protocol.Message:
-        """Decode one message. Raises ProtocolError: it is none of this direction."""
+        """Decode one message. Raises ProtocolError: it is not a message of this direction."""
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

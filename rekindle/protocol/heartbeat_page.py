@@ -1,7 +1,7 @@
 """A rank's heartbeat: one shared page that the rank writes and its agent reads.
 
-A beat is a store to memory: no lock, no system call. The page is a memory file of the agent, so it
-outlives the rank: after a kill it still says where the rank was.
+A beat is a store to memory, without a lock or a system call. The page is a memory file of the
+agent, so it outlives the rank: after a kill it still shows the rank's last activity.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from rekindle.errors import ProtocolError
 
 PAGE_BYTES = 64 * 1024
 _FIELDS = 16
-RECENT = 32  # operations of which the page knows what they were
+RECENT = 32  # newest operations that the page identifies
 _HEAD_BYTES = 8 * (_FIELDS + RECENT)
 BEAT_S = 0.25
-SLOWEST_BEAT_S = 2.0  # before the coordinator would ask with a ping
-BEATS_PER_S = 4096  # of all agents together, as long as they beat that often
+SLOWEST_BEAT_S = 2.0  # the coordinator sends a ping only after a longer silence
+BEATS_PER_S = 4096  # the beats of all agents together, as long as each agent beats that often
 RECORD_BYTES = PAGE_BYTES - _HEAD_BYTES
 
-# Slots of the head, 8 bytes each: aligned, so that a reader never sees half a number.
+# Slots of the head, 8 bytes each and aligned, so that a reader never sees half a number.
 _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS, _OPERATIONS = (
     range(9)
 )
 _NONE = -1
 
-# For what may take long where the process computes, and for a slow disk. Others wait in a
-# collective meanwhile, and no time-out for that is longer: 10 min of NCCL in torch, 30 of HCCL.
+# A limit for long computations of the process, and for a slow disk. Other ranks wait in a
+# collective, and no collective has a longer timeout: 10 min of NCCL in torch, 30 of HCCL.
 BUSY_S = 1800.0
 
 
 class RankActivity(enum.IntEnum):
-    """What a rank is at; how long that may take differs (see rekindle.agent.lateness)."""
+    """A rank's activity. Each one has its own time limit (see rekindle.agent.lateness)."""
 
-    OUTSIDE = 0  # of a Session: in an untouched script, before it or behind it
+    OUTSIDE = 0  # not in a Session: before it, after it, or in a script without one
     MEETING = 1  # forms a generation and takes its state; the coordinator has limits for that
     FIRST = 2  # the first step of a generation: compiles, sets up libraries
     STEP = 3
-    BETWEEN = 4  # two steps, where a script may do what it likes
-    CHECKPOINT = 5  # its state is kept
+    BETWEEN = 4  # between two steps, where a script may do anything
+    CHECKPOINT = 5  # copies its state to a snapshot
     EVALUATE = 6
     COMPILE = 7
 
 
 class PageReading(NamedTuple):
-    """What a page shows: while it stays the same, the rank is at the same thing.
+    """The values of a page. While they stay equal, the rank is in the same activity.
 
-    since_ns: when it began that, by the node's monotonic clock. meetings: how often it has formed a
-    generation, or tried to.
+    since_ns: the start of the activity, by the node's monotonic clock. meetings: how often the rank
+    has formed a generation, or tried to.
     """
 
     finished: int
@@ -61,12 +61,12 @@ class PageReading(NamedTuple):
 
 
 def beat_interval(nodes: int) -> float:
-    """Return how many seconds an agent in a job of so many nodes leaves between its beats."""
+    """Return the seconds between two heartbeats of an agent in a job of `nodes` nodes."""
     return min(SLOWEST_BEAT_S, max(BEAT_S, nodes / BEATS_PER_S))
 
 
 class HeartbeatPage:
-    """The heartbeat page, seen from either side. Without a descriptor no other process sees it."""
+    """The heartbeat page, for both sides. Without a descriptor no other process sees it."""
 
     def __init__(self, fd: int = -1) -> None:
         self._map = mmap.mmap(fd, PAGE_BYTES)
@@ -90,14 +90,14 @@ class HeartbeatPage:
         self._map.close()
 
     def beat(self, finished: int) -> None:
-        """Say that `finished` steps are finished and the next has begun."""
+        """Record that `finished` steps are finished and the next one has begun."""
         head = self._head
         head[_FINISHED] = finished
         head[_IN_UPDATE] = 0
         head[_BEAT_NS] = time.monotonic_ns()
 
     def begin(self, doing: RankActivity) -> None:
-        """Say what the rank is at from now on."""
+        """Record that the rank begins this activity."""
         head = self._head
         head[_DOING] = doing
         head[_MEETINGS] += doing is RankActivity.MEETING
@@ -105,65 +105,65 @@ class HeartbeatPage:
 
     @property
     def mark(self) -> PageReading:
-        """What the rank is at, and since when."""
+        """The rank's activity, and its start."""
         head = self._head
         doing = RankActivity(head[_DOING])
         return PageReading(max(head[_FINISHED], 0), doing, head[_BEAT_NS], head[_MEETINGS])
 
     def new_life(self) -> None:
-        """Forget what a dead process of the rank was at; how far it had come stays."""
+        """Clear the activity of the rank's dead process, and keep its number of finished steps."""
         self.form()
         self.begin(RankActivity.OUTSIDE)
 
     def form(self) -> None:
-        """A process group is new: nothing was begun in it."""
+        """Record a new process group: no operation has begun in it."""
         self._head[_WAITING_NS] = self._head[_OPERATIONS] = 0
 
     def wait(self, waiting: bool) -> None:
-        """Say that some operation of the process group is under way, or that none is any more."""
+        """Record whether an operation of the process group is running."""
         self._head[_WAITING_NS] = time.monotonic_ns() if waiting else 0
 
     def begin_operation(self, mark: int) -> None:
-        """Say that one more collective was begun. mark: a positive number that tells which."""
+        """Record that a collective begins. mark: a positive number that identifies it."""
         head = self._head
         head[_FIELDS + head[_OPERATIONS] % RECENT] = mark
         head[_OPERATIONS] += 1
 
     @property
     def waiting_since_ns(self) -> int:
-        """Since when the rank waits for others in a collective, 0 if it does not."""
+        """The time since which the rank waits for others in a collective; 0: it does not wait."""
         return self._head[_WAITING_NS]
 
     @property
     def operations(self) -> int:
-        """Collectives of the process group begun so far."""
+        """The number of collectives of the process group that have begun."""
         return self._head[_OPERATIONS]
 
     @property
     def recent(self) -> tuple[int, ...]:
-        """What the newest of them were, oldest first."""
+        """The marks of the newest collectives, oldest first."""
         count = self._head[_OPERATIONS]
         first = max(0, count - RECENT)
         return tuple(self._head[_FIELDS + number % RECENT] for number in range(first, count))
 
     def begin_update(self) -> None:
-        """Say that the optimizer now changes the state: until the next beat it is of no step."""
+        """Record that an update begins: the state belongs to no step until the next beat."""
         self._head[_IN_UPDATE] = 1
 
     @property
     def in_update(self) -> bool:
-        """Whether the state is inside an update."""
+        """Whether an update is changing the state."""
         return bool(self._head[_IN_UPDATE])
 
     @property
     def finished(self) -> int | None:
-        """Steps finished, None before the first beat."""
+        """The number of finished steps; None: before the first beat."""
         finished = self._head[_FINISHED]
         return None if finished == _NONE else finished
 
     @property
     def total(self) -> int:
-        """Steps the rank was asked for; 0 = not said yet."""
+        """The number of steps that the script wants; 0: not known yet."""
         return self._head[_TOTAL]
 
     @total.setter
@@ -184,5 +184,5 @@ class HeartbeatPage:
         self._head[_RECORD] = len(record)
 
     def last_record(self) -> bytes:
-        """Return the newest record, empty if there is none. For display: it may be torn."""
+        """Return the newest record, empty if there is none. Only for display: it may be torn."""
         return bytes(self._record[: self._head[_RECORD]])

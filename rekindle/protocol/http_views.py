@@ -1,4 +1,4 @@
-"""What the coordinator tells and takes over HTTP, as JSON."""
+"""The JSON bodies of the coordinator's HTTP interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank; pid 0: it has no process now."""
+    """One rank; pid 0: it has no process at present."""
 
     rank: int
     node: int
@@ -16,7 +16,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's agent; node -1: a spare. copies: steps that it keeps of other nodes' ranks."""
+    """One node's agent; node -1: a spare. copies: steps of the copies it keeps, by their rank."""
 
     node: int
     address: str
@@ -25,7 +25,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """The job now. total: steps the ranks were asked for; 0: not known yet."""
+    """The present state of the job. total: the steps that the script wants; 0: not known yet."""
 
     job_id: str
     state: str
@@ -41,6 +41,6 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person wants the job to end; by: who it is."""
+    """A person requests the end of the job; by: the person."""
 
     by: str

@@ -1,4 +1,4 @@
-"""What agent and coordinator say to each other about ranks that make no progress, and of switches.
+"""The messages of agent and coordinator about devices, profiling and ranks without progress.
 
 A part of the protocol, see rekindle.protocol.agent.
 """
@@ -16,16 +16,16 @@ from rekindle.recovery.faults.tables.verdict import Severity
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """A device. health: of the worst of its faults. codes: faults that it has now."""
+    """A device. health: the severity of its worst fault. codes: its present faults."""
 
     health: Severity
     codes: tuple[str, ...]
 
 
 class RankStalled(Message, frozen=True, kw_only=True):
-    """The rank is late with what it is at; said again every few seconds while it is.
+    """The rank's activity takes too long. The agent repeats this every few seconds.
 
-    generation: the one that it is in. Whoever waits for others is late as they are.
+    generation: that of the rank. A rank that waits for others is late as well.
     """
 
     rank: int
@@ -33,35 +33,35 @@ class RankStalled(Message, frozen=True, kw_only=True):
 
 
 class ProfilingSwitchRead(Message, frozen=True, kw_only=True):
-    """MindCluster's switch of light profiling, which an agent can read, says something new."""
+    """MindCluster's switch of light profiling has changed; an agent can read it."""
 
     switch: Switch
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
 class StepTimings(Message, frozen=True, kw_only=True):
-    """How long steps of the node's ranks took, by what they have written down. By rank."""
+    """The durations of steps, from the profiling records of the node's ranks. By rank."""
 
     steps: dict[int, tuple[StepTimes, ...]]
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         return tuple(self.steps)
 
 
 class Conditions(Message, frozen=True, kw_only=True):
-    """How devices of the node are now, by local number; of one that is left out nobody knows."""
+    """The present condition of the node's devices, by local number; a missing one is unknown."""
 
     devices: dict[int, Condition]
 
     @property
     def lasting(self) -> bool:
-        """A fact, whichever coordinator reads it."""
+        """True: the message is true for any coordinator."""
         return True
 
 
@@ -72,16 +72,21 @@ class InspectRanks(Message, frozen=True, kw_only=True):
 
 
 class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent found when it looked closely at a rank.
+    """The agent's close inspection of a rank.
 
-    doing: since elapsed_s, as far as its agent saw. late: that is too long.
-    waiting: for others, in a collective. operations: collectives begun so far in its generation;
-    recent: marks of the newest, oldest first.
-    stopped: by a signal. busy: its processes compute, or wait for a disk; outside of a step also:
-    they read or write.
-    where: its main thread, the innermost frames first; stack: all of it, as faulthandler writes it;
-    left out for a rank that waits. Both are empty where there is no Python, or none that answers.
-    standing: in collectives, by what it has written down, if it has.
+    doing: the activity. elapsed_s: its duration, as observed by the agent. late: it lasts too long.
+
+    waiting: the rank waits for others in a collective. operations: the number of collectives that
+    it has started in its generation. recent: the marks of the newest ones, oldest first.
+
+    stopped: by a signal. busy: its processes compute or wait for a disk. Outside of a step they are
+    also busy if they read or write.
+
+    where: the innermost frames of the main thread, in one line. stack: the whole stack of the main
+    thread, as faulthandler writes it. It is empty for a rank that waits. Both are empty if the
+    process does not run Python, or if it does not answer.
+
+    standing: its position in collectives, from its own records, if it has any.
     """
 
     rank: int
@@ -100,7 +105,7 @@ class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RanksInspected(Message, frozen=True, kw_only=True):
-    """What was found. error: why the node's ranks could not be looked at, if so."""
+    """The result of the inspection. error: why the agent could not inspect the node's ranks."""
 
     serial: int
     looks: tuple[RankInspection, ...]
@@ -108,5 +113,5 @@ class RanksInspected(Message, frozen=True, kw_only=True):
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         return tuple(look.rank for look in self.looks)

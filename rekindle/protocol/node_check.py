@@ -1,4 +1,4 @@
-"""What is said when nodes are checked: coordinator and agents, and an agent and its checkers."""
+"""The messages of a node check: between coordinator and agents, and between agent and checkers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rekindle.recovery.node_check.evidence import Measurement
 
 
 class CheckAlone(Message, frozen=True, kw_only=True):
-    """Measure each device of the node, and collectives between them. serial: for the answer.
+    """Measure each device of the node, and collectives between them. serial: the answer repeats it.
 
-    beside_ranks: they hold most of the devices' memory, so it is to take little.
+    beside_ranks: ranks hold most of the devices' memory, so the check takes little.
     """
 
     serial: int
@@ -19,7 +19,7 @@ class CheckAlone(Message, frozen=True, kw_only=True):
 
 
 class CheckPair(Message, frozen=True, kw_only=True):
-    """Do collectives with another node.
+    """Run collectives with another node.
 
     host, port: the store of the first of the two; place: 0 for the first node, 1 for the second.
     beside_ranks: as in CheckAlone.
@@ -33,29 +33,29 @@ class CheckPair(Message, frozen=True, kw_only=True):
 
 
 class CheckStop(Message, frozen=True, kw_only=True):
-    """What is under way is given up: the other node has failed, or it takes too long."""
+    """Stop the running check: the other node has failed, or the check takes too long."""
 
     serial: int
 
 
 class CheckOver(Message, frozen=True, kw_only=True):
-    """Nothing more is to be measured: the devices are to be free for ranks."""
+    """The check has ended: free the devices for ranks."""
 
 
 class CheckReady(Message, frozen=True, kw_only=True):
-    """The node's checkers wait for work. port: of the store where another node's can meet them.
+    """The node's checkers wait for work. port: the store where checkers of another node meet them.
 
-    Told anew whenever they had to be started anew.
+    The agent sends it again after each restart of the checkers.
     """
 
     port: int
 
 
 class Checked(Message, frozen=True, kw_only=True):
-    """What was measured: seconds, by part, of the slowest device; or why it was not.
+    """The measured seconds of the slowest device, by part; or the reason for a failure.
 
-    device: the one that failed, by its number on the node; -1: none in particular. note: what is to
-    be said of it, and blames no node.
+    device: the one that failed, by its number on the node, or -1. note: a remark that does not
+    report a fault of the node.
     """
 
     serial: int
@@ -69,7 +69,7 @@ class Checked(Message, frozen=True, kw_only=True):
 
 
 class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
-    """Do collectives in a group of this many, met at a store. part: whose time it is."""
+    """Run collectives in a group of `world_size`, which meets at a store. part: the measurement."""
 
     serial: int
     beside_ranks: bool = False
@@ -82,7 +82,7 @@ class Meet(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
 
 
 class DeviceWork(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
-    """Work on the device alone."""
+    """Measure the device alone."""
 
     serial: int
     beside_ranks: bool = False
@@ -92,13 +92,13 @@ class DeviceWork(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag="open"):
-    """The device can be used. port: of the store that this checker hosts, if it is the first."""
+    """The device works. port: of the store that this checker hosts, if it is the first one."""
 
     port: int
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What was measured, or what went wrong. note: as in Checked."""
+    """The measurements, or the error. note: as in Checked."""
 
     serial: int
     seconds: dict[Measurement, float] = {}

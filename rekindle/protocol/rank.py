@@ -1,4 +1,4 @@
-"""What agent and rank say to each other: a part of the protocol, see rekindle.protocol.agent."""
+"""The messages between agent and rank: a part of the protocol, see rekindle.protocol.agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.recovery.policy.plan import Made, RankPlan
 
 
 def _tag(name: str) -> str:
-    """Return the tag of a message on the wire: its class's name, as in "step-done"."""
+    """Return the tag of a message in its encoding: the name of its class, as in "step-done"."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
 
 
@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
-        """The ranks that the sender speaks for."""
+        """The ranks about which the sender reports."""
         rank = getattr(self, "rank", None)
         return () if rank is None else (rank,)
 
@@ -40,17 +40,21 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Arrived(Message, frozen=True, kw_only=True):
-    """The rank waits for a generation: at the start of its Session, or after leaving a step.
+    """The rank waits for a generation: at the start of its Session, or after it left a step.
 
-    shard: which piece of the training state it holds; None: there is one, and all ranks hold it.
-    finished: steps it has finished, None: its state was just built by the script.
-    torn: its state is of no step, for it was interrupted while that was changed.
-    made: the generation that did the last of them.
-    clean: what StepFailed says of it; said again here, for a coordinator may not have heard it.
-    done: it has finished all the steps it was asked for.
-    passed: steps after which all ranks were let go before, where the script asked for more later.
-    port: where other ranks reach it, of ranks whose framework brings no lines between them.
-    joins: it has nothing but what a live rank sends it, and does not begin by itself.
+    shard: the shard of the training state that it holds; None: all ranks hold the same state.
+
+    finished: its finished steps; None: the script has just built the state.
+    made: the generation that did the last of these steps.
+
+    torn: the state belongs to no step, because a fault interrupted a change of it.
+    done: it has finished all steps that the script wants.
+
+    clean: as in StepFailed. It is repeated because a coordinator may not have that message.
+    passed: the finished steps at an earlier dismissal of all ranks. The script wanted more later.
+
+    port: where other ranks connect to it, if the framework does not connect ranks.
+    joins: it can only take its state from a live rank, and does not begin alone.
     """
 
     rank: int
@@ -67,11 +71,13 @@ class Arrived(Message, frozen=True, kw_only=True):
 
 
 class StepFailed(Message, frozen=True, kw_only=True):
-    """A step of this generation raised what is no error of the script; the rank waits for orders.
+    """A step of this generation failed without an error of the script; the rank waits for orders.
 
-    kind: LINK, a collective failed, most likely because a peer did; TRANSIENT; DEVICE_MEMORY; or,
-    said after a repair was tried, DEVICE: this process cannot go on. finished: steps, before it.
-    clean: what all ranks have made after so many steps may be wrong; None: it is right.
+    kind: LINK (a collective failed, most likely because a peer did), TRANSIENT or DEVICE_MEMORY.
+    After an attempt to repair it is DEVICE: this process cannot continue.
+
+    finished: the steps before it. clean: the number of steps after which the states of all ranks
+    may be wrong. None: they are right.
     """
 
     rank: int
@@ -88,7 +94,7 @@ class StepFailed(Message, frozen=True, kw_only=True):
 
 
 class Paused(Message, frozen=True, kw_only=True):
-    """The rank stands between two steps and begins no other: it answers Hold."""
+    """The rank stands between two steps and does not begin another: it answers PauseRequest."""
 
     rank: int
     generation: int
@@ -96,7 +102,7 @@ class Paused(Message, frozen=True, kw_only=True):
 
 
 class StateReady(Message, frozen=True, kw_only=True):
-    """The rank has the state that the plan named; `error` says why not."""
+    """The rank has the state that the plan names; `error`: why it does not."""
 
     rank: int
     generation: int
@@ -112,11 +118,12 @@ class StepDone(Message, frozen=True, kw_only=True):
 
 
 class BufferRequest(Message, frozen=True, kw_only=True):
-    """The rank asks its agent for buffers of this size; answered by BufferGrant.
+    """The rank asks its agent for buffers of this size. The answer is BufferGrant.
 
-    bytes 0: it asks for the buffers that exist, to read them.
-    copy: the state whose copy is fetched from the other node first, as one of the rank's snapshots.
-    serial: of the rank's requests; a later one may be answered before this one.
+    bytes 0: it asks for the existing buffers, to read them.
+
+    copy: a state whose copy the agent first fetches from the other node, into one of the buffers.
+    serial: number of the request; the agent may answer a later request first.
     """
 
     rank: int
@@ -127,9 +134,9 @@ class BufferRequest(Message, frozen=True, kw_only=True):
 
 
 class SnapshotTaken(Message, frozen=True, kw_only=True):
-    """The rank has filled a buffer; `checkpoint`: the agent writes it to the store as well.
+    """The rank has filled a buffer. `checkpoint`: the agent also writes it to the store.
 
-    shard, shards: which piece of the state it is, and of how many. stall_s: for how many seconds
+    shard, shards: the shard of the state, and the number of all shards. stall_s: the seconds that
     training stood still for it.
     """
 
@@ -147,11 +154,11 @@ class SnapshotTaken(Message, frozen=True, kw_only=True):
 
 
 class GenerationEnded(Message, frozen=True, kw_only=True):
-    """Generation `generation` is over: leave your collective and arrive for the next.
+    """Generation `generation` is over: leave your collective and arrive for the next one.
 
-    finished: steps for which some rank is known to have had all gradients; a step less is not left
-        at once, for it can still end.
-    replaced: a process is gone, and a new one is to join those that are there.
+    finished: steps for which at least one rank is known to have had all gradients. A rank does not
+        leave a step up to this number at once, because the step can still end.
+    replaced: a process has ended, and a new one joins the live ones.
     """
 
     generation: int
@@ -160,9 +167,9 @@ class GenerationEnded(Message, frozen=True, kw_only=True):
 
 
 class PauseRequest(Message, frozen=True, kw_only=True):
-    """Stop before the next step, say so, and wait for the end of this generation.
+    """Stop before the next step, answer Paused, and wait for the end of this generation.
 
-    The world is about to grow. While one rank holds, no other can be in a collective but in that of
+    The world is about to grow. While one rank pauses, another one can only be in a collective of
     the next step, or at the end of the last one.
     """
 
@@ -171,17 +178,17 @@ class PauseRequest(Message, frozen=True, kw_only=True):
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an agent takes copies of other nodes' snapshots, and gives them back."""
+    """The address at which an agent receives and returns copies of other nodes' snapshots."""
 
     host: str
     port: int
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What ranks record of the time that their steps take.
+    """The profiling of steps, as all ranks of a job record it.
 
-    since: when the job switched recording on first, in seconds since the epoch. It names the
-    folder of the records if the job has no id of a task.
+    since: when the job first switched recording on, in seconds since the epoch. It names the
+    folder of the records if the job has no task id.
     """
 
     switch: Switch = Switch()
@@ -189,10 +196,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(Message, frozen=True, kw_only=True):
-    """Settings of all ranks, from their next step on.
+    """Settings of all ranks; they apply to the next step.
 
     checkpoint_every: steps between two checkpoints; 0: none. Ranks may receive it in different
-    steps: a checkpoint that is not due on all of them is not written.
+    steps: the agents write a checkpoint only if it is due on all ranks.
     """
 
     checkpoint_every: int = 0
@@ -200,15 +207,17 @@ class Settings(Message, frozen=True, kw_only=True):
 
 
 class FormGeneration(Message, frozen=True, kw_only=True):
-    """Form this generation at the named store, with state as planned, and go on from `step`.
+    """Form this generation at the given store, with the planned state, and continue from `step`.
 
-    made: the generation that did that step. suspicions: what must not be kept.
-    ranks: what each rank of the receiving node is in this world; elsewhere a rank is called by its
-    number in the full one. plan: what each of them does, with peers by their number in this
-    world. An agent passes on only the rank's own of both. shards: pieces that the state is in.
-    replica_addresses: where those of the nodes are that the plan names; for the agent alone.
-    settings: until the next Settings. peers: the address (host, port) of each rank, by its place in
-    this world; empty: they have no ports.
+    made: the generation that did that step. suspicions: states that ranks must not keep.
+    passed: as in Arrived. shards: the number of shards. settings: valid until the next Settings.
+
+    ranks: the number in this world of each rank of the receiving node. Its key is the rank's number
+    in the full world. plan: the part of each of these ranks, with peers by their number in this
+    world. An agent sends each rank only its own entries of both.
+
+    replica_addresses: the addresses of the nodes that the plan names; for the agent alone.
+    peers: the address (host, port) of each rank, by its number in this world. Empty: no ports.
     """
 
     generation: int
@@ -228,7 +237,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
 
 
 class BufferGrant(Message, frozen=True, kw_only=True):
-    """Memory files come with this message, if `error` is empty; `serial`: of the request."""
+    """Memory files accompany this message if `error` is empty. serial: that of the request."""
 
     error: str = ""
     serial: int = 0
@@ -241,11 +250,11 @@ class Dismiss(Message, frozen=True, kw_only=True):
 
 
 class InjectionKind(str, enum.Enum):
-    """Faults that a rank can be told to suffer; see rekindle.training.torch.faults.injection.
+    """Faults that an order injects into a rank; see rekindle.training.torch.faults.injection.
 
-    Of those that hang: `hang` sleeps in Python, `hang-collective` waits in a collective that nobody
-    else is in, `hang-data` for a data loader, `stop` is stopped by a signal, and `livelock`
-    computes without an end.
+    Five of them hang: `hang` sleeps in Python, `hang-collective` waits in a collective that no
+    other rank joins, `hang-data` waits for a data loader, `stop` stops the rank by a signal, and
+    `livelock` computes without an end.
     """
 
     KILL = "kill"

@@ -1,9 +1,9 @@
 """Snapshots: a rank's state in memory that its agent owns, with checksums.
 
-A buffer is a memory file: one block of control words, then the bytes of a safetensors file, so that
+A buffer is a memory file: one block of control words, then the bytes of a safetensors file. So
 the snapshot *is* the checkpoint file. The rank writes one buffer while the other keeps the last
-good state. Locks are the kernel's (open file description locks): they end with their holder, so a
-rank killed in the middle of a write leaves an invalid buffer, never a locked one.
+good state. The locks are open file description locks. The kernel frees them when their holder
+ends, so a rank killed during a write leaves an invalid buffer, never a locked one.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ import xxhash
 from rekindle.errors import CorruptError
 from rekindle.recovery.policy.plan import Made
 
-BLOCK_BYTES = 4 << 20  # still in the cache when it is copied; smaller ones take turns too often
+BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks switch threads too often
 
 
 def blocks_of(size: int) -> int:
-    """How many blocks so many bytes have; the last one may be shorter."""
+    """Return the number of blocks in `size` bytes; the last block may be shorter."""
     return -(-size // BLOCK_BYTES)
 
 
 def block_of(content: memoryview, number: int) -> memoryview:
-    """The bytes of one of its blocks."""
+    """Return the bytes of one block of the content."""
     return content[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
 
 def digest(block: memoryview) -> bytes:
-    """The checksum of one block."""
+    """Return the checksum of one block."""
     return xxhash.xxh3_128_digest(block)
 
 
 def seal_of(digests: Iterable[bytes]) -> str:
-    """The seal, from the checksums of all blocks in their order."""
+    """Return the seal: the checksum of the checksums of all blocks in their order."""
     return f"xxh3_128 of blocks:{xxhash.xxh3_128_hexdigest(b''.join(digests))}"
 
 
 def seal(content: memoryview) -> str:
-    """The seal of a whole content."""
+    """Return the seal of a whole content."""
     return seal_of(digest(block_of(content, n)) for n in range(blocks_of(len(content))))
 
 
 class BlockChecksum:
-    """The seal of a content whose bytes arrive one after the other."""
+    """Computes the seal of a content that arrives in pieces."""
 
     def __init__(self) -> None:
         self._digests: list[bytes] = []
@@ -58,7 +58,7 @@ class BlockChecksum:
         self._left = BLOCK_BYTES
 
     def add(self, chunk: memoryview) -> None:
-        """Add the bytes that follow; how they are cut changes nothing."""
+        """Add the bytes that follow; the size of the pieces does not change the seal."""
         while chunk:
             begun, chunk = chunk[: self._left], chunk[self._left :]
             self._block.update(begun)
@@ -75,34 +75,34 @@ class BlockChecksum:
 
 CONTROL_BYTES = 4096
 BUFFERS = 2  # one is written while the other is kept
-# Of a shard two are kept while one is written: ranks may be a snapshot apart, and the two newest
-# have one that all have.
+# Two buffers of a shard are kept while a third is written. The newest snapshots of two ranks may
+# differ by one, and then only the older one exists on all ranks.
 BUFFERS_OF_SHARD = 3
 
 _MAPPED_AT_ONCE = 1 << 28
 
 # Control words: valid flag, step, generation and bytes of the file; then 64 bytes of checksum text,
-# and a flag.
+# and the settled flag.
 _WORDS = struct.Struct("<qqqq")
 _CHECKSUM_AT = _WORDS.size
 _CHECKSUM_BYTES = 64
 _SETTLED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
-# struct flock as F_OFD_SETLK wants it: type, whence, start, length, pid (must be 0).
+# struct flock for F_OFD_SETLK: its type, `whence`, start, length, and pid (must be 0).
 _FLOCK = struct.Struct("hhqqi4x")
 
 
 class _Mappings:
-    """The memory files that this process has mapped, each once however often it is opened.
+    """The memory files that this process has mapped, each once even if it opens them several times.
 
-    To map anew what was mapped before costs as much as to copy it: its pages have to be found.
+    A second mapping of a file takes as long as a copy, because the kernel must find its pages.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with how many have it
+        self._known: dict[tuple[int, int], tuple[mmap.mmap, int]] = {}  # with the number of users
 
     def take(self, fd: int) -> mmap.mmap:
-        """The mapping of this file."""
+        """Return the mapping of this file, and count one user more."""
         with self._lock:
             found = self._known.get(_identity(fd))
             mapped, count = found or (_map(fd), 0)
@@ -110,9 +110,9 @@ class _Mappings:
         return mapped
 
     def give_back(self, fd: int) -> None:
-        """End the mapping with the last who has it.
+        """Count one user less, and end the mapping after the last one.
 
-        An error that is under way may hold a view of it; then it ends with that view.
+        A raised error may still hold a view of the mapping; the mapping then ends with that view.
         """
         with self._lock:
             mapped, count = self._known.pop(_identity(fd))
@@ -124,7 +124,7 @@ class _Mappings:
 
 
 def _map(fd: int) -> mmap.mmap:
-    # The mapping keeps its descriptor: one without the locks of whoever asked first.
+    # The mapping keeps its descriptor, so it gets its own, without the locks of the first user.
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(own, 0)
@@ -133,7 +133,7 @@ def _map(fd: int) -> mmap.mmap:
 
 
 def _identity(fd: int) -> tuple[int, int]:
-    """What no other file has as long as this one is open or mapped."""
+    """Return a key that no other file has while this one is open or mapped."""
     found = os.fstat(fd)
     return found.st_dev, found.st_ino
 
@@ -142,24 +142,24 @@ _mappings = _Mappings()
 
 
 class SnapshotBuffer:
-    """One of a rank's two buffers, seen from either side."""
+    """One of a rank's buffers, for both sides."""
 
     def __init__(self, fd: int) -> None:
-        # A description of our own, for locks that exclude the other side's.
+        # A separate open file description, so that its locks exclude the other side's.
         self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         self._map = _mappings.take(self._fd)
         self.data = memoryview(self._map)[CONTROL_BYTES:]
 
     def map_pages(self) -> None:
-        """Have all its pages mapped here, which the first write would do at six times the cost.
+        """Map all its pages here; the first write would take six times as long to map them.
 
-        The kernel maps a page's neighbours with it when it is read, but not when it is written.
+        When a process reads a page, the kernel also maps the neighbours; for a write it does not.
         """
-        for begin in range(0, len(self.data), _MAPPED_AT_ONCE):  # other threads have their turns
+        for begin in range(0, len(self.data), _MAPPED_AT_ONCE):  # other threads run between
             bytes(self.data[begin : begin + _MAPPED_AT_ONCE : mmap.PAGESIZE])
 
     def close(self) -> None:
-        """Unmap the buffer; its bytes live on as long as the other side has it. Twice is once."""
+        """Unmap the buffer; the other side keeps its bytes. A second call does nothing."""
         if self._fd < 0:
             return
         fd, self._fd = self._fd, -1
@@ -168,10 +168,10 @@ class SnapshotBuffer:
                 self.data.release()
             _mappings.give_back(fd)
         finally:
-            os.close(fd)  # and with it the locks
+            os.close(fd)  # this also frees the locks
 
     def lock(self, *, write: bool, wait: bool = False) -> bool:
-        """Take the buffer; False: the other side has it."""
+        """Lock the buffer; False: the other side holds a lock."""
         kind = fcntl.F_WRLCK if write else fcntl.F_RDLCK
         command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
         try:
@@ -181,7 +181,7 @@ class SnapshotBuffer:
         return True
 
     def unlock(self) -> None:
-        """Give the buffer back."""
+        """Unlock the buffer."""
         unlock = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
         fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, unlock)
 
@@ -191,9 +191,9 @@ class SnapshotBuffer:
         self._map[_CHECKSUM_AT : _SETTLED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
 
     def commit(self, made: Made, file_bytes: int, checksum: str = "") -> None:
-        """Declare the content to be this state.
+        """Declare that the content is this state.
 
-        checksum: what it is sealed with, where that is known; empty: it is not sealed yet.
+        checksum: the seal, if it is known; empty: the content is not sealed yet.
         """
         _WORDS.pack_into(self._map, 0, 0, *made, file_bytes)
         self._map[_CHECKSUM_AT:_SETTLED_AT] = checksum.encode().ljust(_CHECKSUM_BYTES, b"\0")
@@ -201,13 +201,13 @@ class SnapshotBuffer:
 
     @property
     def made(self) -> Made | None:
-        """The state that is held; None: the content is not valid."""
+        """The state in the buffer; None: the content is invalid."""
         valid, step, generation, _ = _WORDS.unpack_from(self._map, 0)
         return (step, generation) if valid == 1 else None
 
     @property
     def recency(self) -> Made:
-        """Its state, for sorting: buffers that hold none come first."""
+        """The key for sorting: buffers without a valid state come first."""
         return self.made or (-1, 0)
 
     @property
@@ -221,28 +221,28 @@ class SnapshotBuffer:
         return self.made is not None and self._map[_CHECKSUM_AT] != 0
 
     def seal(self) -> None:
-        """Compute the content's checksum and keep it beside the content; the agent's work."""
+        """Compute the content's checksum and store it beside the content. The agent calls this."""
         sealed = seal(self.file).encode()
         self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed.ljust(_CHECKSUM_BYTES, b"\0")
 
     @property
     def checksum(self) -> str:
-        """What the content was sealed with; empty: it was not."""
+        """The seal of the content; empty: it is not sealed."""
         return self._map[_CHECKSUM_AT:_SETTLED_AT].rstrip(b"\0").decode()
 
     def settle(self) -> None:
-        """Declare that the agent has sealed the content and, where that is due, had it copied."""
+        """Declare that the agent has sealed the content and, if due, that its copy exists."""
         self._map[_SETTLED_AT] = 1
 
     @property
     def is_settled(self) -> bool:
-        """Whether the agent has done with the content what protects it."""
+        """Whether the agent has sealed the content and, if due, its copy exists."""
         return self.made is not None and self._map[_SETTLED_AT] == 1
 
     def verify(self, digests: Sequence[bytes] | None = None) -> None:
-        """Hold the content against its seal. Raises CorruptError: it is not what was sealed.
+        """Compare the content with its seal. Raises CorruptError: they differ.
 
-        digests: of its blocks, where they are known.
+        digests: the checksums of its blocks, if they are known.
         """
         sealed = self.checksum or "none"
         found = seal(self.file) if digests is None else seal_of(digests)

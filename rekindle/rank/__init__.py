@@ -1,1 +1,1 @@
-"""What runs in a rank and knows no training framework."""
+"""The code in a rank's process that does not depend on a framework."""

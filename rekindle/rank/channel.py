@@ -1,4 +1,4 @@
-"""A rank's side of the line to its agent, with a thread that listens while the rank computes."""
+"""A rank's connection to its agent, with a thread that listens while the rank computes."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ MAX_MESSAGE = 128 * 1024
 
 
 class Channel:
-    """The line to the agent.
+    """The connection to the agent.
 
-    The listening thread never needs the main thread: told that the generation is over, it calls
-    `on_over` itself (to sever the collectives) and remembers it. All else waits in a queue.
+    The listening thread never depends on the main thread. At the end of a generation it calls
+    `on_over` itself (to sever the collectives) and remembers the generation. Most other messages
+    wait in a queue.
     """
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
         self._answered = threading.Condition()
-        self._answers: dict[int, tuple[BufferGrant, list[int]]] = {}  # by what they answer
+        self._answers: dict[int, tuple[BufferGrant, list[int]]] = {}  # by serial number
         self._unwanted: set[int] = set()
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
-        self._held = -1  # the newest generation that is to be held between two steps
+        self._held = -1  # the newest generation that must pause between two steps
         self.settings = Settings()
-        self.injected: list[Inject] = []  # faults to suffer, emptied by whoever suffers them
+        self.injected: list[Inject] = []  # faults to inject; each user empties the list
         self.on_over: Callable[[GenerationEnded], None] = lambda over: None
         threading.Thread(target=self._listen, name="rekindle-channel", daemon=True).start()
 
     @staticmethod
     def from_environment() -> Channel | None:
-        """Return the line that the agent prepared; None: no agent started this process."""
+        """Return the connection that the agent prepared; None: no agent started this process."""
         fd = os.environ.pop(names.ENV_CHANNEL_FD, None)
         return Channel(int(fd)) if fd else None
 
@@ -62,23 +63,26 @@ class Channel:
         self._socket.send(wire.encode(message))
 
     def is_over(self, generation: int) -> bool:
-        """Whether this generation was declared over."""
+        """Return whether the coordinator has ended this generation."""
         return self._over >= generation
 
     def is_over_within(self, generation: int, seconds: float) -> bool:
-        """Whether this generation is declared over by then."""
+        """Return whether the coordinator ends this generation within `seconds`."""
         with self._answered:
             return self._answered.wait_for(lambda: self.is_over(generation), seconds)
 
     def wait_over(self, generation: int) -> None:
-        """Wait until the generation is declared over and `on_over` has returned."""
+        """Wait until the coordinator has ended the generation and `on_over` has returned."""
         while self._settled < generation:
             message = self._next()[0]
             if not isinstance(message, GenerationEnded):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
 
     def hold(self, rank: int, generation: int, finished: int) -> bool:
-        """Between two steps: if asked to, say that no other is begun, and wait for the end."""
+        """Between two steps: if the agent asks for a pause, report it and wait for the end.
+
+        Returns whether the rank has paused.
+        """
         if not self.is_held(generation):
             return False
         self.send(Paused(rank=rank, generation=generation, finished=finished))
@@ -86,11 +90,11 @@ class Channel:
         return True
 
     def is_held(self, generation: int) -> bool:
-        """Whether this generation is to be held between two steps."""
+        """Return whether this generation must pause between two steps."""
         return self._held == generation
 
     def wait(self, newer_than: int) -> FormGeneration | Dismiss:
-        """Wait for the next generation, or for the end."""
+        """Wait for the next generation, or for the dismissal."""
         while True:
             message = self._next()[0]
             if isinstance(message, Dismiss):
@@ -101,9 +105,9 @@ class Channel:
     def buffers(
         self, serial: int, timeout_s: float | None = None, *, generation: int | None = None
     ) -> tuple[BufferGrant, list[int]] | None:
-        """The answer to this SnapshotRoom; None: it has not come in time.
+        """Return the answer to this BufferRequest, with the descriptors; None: it was too late.
 
-        generation: it is waited for no longer than this one goes on.
+        generation: the wait ends with this generation.
         """
 
         def is_decided() -> bool:
@@ -115,7 +119,7 @@ class Channel:
             return self._answers.pop(serial, None)
 
     def forget(self, serial: int) -> None:
-        """Nobody waits for the answer to this SnapshotRoom any more."""
+        """Discard the answer to this BufferRequest, now or when it arrives."""
         with self._answered:
             if serial in self._answers:
                 _close(self._answers.pop(serial)[1])
@@ -141,7 +145,7 @@ class Channel:
         try:
             self._hear()
         except BaseException:
-            # A rank that nobody can reach any more would be waited for without end.
+            # Other ranks would wait without end for a rank that receives no messages.
             traceback.print_exc()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -149,7 +153,7 @@ class Channel:
         while True:
             data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 8)
             if not data:
-                # The agent is gone, and with it everybody who could tell this rank what to do.
+                # The agent has ended, and only the agent can give this rank orders.
                 os.kill(os.getpid(), signal.SIGKILL)
             message = wire.decode_to_rank(data)
             if isinstance(message, Inject):

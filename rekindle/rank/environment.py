@@ -1,4 +1,4 @@
-"""What an agent tells its ranks through their environment."""
+"""The values that an agent passes to its ranks through environment variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 
 def page() -> HeartbeatPage:
-    """Take the rank's heartbeat page. Without an agent it is a page that no process reads."""
+    """Return the rank's heartbeat page. Without an agent no process reads it."""
     fd = os.environ.pop(names.ENV_HEARTBEAT_FD, None)
     if not fd:
         return HeartbeatPage()
@@ -26,21 +26,21 @@ def path(name: str) -> Path | None:
 
 
 def number(name: str, default: int = 0) -> int:
-    """Return the number in this variable, if it is set."""
+    """Return the number in this variable, or the default if it is not set."""
     return int(os.environ.get(name, default))
 
 
 def slot_of_world(rank: int | None = None) -> tuple[int, int]:
     """Return the rank's slot, and the size of the full world.
 
-    rank: the slot of a rank that no agent has started; None: torchrun's.
+    rank: the slot of a rank without an agent; None: torchrun's RANK.
     """
     slot = number(names.ENV_SLOT, number("RANK") if rank is None else rank)
     return slot, number(names.ENV_FULL_WORLD, number("WORLD_SIZE", 1))
 
 
 def move(rank: int, world_size: int) -> None:
-    """Keep torchrun's variables true when the world has changed: libraries look there."""
+    """Update torchrun's variables after a change of the world, because libraries read them."""
     if (rank, world_size) == (number("RANK"), number("WORLD_SIZE", 1)):
         return
     per_node = number("LOCAL_WORLD_SIZE", 1)

@@ -1,4 +1,4 @@
-"""The training state that a rank's process holds: step and shard, and the step under way."""
+"""The training state in a rank's process: its step, its shard, and the current step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from rekindle.protocol.agent import FormGeneration
 from rekindle.recovery.policy.plan import Made, StateSource
 
-LIMIT_S = 0.1  # the rest may also be lost with the node that was to send it
+LIMIT_S = 0.1  # seconds; the data that the step still needs may be lost with a node
 
 
 class CurrentStep:
-    """Written by the main thread; the channel's thread waits for the step's end."""
+    """The step that the main thread runs. The channel's thread waits for its end."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -21,30 +21,30 @@ class CurrentStep:
         self._finished = 0
 
     def begin(self) -> None:
-        """A step's body begins."""
+        """Record that a step's body begins."""
         self._under_way = True
 
     def end(self, finished: int) -> None:
-        """It has ended well: so many steps are finished now."""
+        """Record that the step has ended well, and that `finished` steps are finished now."""
         with self._changed:
             self._under_way, self._finished = False, finished
             self._changed.notify_all()
 
     def break_off(self) -> None:
-        """It raised: nothing more of it is to come."""
+        """Record that the step raised an error."""
         with self._changed:
             self._under_way, self._broken = False, True
             self._changed.notify_all()
 
     def take_broken(self) -> bool:
-        """Say whether a step broke off since this was asked the last time."""
+        """Return whether a step broke off since the last call."""
         broken, self._broken = self._broken, False
         return broken
 
     def wait_end(self, finished: int) -> None:
         """Wait, for LIMIT_S at most, for the end of a step that others have finished.
 
-        finished: steps that they have finished.
+        finished: the number of steps that they have finished.
         """
         with self._changed:
             self._changed.wait_for(
@@ -54,12 +54,16 @@ class CurrentStep:
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """slot: its number in the full world, which never changes.
+    """The rank's place in the world. slot: its number in the full world, which never changes.
 
-    shard: which piece of the state it holds; None: all ranks hold the same. shards: how many pieces
-    there are. writes: of those that hold the same, it is the one that writes checkpoints. copied:
-    another node keeps copies of its snapshots. mesh: the device mesh that tells which pieces they
-    are, sizes by the names of its dimensions; None: nothing but the script knows.
+    shard: the shard of the state that it holds; None: all ranks hold the same. shards: the number
+    of all shards.
+
+    writes: among the ranks with the same state, this rank writes checkpoints. copied: another node
+    keeps copies of its snapshots.
+
+    mesh: the sizes of the device mesh that defines the shards, by dimension name. None: only the
+    script knows it.
     """
 
     slot: int
@@ -85,9 +89,9 @@ class RankPlace:
 class HeldState:
     """The step of the state that this process holds.
 
-    finished: steps. made: the generation that did the last of them. whole: the state is that of
-    `finished` steps. torn: the state is of no step. Neither holds for a state that the script has
-    just built.
+    finished: its number of steps. made: the generation that did the last of them. whole: the state
+    belongs to `finished` steps. torn: the state belongs to no step. Both are false for a state that
+    the script has just built.
     """
 
     def __init__(self) -> None:
@@ -98,7 +102,7 @@ class HeldState:
 
     @property
     def known(self) -> int | None:
-        """The finished steps; None: the script has just built the state."""
+        """The number of finished steps; None: the script has just built the state."""
         return self.finished if self.whole or self.torn else None
 
     def tear(self) -> None:

@@ -1,6 +1,6 @@
-"""Faults that a rank inflicts upon itself because it was told to (`rekindle inject`).
+"""Faults that a rank injects into itself on an order (`rekindle inject`).
 
-What breaks the process or its node is the same whatever it trains with; what is raised is not.
+This module breaks the process or its node, for any framework. The frameworks raise the errors.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rekindle.protocol.agent import Inject, InjectionKind
 
 
 def received(fault: Inject) -> str:
-    """Return the line that a rank logs when it has an order: the fault strikes from now on."""
+    """Return the line that a rank logs for an order, after which the fault can occur."""
     when = "its next step" if fault.step is None else f"step {fault.step}"
     return f"rekindle: rank {fault.rank} will inject {fault.kind.value} into {when}"
 
 
 def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
-    """Take those that are due in `step` off the list; return them, and what is said of each."""
+    """Remove the faults that are due in `step` from the list; return each with its log text."""
     found = []
     for fault in faults.copy():
         if fault.step is not None and fault.step > step:
@@ -38,12 +38,12 @@ def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
 
 
 def break_process(fault: Inject) -> bool:
-    """Break this process, hang, or be slow, as it says; False: it is nothing of that sort."""
+    """Break this process, hang, or be slow, as the order demands; False: another kind of fault."""
     match fault.kind:
         case InjectionKind.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         case InjectionKind.NODE_LOST:
-            os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks die with it
+            os.kill(os.getppid(), signal.SIGKILL)  # the agent; its ranks end with it
             signal.pause()
         case InjectionKind.SLOW:
             time.sleep(fault.seconds)

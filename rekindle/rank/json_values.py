@@ -1,4 +1,7 @@
-"""Small values as JSON, and back: no pickle, for a state may come from a store. No framework."""
+"""Converts small values to JSON and back, without a framework.
+
+It does not use pickle, because a state may come from a store.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ import numpy as np
 
 from rekindle.errors import SessionError
 
-_KINDS = "biufc"  # of NumPy's types: those whose text has all of them
+_KINDS = "biufc"  # NumPy's types that convert without loss
 
 
 def plain(value: Any, where: str) -> Any:
-    """Return it as JSON has it; what JSON has not is an object of one entry that tells its kind.
+    """Return the value for JSON; a type that JSON lacks becomes an object with one entry, its kind.
 
-    Numbers of NumPy keep their type: a comparison may round otherwise in another. A tuple becomes
-    a list. where: what errors call it. Raises SessionError: it is something else.
+    NumPy's numbers keep their type, because a comparison in another type may round differently. A
+    tuple becomes a list. where: the name of the value in errors.
+    Raises SessionError: the type is not supported.
     """
     if value is None or type(value) in (bool, int, str):
         return value
@@ -39,7 +43,7 @@ def plain(value: Any, where: str) -> Any:
 
 
 def real(value: Any) -> Any:
-    """Return what `plain` was given."""
+    """Return the value from which `plain` made this one."""
     if isinstance(value, list):
         return [real(each) for each in value]
     if not isinstance(value, dict):

@@ -73,12 +73,12 @@ def free_frames(error: BaseException) -> None:
 
 _log = logging.getLogger(__name__)
 
-NOTICE_S = 2.0  # A rank hears of a peer's end within this time.
+NOTICE_S = 2.0  # A rank receives the news of a peer's end within this time.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What the framework adds to `Arrived`; the fields are those of the message."""
+    """The values that the framework adds to `Arrived`; the message has the same fields."""
 
     done: bool
     shard: int | None = None
@@ -88,8 +88,10 @@ class Arrival:
 
 
 class GenerationAdapter(Protocol):
-    """The framework's part in a generation. Only the function that `enter` returns runs elsewhere
-    than in the main thread."""
+    """The framework's part in a generation.
+
+    The channel's thread calls the function that `enter` returns. All else runs in the main thread.
+    """
 
     def arrival(self) -> Arrival:
         """Return what the framework adds to `Arrived`."""
@@ -98,13 +100,14 @@ class GenerationAdapter(Protocol):
         """Make the device usable if the last generation has ended.
 
         Member calls it before the rank arrives, and again before it forms a generation.
-        Raises UnusableError.
+        Raises UnusableError: only a new process can use the device.
         """
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the group of the former generation, and prepare this one.
 
-        Returns what wakes the main thread when the generation ends. The channel's thread calls it.
+        Returns a function that wakes the main thread when the generation ends. The channel's thread
+        calls it.
         """
 
     def form(self, form: FormGeneration) -> None:
@@ -115,15 +118,17 @@ class GenerationAdapter(Protocol):
         """
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return the kind of fault that broke `form`; None: the framework knows none like this."""
+        """Return the kind of fault that broke `form`; None: the framework cannot name it."""
 
 
 class Member:
     """One rank in the generations of its job.
 
     channel: the connection to the agent. slot: the rank's number in the full world.
-    generation: the newest one that the rank entered; 0: none. dismissed: the coordinator has let
-    all ranks leave, since `join` was called last. passed: the finished steps at that time.
+    generation: the newest one that the rank entered; 0: none.
+
+    dismissed: the coordinator has let all ranks leave since the last call of `join`. passed: the
+    finished steps at that time.
     """
 
     def __init__(
@@ -151,7 +156,7 @@ class Member:
 
     @property
     def is_held(self) -> bool:
-        """Whether the agent wants this rank to begin no other step."""
+        """Whether the agent wants this rank to pause before the next step."""
         return self.channel.is_held(self.generation)
 
     def join(self) -> bool:
@@ -182,7 +187,10 @@ class Member:
             )
 
     def hold(self) -> bool:
-        """Between two steps: if the agent asks for it, wait for the generation's end."""
+        """Between two steps: if the agent asks for a pause, wait for the generation's end.
+
+        Returns whether the rank has paused.
+        """
         return self.channel.hold(self.slot, self.generation, self.state.finished)
 
     def report(self, kind: FaultKind, error: str, *, own: bool = False) -> None:
@@ -207,8 +215,8 @@ class Member:
         """Report the fault that broke the step, and wait until the generation has ended.
 
         kind: None for an unknown error in a generation that has ended. The end of the generation
-        is the likely cause, so the rank does not report it. The log shows every other error, for
-        a script's own may be taken for a fault.
+        is the likely cause, so the rank does not report it. The log shows every other error,
+        because an error of the script may look like a fault.
         """
         explained = kind is not None and self.is_over
         self.report(kind or FaultKind.LINK, text_of(error))

@@ -1,7 +1,7 @@
-"""Writes down where a rank's time goes, from the step on in which it was asked to.
+"""Records the time of a rank's operations, from the first step after an order.
 
-A range costs training two looks at the clock and one entry of a list; another thread encodes and
-writes. Times are the host's: a framework that knows a device's own writes down those.
+For a range, training reads the clock twice and appends one entry to a list. Another thread encodes
+and writes the entries. Times are the host's; a framework may record a device's own times.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rekindle.profiling.switch import Switch, limits_in
 from rekindle.protocol.rank import Profile
 from rekindle.rank import environment as rank_environment
 
-END_S = 2.0  # for what is left when it goes off; storage that hangs has no more
-MOST_WAITING = 200_000  # ranges; where the disk is slower than training the oldest are lost
+END_S = 2.0  # to write the rest at the end; a hanging storage gets no more time
+MOST_WAITING = 200_000  # ranges; if the disk is slower than training, the oldest ranges are lost
 
 
 class Profiler:
-    """The records of one rank. slot: its number in the full world; device: its own on the node.
+    """The records of one rank. slot: its number in the full world; device: its number on the node.
 
-    Without an agent nobody asks for any.
+    Without an agent no orders to record arrive.
     """
 
     def __init__(self, slot: int, device: int) -> None:
@@ -56,77 +56,77 @@ class Profiler:
         self._writer: _Writer | None = None
 
     def begin_step(self, step: int, asked: Profile) -> None:
-        """A step's body begins, for the first time or again. asked: what is to be written down."""
+        """Record that a step's body begins, for the first time or again. asked: the order."""
         if asked is not self._asked:
             self._handle_orders(asked)
         if self.on.step:
             self._step, self._began = step, time.time_ns()
 
     def end_step(self) -> None:
-        """It has ended well."""
+        """Record that the step has ended without an error."""
         if self._step >= 0:
             self._add(f"{STEP} {self._step}", DEFAULT, self._began)
             self._step = -1
 
     def begin_forward(self, *_: object) -> None:
-        """A forward pass begins: a hook of the model's."""
+        """Record that a forward pass begins; a hook of the model calls this."""
         self._forward = time.time_ns()
 
     def end_forward(self, *_: object) -> None:
-        """It has ended; those outside of a step, of an evaluation, are not training's."""
+        """Record that the pass ends; ignore one outside of a step, such as an evaluation."""
         if self.on.forward and self._forward and self._step >= 0:
             self.add_forward(self._forward)
         self._forward = 0
 
     def add_forward(self, began: int) -> None:
-        """Write a forward pass down that has just ended; nanoseconds since the epoch."""
+        """Add a forward pass that has just ended. began: nanoseconds since the epoch."""
         self._add(FORWARD, DEFAULT, began)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """The rank waits for its batch."""
+        """Record a block in which the rank waits for its batch."""
         began = time.time_ns()
         yield
         if self.on.data_loader and self._step >= 0:
             self._add(DATA_LOADER, DEFAULT, began)
 
     def begin_loading(self) -> None:
-        """From now on the rank waits for the batch of a step that has not begun."""
+        """Record that the rank begins to wait for the batch of a step that has not begun."""
         self._loads = time.time_ns() if self.on.data_loader else 0
 
     def end_loading(self) -> None:
-        """It has the batch."""
+        """Record that the rank has the batch."""
         if self._loads:
             self._add(DATA_LOADER, DEFAULT, self._loads)
         self._loads = 0
 
     def saved(self, began: int) -> None:
-        """State was kept, since then; nanoseconds since the epoch."""
+        """Record that the rank has saved its state. began: nanoseconds since the epoch."""
         if self.on.save_checkpoint:
             self._add(SAVE, DEFAULT, began)
 
     def joined(self, operation: Operation) -> Callable[[], None]:
-        """The rank has joined a collective; return what is to be called when that is done.
+        """Record that the rank has joined a collective; return a function to call at its end.
 
-        It is written down at once: of a rank that hangs it is to be seen where it waits. By any
-        thread.
+        The writer does not wait for the end, so the records show where a hanging rank waits. Any
+        thread may call this.
         """
         joined = _Joined(operation_name(operation), time.time_ns(), threading.get_ident())
         self._waiting.append(joined)
         return lambda: self._waiting.append(_Done(joined, time.time_ns()))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining records."""
         self._handle_orders(Profile())
 
     def switched(self) -> None:
-        """What is on has changed: the place to hook into a framework, or out of it."""
+        """React to a changed switch; a framework can add or remove its hooks here."""
 
     def _add(self, name: str, domain: str, began: int) -> None:
         self.keep(Range(name, domain, began, time.time_ns()))
 
     def keep(self, made: Range) -> None:
-        """Have it written, behind those that were kept before."""
+        """Queue a range for the writer, after the earlier ones."""
         self._waiting.append((made, threading.get_ident()))
 
     def _handle_orders(self, asked: Profile) -> None:
@@ -138,7 +138,7 @@ class Profiler:
         elif self._writer is None and is_asked:
             assert self._folder is not None
             task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
-            # A writer whose storage hangs may still have the others.
+            # A former writer whose storage hangs may still use the old queue.
             self._waiting = collections.deque(maxlen=MOST_WAITING)
             files = RecordFiles(task / str(self._slot), self._limits.file_bytes)
             self._writer = _Writer(files, self._limits.flush_s, self._waiting, self._encoder)
@@ -147,7 +147,7 @@ class Profiler:
 
 
 class _Joined:
-    """A collective that was joined. number: its Id, when that was written."""
+    """A started collective. number: its Id, once it is written."""
 
     def __init__(self, name: str, at: int, thread: int) -> None:
         self.name, self.at, self.thread = name, at, thread
@@ -155,7 +155,7 @@ class _Joined:
 
 
 class _Done(NamedTuple):
-    """It is done."""
+    """The end of a collective."""
 
     joined: _Joined
     at: int
@@ -165,7 +165,7 @@ _Entry = tuple[Range, int] | _Joined | _Done
 
 
 class _Writer:
-    """The thread that writes, each `flush_s`."""
+    """The thread that writes the records, every `flush_s` seconds."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class _Writer:
         self._thread.start()
 
     def end(self) -> None:
-        """Write the rest, and wait for that: not longer than training may stand still for it."""
+        """Write the rest, and wait for at most END_S, because training waits."""
         self._over.set()
         self._thread.join(END_S)
         if self._thread.is_alive():
@@ -194,7 +194,7 @@ class _Writer:
                 self._flush()
             self._flush()
         except OSError as error:
-            # Training is worth more than what is known about it.
+            # Records must not stop the training.
             print(f"rekindle: nothing is written down any more: {error}", file=sys.stderr)
         self._files.close()
 

@@ -1,4 +1,4 @@
-"""Running the user's program inside a forked rank, as `python script.py` would run it."""
+"""Runs the user's program inside a forked rank, as `python script.py` would run it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def take_streams(stdout: int, stderr: int) -> None:
-    """Make the given descriptors this process's standard streams, and nothing its input."""
+    """Make the given descriptors this process's standard output and error; its input is empty."""
     null = os.open(os.devnull, os.O_RDONLY)
     for fd, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(fd, target)
         os.close(fd)
     sys.stdin = os.fdopen(0, closefd=False)
-    # Line by line, as torchrun's `python -u` shows it; a block would die with a killed rank.
+    # Line by line, as torchrun's `python -u` shows it; a killed rank would lose a buffered block.
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
 
 
 def with_descriptors(environment: dict[str, str], channel: int, page: int) -> dict[str, str]:
-    """Name the rank's channel and heartbeat page in its environment."""
+    """Add the descriptors of the rank's channel and heartbeat page to its environment."""
     return environment | {
         names.ENV_CHANNEL_FD: str(channel),
         names.ENV_HEARTBEAT_FD: str(page),
@@ -49,10 +49,10 @@ def run(
     environment: dict[str, str],
     working_directory: str,
 ) -> NoReturn:
-    """Become the user's program, and end with its status.
+    """Run the user's program in this process, and end with its status.
 
-    A Python exception is written to the rank's error file (torchrun's format), shown, and ends the
-    process with status 1.
+    For a Python exception this writes the rank's error file (torchrun's format), prints the
+    traceback, and ends the process with status 1.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -76,21 +76,21 @@ def run(
     except BaseException as error:
         record_error(error)
         show_error(error)
-        end(1, orderly=False)  # atexit handlers of a rank that raised would wait for its peers
+        end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
 
 
 def end(status: int, *, orderly: bool) -> NoReturn:
-    """End this process: all that an interpreter does at its end, but for taking itself apart.
+    """End this process as an interpreter does, but without its teardown.
 
-    Taking apart DDP and gloo can deadlock in torch 2.13: the reducer's last reference joins gloo's
-    thread with the GIL held, and that thread waits for the GIL.
+    The teardown of DDP and gloo can deadlock in torch 2.13. The reducer's last reference joins
+    gloo's thread with the GIL held, and that thread waits for the GIL.
     """
     if orderly:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or without a reader
             stream.flush()
     os._exit(status)
 
@@ -105,7 +105,7 @@ def _status(request: SystemExit) -> int:
 
 
 def reseed() -> None:
-    """Give each forked process its own numpy stream, as a started one would have."""
+    """Give each forked process its own numpy random stream, as in a newly started process."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
@@ -122,12 +122,12 @@ def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> 
 
 
 def record_error(error: BaseException) -> None:
-    """Write the error file that the agent reads; the script's own @record may have done so."""
+    """Write the error file that the agent reads, unless the script's own @record has written it."""
     path = os.environ.get(_ERROR_FILE)
     if not path or Path(path).exists():
         return
     lines = "".join(traceback.format_exception_only(error)).splitlines()
-    # A message may have more lines, and a SyntaxError has the indented source before it.
+    # A message may have more lines; before that of a SyntaxError is the indented source.
     message = {
         "message": next((line for line in lines if line.lstrip() == line), type(error).__name__),
         "extraInfo": {

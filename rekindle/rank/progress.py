@@ -18,7 +18,7 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 
 
 class Records:
-    """Writes the records of one rank. Without a path there is no file."""
+    """Writes the step records of one rank. Without a path it writes no file."""
 
     def __init__(self, path: Path | None, page: HeartbeatPage, slot: int) -> None:
         self._fd = -1
@@ -27,14 +27,15 @@ class Records:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._page = page
         self._slot = slot
-        self._numbers: tuple[int, dict[str, float]] = (-1, {})  # of the newest step
-        self._torn = False  # the last line was written in part
+        self._numbers: tuple[int, dict[str, float]] = (-1, {})  # the newest step, and its numbers
+        self._torn = False  # the last line is incomplete
         self._told = False
 
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
         """Write the record of a step.
 
-        Raises SessionError: a value is no number, text or list of these, or the record is too long.
+        Raises SessionError: a value is not a number, text or list of these, or the record is too
+        long.
         """
         record = {
             "step": step,
@@ -53,12 +54,12 @@ class Records:
             self._append(line)
 
     def numbers_of(self, step: int) -> dict[str, float]:
-        """Return the finite numbers that this step has logged; only the newest one is known."""
+        """Return the finite numbers that this step has logged; only the newest step is known."""
         return self._numbers[1] if self._numbers[0] == step else {}
 
     def _append(self, line: bytes) -> None:
-        """Append a line; a disk that is full costs records, not the training."""
-        # What a short write left is closed off, so that it spoils no other record.
+        """Append a line; a full disk loses records, but does not stop the training."""
+        # A line break ends an incomplete line, so that it does not damage other records.
         data = (b"\n" if self._torn else b"") + line + b"\n"
         try:
             self._torn = os.write(self._fd, data) < len(data)
@@ -90,9 +91,9 @@ PHASES = {
 
 
 def phase_of(name: str) -> RankActivity:
-    """Return what a script's name for it means.
+    """Return the activity for a phase of a script.
 
-    Raises SessionError: there is no such phase.
+    Raises SessionError: the phase does not exist.
     """
     if name not in PHASES:
         raise SessionError(f"session.phase({name!r}): choose of {', '.join(PHASES)}")
@@ -100,7 +101,7 @@ def phase_of(name: str) -> RankActivity:
 
 
 class ProgressReporter:
-    """The heartbeat of one rank. total: the steps that the script wants."""
+    """Reports the progress of one rank. total: the number of steps that the script wants."""
 
     def __init__(self, page: HeartbeatPage) -> None:
         self.page = page
@@ -115,35 +116,35 @@ class ProgressReporter:
         self._begin(RankActivity.BETWEEN)
 
     def asked_for(self, total: int) -> None:
-        """The script wants so many steps."""
+        """Record the number of steps that the script wants."""
         self.total = total
         self.page.total = total
 
     def meet(self) -> None:
-        """The rank meets the others to form a generation."""
+        """Record that the rank meets the others to form a generation."""
         self._begin(RankActivity.MEETING)
 
     def formed(self, finished: int) -> None:
-        """A generation begins behind so many finished steps."""
+        """Record that a generation begins after `finished` steps."""
         self._first = True
         self._beat(finished)
 
     def begin_step(self) -> None:
-        """A step's body begins."""
+        """Record that a step's body begins."""
         self._begin(RankActivity.FIRST if self._first else RankActivity.STEP)
 
     def end_step(self, finished: int) -> None:
-        """A step is finished."""
+        """Record that a step is finished."""
         self._first = False
         self._beat(finished)
 
     def leave(self) -> None:
-        """From now on the script is on its own."""
+        """Record that the rank leaves its Session."""
         self._begin(RankActivity.OUTSIDE)
 
     @contextmanager
     def at(self, doing: RankActivity) -> Iterator[None]:
-        """The rank is at something else for a while; what it was at begins anew behind it."""
+        """Record another activity during a block; afterwards the former one starts again."""
         before = self.page.mark.doing
         self._begin(doing)
         try:

@@ -1,4 +1,4 @@
-"""When a rank takes snapshots: after steps, and when it must end."""
+"""Takes a rank's snapshots: after steps, and when the rank must end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
 from rekindle.rank.snapshot_writer import SnapshotWriter
 
-LIMIT_S = 5.0  # for an update that is under way to end; the agent kills after 10 s
+LIMIT_S = 5.0  # for the end of a running update; the agent kills the rank after 10 s
 _TICK_S = 0.001
 _SIG_DFL = 0
 
 
 class Updates(Protocol):
-    """What knows which updates have begun, as something that changes by it; None: it does not."""
+    """Shows by a changing value which updates have begun; None: the value is unknown."""
 
     @property
     def begun(self) -> object: ...
 
 
 class Moment(NamedTuple):
-    """When a state is kept. step: steps finished; inside: the next one is under way.
+    """The time of a snapshot. step: the finished steps; inside: the next step is running.
 
-    holds: whether the state is still that one. Asked when it has been copied: a copy that it does
-    not hold for is of no step.
+    holds: returns whether the state is still the same. The rank calls it after the copy: if the
+    state has changed, the copy belongs to no step.
     """
 
     step: int
@@ -47,55 +47,55 @@ class Moment(NamedTuple):
 
 
 class FinalSnapshot:
-    """The state that a rank gives its agent when SIGTERM ends it, once `listen()` was called.
+    """The state that a rank gives its agent when SIGTERM ends it, after a call of `listen()`.
 
-    keep: keeps the state of this moment, and says whether it could; called by a thread of ours.
-    updates: tells whether that of the step under way has begun; None: nobody can tell.
+    keep: keeps the state of a moment, and returns whether it could. Our thread calls it.
+    updates: shows whether the update of the current step has begun. None: unknown.
     """
 
     def __init__(self, updates: Updates | None, keep: Callable[[Moment], bool]) -> None:
         self._updates = updates
         self._keep = keep
-        self.apart = threading.Lock()  # held by whoever else gives the agent a state
+        self.apart = threading.Lock()  # held by any other code that gives the agent a state
         self._ending = threading.Event()
         self._in_step = False
         self._finished = 0
-        self._begun: object = None  # before the step under way
+        self._begun: object = None  # before the current step
         self._pid = os.getpid()
         self._heard = self._told = -1
 
     def listen(self) -> None:
-        """Keep the state at the signal. A script's own handler of it stays."""
+        """Keep the state at SIGTERM. A script's own handler for the signal stays."""
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(self._heard, True)
-        # Python's own handler would run in the main thread alone; the pipe is written to at once.
+        # Python would run its handler in the main thread only; it writes to the pipe immediately.
         signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
         signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._forget)  # of a loader's workers, it is not theirs
+        os.register_at_fork(after_in_child=self._forget)  # data loader workers do not own it
         threading.Thread(target=self._run, name="rekindle-final-snapshot", daemon=True).start()
 
     def begin_step(self, finished: int) -> None:
-        """The step's graph is about to run; no other does once this process has to end."""
+        """Record that the step's graph is about to run. Block here if this process must end."""
         self._begun = self._updates.begun if self._updates else None
-        # In this order: whoever has set the one looks at the other afterwards.
+        # In this order: each thread sets its own flag before it reads the other's.
         self._finished, self._in_step = finished, True
         if self._ending.is_set():
             self._in_step = False
-            threading.Event().wait()  # the process ends beside it
+            threading.Event().wait()  # the other thread ends the process
 
     def end_graph(self) -> None:
-        """It has run, and others may change the state: it is of no step until they have."""
+        """Record that the graph has run: the state belongs to no step until `end_step`."""
         self._begun = None
 
     def end_step(self, finished: int) -> None:
-        """All have."""
+        """Record that the step is finished, with all changes of the state."""
         self._finished, self._in_step = finished, False
 
     def close(self) -> None:
-        """From now on the signal ends the process as ever."""
+        """Restore the default: the signal ends the process immediately."""
         if self._told >= 0:
             self._forget()
             os.close(self._told)
@@ -109,7 +109,7 @@ class FinalSnapshot:
 
     def _run(self) -> None:
         while heard := os.read(self._heard, 1):
-            # A script may have taken the signal over meanwhile.
+            # A script may have replaced the handler since.
             ours = signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
             if heard[0] == signal.SIGTERM and ours:
                 self._ending.set()
@@ -121,7 +121,7 @@ class FinalSnapshot:
         os.close(self._heard)
 
     def _say(self) -> None:
-        """Give the agent the state, if it can be told of which step it is."""
+        """Give the agent the state, if its step is known."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             step, inside = self._finished, self._in_step
@@ -131,12 +131,12 @@ class FinalSnapshot:
             time.sleep(_TICK_S)
 
     def _try(self, moment: Moment) -> bool:
-        """Keep the state of this moment; False: it has passed, and the next one may do."""
+        """Keep the state of this moment; False: the moment has passed, and the next may succeed."""
         with socket.socket(socket.AF_UNIX) as claim:
             try:
                 claim.bind(_claim_of(moment.step))
             except OSError:
-                return True  # all ranks have the same state: another one of the node keeps it
+                return True  # all ranks have the same state, and another rank of the node keeps it
             with self.apart:
                 kept = self._keep(moment)
         if not kept and moment.holds():
@@ -157,16 +157,16 @@ class FinalSnapshot:
 
 
 def _leave_it_to_the_thread(*_: object) -> None:
-    """What the main thread does about the signal: nothing."""
+    """Do nothing in the main thread; the other thread handles the signal."""
 
 
 def _claim_of(step: int) -> str:
-    """Return the name of a socket that one process of a node can have at a time."""
+    """Return the name of a socket that only one process of a node can have at a time."""
     said = (os.environ.get(name, "") for name in (names.ENV_JOB_ID, names.ENV_NODE_RANK))
     return "\0rekindle-final-snapshot-" + "-".join((*said, str(os.getppid()), str(step)))
 
 
-REST_S = 600.0  # once the agent had no memory: others may have given some back by then
+REST_S = 600.0  # after a failure to allocate; other processes may have freed memory by then
 
 
 class SnapshotSchedule:
@@ -182,15 +182,15 @@ class SnapshotSchedule:
         self._profiler = profiler
         self._channel = channel
         self._writer = writer(channel, place) if channel else None
-        # Replicas hold the same state: one of each node keeps it, one of all has it written. Which
-        # others of a node hold the same shard is not known here.
+        # Replicas hold the same state: one rank of each node keeps it, and one rank of all nodes
+        # writes it. This code does not know which other ranks of a node hold the same shard.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
         self._snapshot_every = snapshot_every if keeps else 0
         self._keeps = snapshot_every > 0
         self._missed_checkpoint = False
         self._rests_until = 0.0
-        self._checkpointed = 0  # the step of the newest
+        self._checkpointed = 0  # the step of the newest checkpoint
 
     def keep(
         self,
@@ -204,19 +204,19 @@ class SnapshotSchedule:
     ) -> None:
         """Take a snapshot of the state after `step` finished steps, if one is due.
 
-        last: training ends with it. position: where the next step's data begin. metrics: what the
-        last of them has logged.
+        last: training ends after it. position: the start of the next step's data. metrics: those
+        that the last step has logged.
         """
         if self._writer is None or self._channel is None:
             return
         every = self._channel.settings.checkpoint_every
         if step < self._checkpointed:
-            self._checkpointed = 0  # training has gone back: what comes is another state
+            self._checkpointed = 0  # training has gone back, so the next states are different
         checkpoint = place.writes and (
             self._missed_checkpoint or _is_due(step, every) or (last and every > 0)
         )
         if last and step == self._checkpointed:
-            return  # the script has left its loop early, after a step whose checkpoint was due
+            return  # the script left its loop early, after a step with a due checkpoint
         if not checkpoint and not _is_due(step, self._snapshot_every):
             return
         if not last and time.monotonic() < self._rests_until:
@@ -232,7 +232,7 @@ class SnapshotSchedule:
                 wait=last and checkpoint,
             )
         except CheckpointError:
-            # The agent has no memory for it, and has said so: training goes on without.
+            # The agent has no memory for it, and has reported that. Training continues without.
             self.close()
             self._rests_until = time.monotonic() + REST_S
             self._missed_checkpoint = False
@@ -253,24 +253,25 @@ class SnapshotSchedule:
         metrics: Mapping[str, float],
         holds: Callable[[], bool],
     ) -> bool:
-        """Take a snapshot of what may be lost with this process, if any are taken at all.
+        """Take a snapshot of the state that the end of this process may lose, if the job takes any.
 
-        place: in the generation that did the last of the steps. holds: whether the state is still
-        that of this step. By a rank that keeps none else, too. False: there is no snapshot.
+        place: of the generation that did the last step. holds: returns whether the state still
+        belongs to this step. A rank without other snapshots takes this one as well.
+        False: the snapshot failed.
         """
         if self._writer is None or not self._keeps:
-            return True  # nobody wants one
+            return True  # the job takes no snapshots
         notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
         self._writer.outlast(holds)
         try:
             return self._writer.take(
                 named, place=place, step=step, notes=notes, checkpoint=False, wait=False
             )
-        except CheckpointError:  # the agent has no memory for it, and has said so
+        except CheckpointError:  # the agent has no memory for it, and has reported that
             return False
 
     def close(self) -> None:
-        """Let go of the buffers; the agent keeps what they hold."""
+        """Close the buffers; the agent keeps their contents."""
         if self._writer is not None:
             self._writer.close()
 

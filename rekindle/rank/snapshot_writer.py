@@ -1,8 +1,8 @@
-"""A rank's state into its agent's memory, whatever framework it trains with.
+"""Writes a rank's state into its agent's memory, for any framework.
 
-Of a state that all ranks hold any snapshot serves all of them: one that finds no free buffer is
-left out. Of a sharded state a snapshot is worth something only with those of all other shards: none
-is left out, and what is overwritten is the oldest, or, while the store has that, the one after it.
+If all ranks hold the same state, any snapshot serves all of them. The writer then skips a snapshot
+when no buffer is free. A snapshot of a shard is only useful with those of all other shards, so the
+writer skips none. It overwrites the oldest one, or the one after it while the store has the oldest.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ from rekindle.recovery.policy.plan import Made
 
 STEP = "step"
 METADATA_SKELETON = "skeleton"
-# For which training waits for the memory of its first snapshot: longer than an agent is ever busy,
-# shorter than it takes to make that of many gigabytes.
+# Seconds that training waits for the memory of its first snapshot. An agent is never busy for so
+# long, and it takes longer to make memory of many gigabytes.
 PATIENCE_S = 3.0
 _TICK_S = 0.0005
 _serials = itertools.count(1)
-# Bytes by which the skeleton (learning rates, counters) may grow between snapshots, at least; new
-# buffers have nothing in them, so they are to be rare.
+# Bytes by which the skeleton (learning rates, counters) may grow between snapshots, at least. New
+# buffers are empty, so they must be rare.
 _ROOM = 16_384
 
 
 class Captured(NamedTuple):
-    """A state as a framework holds it.
+    """A state in the framework's form.
 
-    skeleton: JSON that names the tensors, and says all else. tensors: the live ones, by name.
-    forms: of each its name, its code of safetensors, and its shape. said: metadata that follow from
-    these alone, unless they are those of the state before.
+    skeleton: JSON that names the tensors, and has all other values. tensors: the live tensors, by
+    name. forms: the name, safetensors code and shape of each tensor.
+
+    said: metadata that follow from the forms. None: the former state had the same forms.
     """
 
     skeleton: bytes
@@ -65,11 +66,11 @@ class SnapshotWriter(ABC):
         self._forms: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[Sequence[Any]] = []
-        self._asked: int | None = None  # the request for buffers that is not answered yet
+        self._asked: int | None = None  # the request for buffers without an answer yet
         self._next = 0
         self._outlasts = False
-        self._holds: Callable[[], bool] | None = None  # whether what was copied is a state
-        self._to_write: int | None = None  # the buffer whose newest snapshot is to be a checkpoint
+        self._holds: Callable[[], bool] | None = None  # returns whether the copy is consistent
+        self._to_write: int | None = None  # the buffer whose newest snapshot becomes a checkpoint
 
     def take(
         self,
@@ -81,14 +82,14 @@ class SnapshotWriter(ABC):
         checkpoint: bool,
         wait: bool,
     ) -> bool:
-        """Copy the state after `step` finished steps; training goes on when this returns.
+        """Copy the state after `step` finished steps; training continues when this returns.
 
-        notes: what a checkpoint's manifest will tell, by the keys of
+        notes: values for a checkpoint's manifest, by the keys of
         rekindle.agent.snapshots.checkpoint_queue.
-        False: there was no buffer to write, because the agent reads one or has not sealed the
-        other yet (one sealed snapshot is always kept), or because it is still making them. With
-        `wait`, one is waited for; so is the memory of a shard that is to be written to the store,
-        for the other shards are written, too.
+        False: there was no free buffer, or the state changed during the copy. The agent reads one
+        buffer or has not sealed the other yet (one sealed snapshot always stays), or it still makes
+        the buffers. With `wait` this waits for a buffer. It also waits for the memory of a shard
+        that becomes a checkpoint, because the nodes write the other shards as well.
         Raises CheckpointError: the agent has no memory for the buffers.
         """
         began = time.monotonic()
@@ -110,7 +111,7 @@ class SnapshotWriter(ABC):
             return False
         buffer = self._buffers[index]
         assert self._layout is not None
-        # What the agent finds overwritten it drops: this one is written in its place.
+        # The agent drops an overwritten snapshot. This one becomes the checkpoint instead of it.
         unwritten = index == self._to_write and buffer.made is not None and not buffer.is_sealed
         checkpoint = checkpoint or (unwritten and place.writes)
         self._to_write = index if checkpoint else None
@@ -140,9 +141,9 @@ class SnapshotWriter(ABC):
         return True
 
     def outlast(self, holds: Callable[[], bool]) -> None:
-        """Wait for the agent from now on whether or not the generation goes on.
+        """Wait for the agent from now on even if the generation has ended.
 
-        holds: asked behind each copy, which may have been made while the state changed.
+        holds: called after each copy; it returns whether the state did not change during the copy.
         """
         self._outlasts, self._holds = True, holds
 
@@ -150,17 +151,18 @@ class SnapshotWriter(ABC):
         return self._lock_oldest(copied) if self._sharded else self._lock_one(wait=wait)
 
     def _lock_oldest(self, copied: bool) -> int:
-        """Lock the oldest buffer for writing, once the snapshots that are kept are safe.
+        """Lock the oldest buffer for writing, once the other snapshots are safe.
 
-        Where another node keeps copies, the newest has to be there too: ranks may be a snapshot
-        apart, and of the two that it has of each one must be there of all.
+        If another node keeps copies, the newest snapshot must be there as well. Ranks may differ by
+        one snapshot. The node has two copies of each rank, and one of their states must exist for
+        all ranks.
         """
         oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].recency)
         self._wait_settled(*(kept if copied else kept[:1]))
         if self._buffers[oldest].lock(write=True):
             return oldest
-        # The store has it, for as long as it likes. What is written over instead has been settled;
-        # so must be what is then the newest.
+        # The store reads the oldest for an unknown time. The next one is settled, so the rank may
+        # overwrite it instead; then the newest must be settled as well.
         after, newest = kept
         self._wait_settled(newest)
         while True:
@@ -172,10 +174,10 @@ class SnapshotWriter(ABC):
     def _wait_settled(self, *indices: int) -> None:
         for each in (self._buffers[index] for index in indices):
             while each.made is not None and not each.is_settled:
-                time.sleep(_TICK_S)  # the agent is a whole interval behind
+                time.sleep(_TICK_S)  # the agent is a whole interval late
 
     def _lock_one(self, *, wait: bool) -> int | None:
-        """Lock the older buffer, or if the agent reads it the newer one, for writing."""
+        """Lock the older buffer for writing, or the newer one if the agent reads the older."""
         first = self._next
         for index in (first, (first + 1) % BUFFERS):
             other = self._buffers[(index + 1) % BUFFERS]
@@ -195,10 +197,10 @@ class SnapshotWriter(ABC):
         wait: bool,
         generation: int | None,
     ) -> bool:
-        """Have buffers that the state fits into; made once, or anew when it changes its shape.
+        """Prepare buffers for this state: once, and again when the state changes its shape.
 
-        False: the agent is still at it. Gigabytes take it seconds, in which training goes on. Who
-        waits does so for as long as the generation goes on.
+        False: the agent still makes them. Gigabytes take seconds, in which training continues. With
+        `wait` this waits as long as the generation lasts.
         """
         room = len(msgspec.json.encode(metadata))
         patience_s = None if wait else 0.0
@@ -226,25 +228,25 @@ class SnapshotWriter(ABC):
             buffer.map_pages()
             if buffer.made is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
-        # What a dead process of this rank left there is kept until there is something newer.
+        # Buffers of a dead process of this rank: keep its newest snapshot until a newer one exists.
         self._next = min(range(self._count), key=lambda i: buffers[i].recency)
         begins = {spec.name: layout.header_bytes + spec.begin for spec in layout.specs}
         self._views = [self.views(buffer.data, state, begins) for buffer in buffers]
 
     @abstractmethod
     def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
-        """Read the state. before: the forms of the last one; `said` is not asked for if equal."""
+        """Read the state. before: the forms of the last state; if they are equal, omit `said`."""
 
     @abstractmethod
     def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[Any]:
-        """Tensors like the state's, in its order, that lie at these places of the memory."""
+        """Return tensors like the state's, in its order, at these offsets of the memory."""
 
     @abstractmethod
     def copy(self, views: Sequence[Any], state: Captured) -> None:
-        """Fill the views with what the state's tensors hold."""
+        """Copy the contents of the state's tensors to the views."""
 
     def close(self) -> None:
-        """Let go of the buffers; the agent keeps what they hold."""
+        """Close the buffers; the agent keeps their contents."""
         self._views = []
         self._layout = None
         if self._asked is not None:
@@ -256,7 +258,7 @@ class SnapshotWriter(ABC):
 
 
 def _drop_unannounced(buffer: SnapshotBuffer) -> None:
-    """A process that died before it could tell of its snapshot has left one that nobody seals."""
+    """Invalidate a snapshot that a dead process did not report: the agent never seals it."""
     buffer.lock(write=True, wait=True)
     if not buffer.is_sealed:
         buffer.begin()
@@ -266,9 +268,9 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 def ask_for_buffers(
     channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: Made | None = None
 ) -> int:
-    """Ask the rank's agent for its buffers; 0 bytes: those that exist. Gives what to receive by.
+    """Ask the rank's agent for its buffers; 0 bytes: the existing ones. Return the serial number.
 
-    copy: the state whose replica is to be in one of them.
+    copy: the state whose replica one of them must have.
     """
     serial = next(_serials)
     channel.send(
@@ -284,9 +286,9 @@ def receive_buffers(
     *,
     generation: int | None = None,
 ) -> list[SnapshotBuffer] | None:
-    """Get what was asked for; None: it is not there in time, or before this generation's end.
+    """Return the requested buffers; None: the timeout or the end of the generation came first.
 
-    Raises CheckpointError: the agent has none, or no memory for them, or no such copy is to be had.
+    Raises CheckpointError: the agent has no buffers, no memory for them, or no such copy.
     """
     answered = channel.buffers(serial, timeout_s, generation=generation)
     if answered is None:
@@ -305,9 +307,9 @@ def receive_buffers(
 def kept(
     channel: Channel, slot: int, made: Made, *, copy: bool = False
 ) -> Iterator[SnapshotBuffer]:
-    """The buffer of the agent's that has this state, locked; a copy is brought there first.
+    """Lock and yield the agent's buffer with this state; copy: fetch the replica first.
 
-    Raises CheckpointError: it is not there.
+    Raises CheckpointError: no buffer has the state.
     """
     count = BUFFERS_OF_SHARD if copy else 0
     serial = ask_for_buffers(channel, slot, count=count, copy=made if copy else None)

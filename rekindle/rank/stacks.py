@@ -1,8 +1,7 @@
 """The stacks of a Python process: it writes them at a signal, and these functions read them.
 
-The handler is faulthandler's. It runs in C, whatever the interpreter waits for and whichever thread
-holds the GIL. A process does not answer while it is stopped, or in a system call that nothing
-interrupts.
+The handler is faulthandler's. It runs in C, even if the interpreter waits or another thread holds
+the GIL. A process does not answer while it is stopped, or in a system call that nothing interrupts.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import signal
 import sys
 from pathlib import Path
 
-SIGNAL = signal.SIGRTMIN + 8  # scripts and libraries use the named ones; no shell sends it
-MOST = 6000  # characters of a stack that are sent on; the file has it whole
+SIGNAL = signal.SIGRTMIN + 8  # scripts and libraries use the named signals; no shell sends it
+MOST = 6000  # characters of a stack in a message; the file has the whole stack
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _INNERMOST = 4
 
-# Much else under torch/distributed works by itself, like the writer of its checkpoints.
+# Other code under torch/distributed computes on its own, such as the writer of its checkpoints.
 _WAITS = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
@@ -30,28 +29,28 @@ _WAITS = (
     "training/torch/groups/gloo_waits.py",
     " in synchronize",
 )
-_DISPATCHER = "torch/_ops.py"  # calls what is in C++ for a function of torch
-_MAY_WAIT = " in _engine_run_backward"  # DDP's all-reduce is in C++, and so is what is computed
+_DISPATCHER = "torch/_ops.py"  # calls the C++ code of a torch function
+_MAY_WAIT = " in _engine_run_backward"  # in C++: DDP's all-reduce, and computation
 _WRAPPERS = (
     "training/torch/groups/gloo_waits.py",
     "torch/distributed/c10d_logger.py",
-)  # tell nobody anything
-# These are on the stack while torch.compile compiles, not while what it made runs.
+)  # frames without information
+# These are on the stack while torch.compile compiles, not while the compiled code runs.
 _COMPILES = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py", "triton/compiler/")
 
 
 def answer_signals(path: Path) -> None:
-    """Have this process append its stacks to a file whenever SIGNAL comes."""
+    """Make this process append its stacks to a file at each SIGNAL."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    except OSError as error:  # a disk that is full costs stacks, not the training
+    except OSError as error:  # a full disk must not stop the training
         print(f"rekindle: stacks cannot be written: {error}", file=sys.stderr, flush=True)
         return
     faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def main_thread(stacks: str) -> str:
-    """Return the stack of the main thread: the oldest, and so the last that is written."""
+    """Return the stack of the main thread: the oldest thread, whose stack is the last one."""
     return stacks.rstrip().rpartition("\n\n")[2]
 
 
@@ -66,7 +65,7 @@ def innermost(stack: str) -> str:
 
 
 def waits_for_others(stack: str, *, busy: bool) -> bool:
-    """Whether a process of this stack waits for other ranks. busy: it computes."""
+    """Return whether a process with this stack waits for other ranks. busy: it computes."""
     frames = (line for line in stack.splitlines() if _FRAME.match(line))
     innermost = next((line for line in frames if _DISPATCHER not in line), "")
     if _MAY_WAIT in innermost:
@@ -75,5 +74,5 @@ def waits_for_others(stack: str, *, busy: bool) -> bool:
 
 
 def compiles(stack: str) -> bool:
-    """Whether a process of this stack compiles."""
+    """Return whether a process with this stack compiles."""
     return any(mark in stack for mark in _COMPILES)

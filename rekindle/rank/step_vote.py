@@ -1,10 +1,11 @@
-"""The gate before each step: all ranks say whether they can do it, and all do it, or none does.
+"""The gate before each step: all ranks report whether they can do it, and all or none do it.
 
-MindSpore's collectives cannot be broken off on CPU: what was in one that somebody did not join is
-good for nothing any more (nor is its process, for that). So nobody enters a step's collectives
-before it is known that all will. Ranks agree without a server: in round k each tells the one 2^k
-places after it what it knows by then, and hears the one 2^k places before it; after as many rounds
-as the world's size has bits, each knows it of all (a dissemination barrier).
+MindSpore cannot interrupt collectives on CPU. If one rank does not join a collective, its data and
+the processes in it become unusable. So no rank enters the collectives of a step before it knows
+that all ranks will. The ranks agree without a server. In round k each rank sends its knowledge to
+the rank 2^k places after it, and receives that of the rank 2^k places before it. After as many
+rounds as the world size has bits, each rank knows the answer of all ranks (a dissemination
+barrier).
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 Address = tuple[str, int]
 
-_HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, what the line is for
+_HELLO = struct.Struct("<8sqqq")  # magic, generation, place in the world, purpose of the connection
 HELLO_BYTES = _HELLO.size
 _MAGIC = b"rekindle"
-_WORD = struct.Struct("<qqqQ")  # step, flags, and the run
-_CAN, _ENDS = 1, 2  # all known so far can do it; there is no such step
-_SIZE = struct.Struct("<q")  # of what ranks tell each other
+_WORD = struct.Struct("<qqqQ")  # step, flags, and the RunIdentity
+_CAN, _ENDS = 1, 2  # all known ranks can do it; this rank has ended before it
+_SIZE = struct.Struct("<q")  # the size of a message between ranks
 _HELLO_S = 5.0
 _NEVER = 1 << 62
-STATE = 0  # what a line is for: a state; else the distance of the two in the gate
+STATE = 0  # purpose of a connection: a state; otherwise the distance of the two ranks in the gate
 
 
 class PeerGoneError(ConnectionError):
-    """The line to another rank is cut: most likely it has ended."""
+    """The connection to another rank is cut, most likely because it has ended."""
 
 
-LOST = (OSError, StaleError)  # another rank is gone
+LOST = (OSError, StaleError)  # another rank has ended, or the generation
 
 
 class RunIdentity(NamedTuple):
-    """What all ranks have to have alike.
+    """The values that must be equal on all ranks.
 
-    total: steps. begins: a number that tells the parameters that the first of them began with.
+    total: the number of steps. begins: a number that identifies the initial parameters.
     """
 
     total: int
@@ -55,7 +56,7 @@ _ANY = RunIdentity(0, 0)
 
 
 class Listener:
-    """Where the other ranks reach this one, from its start to its end."""
+    """Accepts the connections of other ranks, from the start of this rank to its end."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0), backlog=128)
@@ -68,7 +69,10 @@ class Listener:
     def take(
         self, generation: int, place: int, purpose: int, is_over: Callable[[], bool]
     ) -> socket.socket:
-        """Wait for the line of the rank in this place. Raises StaleError: it is not needed now."""
+        """Wait for the connection of the rank in this place, and return it.
+
+        Raises StaleError: `is_over` became true.
+        """
         with self._came:
             key = generation, place, purpose
             self._came.wait_for(lambda: key in self._lines or is_over())
@@ -77,20 +81,20 @@ class Listener:
             return self._lines.pop(key)
 
     def wake(self) -> None:
-        """Have those who wait look whether that is over."""
+        """Wake the waiting threads, so that they call `is_over`."""
         with self._came:
             self._came.notify_all()
 
     def forget_before(self, generation: int) -> None:
-        """Close lines of earlier generations that nobody took."""
+        """Close unused connections of earlier generations."""
         with self._came:
             self._oldest = generation
             for key in [key for key in self._lines if key[0] < generation]:
                 self._lines.pop(key).close()
 
     def close(self) -> None:
-        """Listen no more."""
-        _shut(self._socket)  # wakes the thread, which a close would not
+        """Close the listener and all unused connections."""
+        _shut(self._socket)  # this wakes the thread; a close would not
         self._socket.close()
         self.forget_before(_NEVER)
 
@@ -103,7 +107,7 @@ class Listener:
             threading.Thread(target=self._greet, args=(line,), daemon=True).start()
 
     def _greet(self, line: socket.socket) -> None:
-        """Learn who calls; a stranger is hung up on."""
+        """Read who connects; close the connection if the caller is not a rank of this job."""
         line.settimeout(_HELLO_S)
         try:
             magic, generation, place, purpose = _HELLO.unpack(receive(line, HELLO_BYTES))
@@ -122,7 +126,7 @@ class Listener:
 class StepVote:
     """The gate of one generation. The main thread passes it; any thread may sever it.
 
-    page: shows the agent that this rank waits for others.
+    page: the heartbeat page, which shows the agent that this rank waits for others.
     """
 
     def __init__(self, listener: Listener, page: HeartbeatPage) -> None:
@@ -135,10 +139,10 @@ class StepVote:
         self._lines: list[socket.socket] = []
 
     def form(self, generation: int, place: int, addresses: Sequence[Address]) -> None:
-        """Connect with those that this rank tells and hears; returns when all of them are there.
+        """Connect to the next ranks of the barrier, and wait until the former ones connect.
 
         addresses: where the ranks listen, by their place in the world.
-        Raises StaleError: it was severed; PeerGoneError: a rank cannot be reached.
+        Raises StaleError: a thread severed the gate; PeerGoneError: a rank cannot be reached.
         """
         self._page.form()
         size, self._generation, self._place = len(addresses), generation, place
@@ -150,20 +154,23 @@ class StepVote:
             self._heard.append(self.accept((place - distance) % size, distance))
 
     def connect(self, address: Address, purpose: int) -> socket.socket:
-        """Call a rank. Raises PeerGoneError, StaleError."""
+        """Connect to a rank.
+
+        Raises PeerGoneError: it cannot be reached; StaleError: a thread severed the gate.
+        """
         return self._keep(call(address, self._generation, self._place, purpose))
 
     def accept(self, place: int, purpose: int) -> socket.socket:
-        """Wait for a rank's call. Raises StaleError."""
+        """Wait for a rank to connect. Raises StaleError: a thread severed the gate."""
         is_over = lambda: self._severed  # noqa: E731
         return self._keep(self._listener.take(self._generation, place, purpose, is_over))
 
     def agree(self, step: int, *, can: bool, ends: bool = False, run: RunIdentity = _ANY) -> bool:
-        """Say whether this rank can do a step; return whether all can, the same on all ranks.
+        """Report whether this rank can do a step; return whether all can, the same on all ranks.
 
-        ends: to this rank there is no such step. Raises PeerGoneError: a rank is gone; StaleError:
-        it was severed; SessionError: another rank is at another step, or at its end, or in another
-        run.
+        ends: this rank has ended its training before that step.
+        Raises PeerGoneError: a rank has ended. Raises StaleError: a thread severed the gate.
+        Raises SessionError: another rank is at another step, or at its end, or in another run.
         """
         if not self._told:
             return can
@@ -181,10 +188,10 @@ class StepVote:
         return can
 
     def gather(self, said: bytes) -> list[bytes]:
-        """Tell all ranks something, and return what all have told, in their order; b"" is nothing.
+        """Send data to all ranks, and return the data of all ranks in their order, without b"".
 
-        For little, of few ranks: all send before they receive. Raises PeerGoneError: a rank is
-        gone; StaleError: it was severed.
+        Only for small data of few ranks, because all ranks send before they receive.
+        Raises PeerGoneError: a rank has ended; StaleError: a thread severed the gate.
         """
         known = {self._place: said} if said else {}
         try:
@@ -199,11 +206,11 @@ class StepVote:
 
     @property
     def severed(self) -> bool:
-        """Whether nobody passes it any more."""
+        """Whether the gate is severed; then no rank can pass it."""
         return self._severed
 
     def sever(self) -> None:
-        """End all waits here, now and from now on; the other ranks see it."""
+        """End all waits at this gate, now and later; the other ranks notice it."""
         with self._lock:
             self._severed = True
             for line in self._lines:
@@ -211,7 +218,7 @@ class StepVote:
         self._listener.wake()
 
     def leave(self) -> None:
-        """Give up all lines."""
+        """Sever the gate and close all connections."""
         self.sever()
         for line in self._lines:
             line.close()
@@ -258,7 +265,7 @@ def _compare(mine: tuple[int, bool, RunIdentity], theirs: tuple[int, bool, RunId
 
 
 def call(address: Address, generation: int, place: int, purpose: int) -> socket.socket:
-    """Call a listener, and say who calls. Raises PeerGoneError."""
+    """Connect to a listener, and identify this rank. Raises PeerGoneError: it cannot be reached."""
     host, port = address
     try:
         line = socket.create_connection(address)
@@ -274,7 +281,7 @@ def call(address: Address, generation: int, place: int, purpose: int) -> socket.
 
 
 def receive(line: socket.socket, size: int) -> bytearray:
-    """Receive so many bytes. Raises OSError: they do not come."""
+    """Receive `size` bytes. Raises OSError: the connection fails or closes before."""
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:
@@ -286,5 +293,5 @@ def receive(line: socket.socket, size: int) -> bytearray:
 
 
 def _shut(line: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side did already
+    with contextlib.suppress(OSError):  # the other side has done it already
         line.shutdown(socket.SHUT_RDWR)

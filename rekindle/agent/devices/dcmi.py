@@ -1,11 +1,11 @@
-"""Asks DCMI, the library of Ascend's driver, which fault codes devices have. A program of its own:
+"""Asks DCMI, the library of Ascend's driver, for the fault codes of devices. It is a program:
 
     python -m rekindle.agent.devices.dcmi
 
-For a call may stay in the driver for ever, and a library that is not what its header says may take
-its process along: an agent that called it could lose all its ranks. It prints `Found` as JSON, in
-one line. The prototypes are those of MindCluster's header, which a test names; there was no device
-to run them on.
+A call may hang in the driver, and a library that differs from its header may crash its process. In
+the agent this could end all ranks, so it runs in its own process. It prints `Found` as JSON, in one
+line. The prototypes are those of MindCluster's header, which a test names; there was no device for
+a test.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 
 
 class DcmiError(RekindleError):
-    """DCMI does not answer as it should; it may do so later."""
+    """DCMI does not answer correctly; it may do so later."""
 
 
 class NoDcmiError(DcmiError):
-    """There is no DCMI here, or one that is too old."""
+    """This machine has no DCMI, or one that is too old."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What DCMI has said. devices: by logical number; problems: why not of all.
+    """The answers of DCMI. devices: by logical number; problems: the errors for the other devices.
 
-    absent: why it can never say anything here.
+    absent: why it can never answer on this machine.
     """
 
     devices: dict[int, Condition] = {}
@@ -53,13 +53,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Library(Protocol):
-    """A loaded library: its functions are its attributes, as those of a ctypes.CDLL are."""
+    """A loaded library: its attributes are its functions, as for a ctypes.CDLL."""
 
     def __getattr__(self, name: str, /) -> Any: ...
 
 
 class Dcmi:
-    """DCMI's functions. Raises NoDcmiError: one is missing; DcmiError: it cannot begin."""
+    """DCMI's functions. Raises NoDcmiError: one is missing; DcmiError: the initialization fails."""
 
     def __init__(self, library: Library) -> None:
         self._functions = {}
@@ -73,7 +73,7 @@ class Dcmi:
         self._call("dcmi_init")
 
     def chips(self) -> Iterator[tuple[int, int]]:
-        """Return the card and the number in it of each chip. Raises DcmiError."""
+        """Yield the card of each chip, and its number there. Raises DcmiError: a call fails."""
         count, cards = c_int(), (c_int * MOST_CARDS)()
         self._call("dcmi_get_card_list", byref(count), cards, MOST_CARDS)
         for card in cards[: _within(count.value, MOST_CARDS, "cards")]:
@@ -83,13 +83,13 @@ class Dcmi:
                 yield card, chip
 
     def logical(self, card: int, chip: int) -> int:
-        """Return the number that the ranks' environment knows a chip by. Raises DcmiError."""
+        """Return the chip's number in the ranks' environment. Raises DcmiError: the call fails."""
         number = c_int()
         self._call("dcmi_get_device_logic_id", byref(number), card, chip)
         return number.value
 
     def condition(self, card: int, chip: int) -> Condition:
-        """Return how a chip is. Raises DcmiError."""
+        """Return the condition of a chip. Raises DcmiError: a call fails, or the chip is absent."""
         health, count, codes = c_uint(), c_int(), (c_uint * MOST_CODES)()
         self._call("dcmi_get_device_health", card, chip, byref(health))
         if health.value > max(Severity):  # 0xFFFFFFFF
@@ -113,7 +113,7 @@ def _within(count: int, most: int, what: str) -> int:
 
 
 def load() -> Library:
-    """Load DCMI from where the driver puts it, else as the loader finds it. Raises NoDcmiError."""
+    """Load DCMI from the driver's folder, or by the loader. Raises NoDcmiError: both fail."""
     for place in PLACES:
         try:
             return ctypes.CDLL(place)
@@ -123,7 +123,7 @@ def load() -> Library:
 
 
 def ask(loaded: Callable[[], Library]) -> Found:
-    """Return how all devices are; one that cannot be asked keeps nobody from the others."""
+    """Return the conditions of all devices; an error of one device does not affect the others."""
     devices, problems = dict[int, Condition](), list[str]()
     try:
         dcmi = Dcmi(loaded())

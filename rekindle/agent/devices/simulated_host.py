@@ -1,4 +1,4 @@
-"""A simulated host: a file with its faults; and the reset of a device before a rank starts."""
+"""A simulated host, whose file lists its faults; and the reset of a device before a rank starts."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def read_condition(host: Path) -> SimulatedCondition:
 
 
 async def reset_device(device: int, host_file: Path | None) -> str:
-    """Reset a device, by its local number; return why it is not reset, or nothing.
+    """Reset a device, by its local number; return the reason of a failure, or "".
 
-    simulated: the file of the simulated host that the device is on.
+    host_file: the file of the device's simulated host; None: the device is real.
     """
     if host_file is not None:
         sick = device in read_condition(host_file).sick_devices

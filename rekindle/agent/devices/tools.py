@@ -1,7 +1,7 @@
-"""The tools of a node's devices (npu-smi, DCMI, nvidia-smi), and the watch of fault codes.
+"""Runs the tools of a node's devices (npu-smi, DCMI, nvidia-smi), and watches fault codes.
 
-The commands and their output are those of Huawei's and NVIDIA's manuals; there was no device to run
-them against.
+The commands and their output follow the manuals of Huawei and NVIDIA; there was no device for a
+test.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rekindle.protocol.monitoring import Condition
 # MindCluster's device plugin waits as long for a reset (WaitDeviceResetTime).
 RESET_TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0
-KILLED_S = 1.0  # how long one that was killed may take to end; in the driver it may stay for ever
+KILLED_S = 1.0  # for the end of a killed tool, which may hang in the driver
 
 ASK_DCMI = (sys.executable, "-m", "rekindle.agent.devices.dcmi")
 GPU_MANAGER = Path("/dev/nvidiactl")
 _MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
-_stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, and did not end in time
+_stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, but not ended in time
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
 
 
 def are_there() -> bool:
-    """Whether this machine has devices that a tool knows of."""
+    """Return whether this machine has devices with a known tool."""
     return NPU_MANAGER.exists() or GPU_MANAGER.exists()
 
 
 async def reset(device: int) -> str:
-    """Reset a device that no process uses; return why it is not, or nothing."""
+    """Reset a device that no process uses; return the reason of a failure, or ""."""
     if NPU_MANAGER.exists():
         place, error = await _npu(_visible(device))
         return error or (await _run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
@@ -49,7 +49,7 @@ async def reset(device: int) -> str:
 
 
 async def utilisations(devices: Iterable[int]) -> dict[int, int]:
-    """Return how busy devices are, in percent, without those whose tool does not say it."""
+    """Return the utilization of devices in percent, without those whose tool does not report it."""
     asked = list(devices)
     if not are_there():
         return {}
@@ -58,11 +58,11 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
 
 
 async def conditions(devices: Iterable[int]) -> Found:
-    """Return what DCMI says of NPUs; devices that it does not name are left out."""
+    """Return DCMI's report about NPUs; it omits devices that DCMI does not name."""
     told, error = await _run(ASK_TIMEOUT_S, *ASK_DCMI)
     if error:
         return Found(problems=(error,))
-    try:  # the last line, for the driver may have said something before
+    try:  # the last line, because the driver may have printed something before
         found = msgspec.json.decode(told.rpartition("\n")[2], type=Found)
     except msgspec.DecodeError as wrong:
         return Found(problems=(f"{' '.join(ASK_DCMI)} said {told[-300:]!r}: {wrong}",))
@@ -83,14 +83,14 @@ async def _utilisation(device: int) -> str:
 
 
 def _visible(device: int) -> str:
-    """Return what the machine calls the device that ranks know by its local number."""
+    """Return the machine's number for a device with this local number."""
     name = "ASCEND_RT_VISIBLE_DEVICES" if NPU_MANAGER.exists() else "CUDA_VISIBLE_DEVICES"
     listed = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
     return listed[device] if device < len(listed) else str(device)
 
 
 async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
-    """Return the arguments that name an NPU, by its card and chip, or why there are none."""
+    """Return the arguments that name an NPU by its card and chip, or an error."""
     told, error = await _run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
     for card, chip, number in _MAPPED.findall(told):
         if number == logical:
@@ -99,9 +99,10 @@ async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
 
 
 async def _run(limit_s: float, *command: str) -> tuple[str, str]:
-    """Run a tool; return what it said, and why it failed, if it did.
+    """Run a tool; return its output, and an error if it failed.
 
-    One that is stuck in the driver is not run again until it has ended: there would be ever more.
+    A tool that hangs in the driver does not run again until it has ended. Otherwise the number of
+    such processes would grow.
     """
     stuck = _stuck.get(command[0])
     if stuck is not None and stuck.returncode is None:
@@ -134,7 +135,7 @@ LOOK_S = 5.0
 
 
 class DeviceMonitor:
-    """Tells the coordinator how devices are. devices: the process on each, 0: it has ended."""
+    """Reports the conditions of devices. devices: returns the process on each; 0: it has ended."""
 
     def __init__(
         self, devices: Callable[[], dict[int, int]], send: Callable[[Message], None]
@@ -144,20 +145,20 @@ class DeviceMonitor:
         self._said: set[str] = set()
 
     async def run(self) -> None:
-        """Look again and again, while there may be anything to see."""
+        """Look at intervals, as long as there may be faults to see."""
         goes_on = NPU_MANAGER.exists()
         while goes_on:
             await asyncio.sleep(LOOK_S)
             try:
                 goes_on = await self.look()
-            except Exception as error:  # a bug of ours, which costs no more than this look
+            except Exception as error:  # a bug of ours, which ends only this look
                 self._say(f"fault codes of devices could not be read: {error!r}")
 
     async def look(self) -> bool:
-        """Tell how devices are, where that is news or a fault; False: it can never be known.
+        """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
 
-        What was read while a process came is not told: its device may just have been reset. Codes
-        are told again and again, for to the coordinator they are news once it was.
+        The agent drops a reading if the process on the device changed during it, because of a
+        possible reset. It repeats fault codes: after a reset they are new to the coordinator.
         """
         asked = self._devices()
         if not asked:
@@ -174,7 +175,7 @@ class DeviceMonitor:
         return not found.absent
 
     def _say(self, what: str) -> None:
-        """Say it once."""
+        """Print a text once."""
         if what not in self._said:
             self._said.add(what)
             print(f"rekindle agent: {what}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The memory of snapshot buffers: all of it is there before a rank writes."""
+"""The memory of snapshot buffers, which the agent allocates completely before a rank writes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import threading
 from rekindle.agent.memory_limits import available_bytes
 from rekindle.protocol.snapshot_buffer import CONTROL_BYTES
 
-_ZEROS_BYTES = 1 << 20  # written at once
+_ZEROS_BYTES = 1 << 20  # the size of one write
 
 
 class _Promised:
-    """Memory that is promised to buffers and not taken yet: several are made at a time."""
+    """Memory that buffers will take but have not taken yet; the agent makes several at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes = 0
 
     def promise(self, size: int) -> None:
-        """Raises OSError: there is not as much."""
+        """Reserve memory. Raises OSError: there is not enough."""
         with self._lock:
             left = available_bytes() - self._bytes
             if size > left:
@@ -28,7 +28,7 @@ class _Promised:
             self._bytes += size
 
     def keep(self, size: int) -> None:
-        """So much is taken now, or not needed any more."""
+        """Release a reservation of memory that is taken now, or not needed."""
         with self._lock:
             self._bytes -= size
 
@@ -39,16 +39,16 @@ _promised = _Promised()
 def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = None) -> int:
     """Make the memory file of a buffer for `data_bytes`, and return its descriptor.
 
-    Takes as long as there are bytes (0.4 s a GB, and more). stop: if set meanwhile, it is given up.
-    Raises OSError: they are not to be had, or it was given up.
+    The time grows with the size (0.4 s a GB, and more). stop: if it is set, this gives up.
+    Raises OSError: there is not enough memory, or `stop` is set.
     """
     size = CONTROL_BYTES + data_bytes
     _promised.promise(size)
     done, fd = 0, -1
     try:
         fd = os.memfd_create(f"rekindle-{name}")
-        # Memory that is only reserved (posix_fallocate) is cleared when it is first touched: by a
-        # rank, while training waits.
+        # The kernel clears reserved memory (posix_fallocate) only at the first access. A rank would
+        # do that while training waits.
         zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
         while done < size:
             if stop is not None and stop.is_set():

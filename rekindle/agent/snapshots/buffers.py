@@ -1,4 +1,4 @@
-"""The snapshots of one node: the agent's buffers, their seals, and their way into the store."""
+"""The snapshots of one node: the agent's buffers, their seals, and their way to the store."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.policy.plan import Made
 
-_ROOM = 65536  # bytes that a buffer has more than was asked for
+_ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005
-MAKERS = 8  # threads that make memory: more are no faster
+MAKERS = 8  # threads that make memory; more are not faster
 
 _Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
 Answer = Callable[[protocol.BufferGrant, list[int]], None]
 
 
 class NodeSnapshots:
-    """Buffers by rank. Work on their bytes is done in a thread; training and agent go on."""
+    """Buffers by rank. Threads do the work on their bytes; training and agent continue."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class NodeSnapshots:
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
-        self.checkpoints: tuple[Made, ...] = ()  # those written here, newest first
+        self.checkpoints: tuple[Made, ...] = ()  # the checkpoints of this node, newest first
         self._jobs: set[asyncio.Task[None]] = set()
-        self._asking: set[asyncio.Task[None]] = set()  # of ranks that wait; no other job waits
+        self._asking: set[asyncio.Task[None]] = set()  # requests of ranks; no job waits for them
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
     def room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
-        """Answer a rank: its buffers, made anew if they are too small."""
+        """Answer a rank with its buffers; make larger ones if they are too small."""
         if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
             self._offer(wanted, answer)
         else:
@@ -85,22 +85,22 @@ class NodeSnapshots:
         answer(protocol.BufferGrant(error=error, serial=wanted.serial), fds)
 
     def _fitting(self, rank: int, data_bytes: int) -> _Held:
-        """Return the buffers of a rank; none: there are none, or they are too small."""
+        """Return the buffers of a rank; empty: it has none, or they are too small."""
         held = self._buffers.get(rank, [])
         return held if held and len(held[0][1].data) >= data_bytes else []
 
     async def _have(self, wanted: protocol.BufferRequest, data_bytes: int) -> _Held:
-        """Return the buffers of a rank; those that are too small are let go, and others made.
+        """Return the buffers of a rank; replace those that are too small.
 
-        Raises CheckpointError: the memory is not to be had.
+        Raises CheckpointError: there is not enough memory.
         """
         rank = wanted.rank
         while not (held := self._fitting(rank, data_bytes)):
             if rank not in self._making:
                 making = asyncio.ensure_future(self._remake(rank, wanted.buffers, data_bytes))
-                making.add_done_callback(lambda done: done.exception())  # those who wait see it
+                making.add_done_callback(lambda done: done.exception())  # the requests see it
                 self._making[rank] = making
-            # Whoever asks may be broken off, or die: what is being made is the next one's.
+            # A request may be interrupted, or its rank may die; the next request uses the memory.
             await asyncio.shield(self._making[rank])
         return held
 
@@ -110,12 +110,12 @@ class NodeSnapshots:
             if not old:
                 self._buffers[rank] = await self._make(rank, count, data_bytes)
                 return
-            self._sealed(rank)  # it keeps nothing any more
+            self._sealed(rank)  # the rank has no snapshots now
             closing = self._start(self._close(old, set(self._jobs)))
             try:
                 held = await self._make(rank, count, data_bytes)
             except CheckpointError:
-                await closing  # somebody has still read the old ones, it may be
+                await closing  # a job may still have read the old ones
                 held = await self._make(rank, count, data_bytes)
             self._buffers[rank] = held
         finally:
@@ -123,7 +123,7 @@ class NodeSnapshots:
 
     async def _make(self, rank: int, count: int, data_bytes: int) -> _Held:
         loop, name = asyncio.get_running_loop(), f"{self._spec.job_id}-rank{rank}"
-        # Another process of the rank may need a few bytes more than the one that asks.
+        # Another process of the rank may need a few bytes more than this one.
         size = data_bytes + _ROOM
         making = [
             loop.run_in_executor(self._makes, create_buffer, f"{name}-{i}", size, self._closing)
@@ -149,7 +149,7 @@ class NodeSnapshots:
         return held
 
     def fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
-        """Answer a rank when one of its buffers has the replica that another node keeps of it."""
+        """Answer a rank when one of its buffers has the replica that another node keeps."""
         self._start(self._fetch(wanted, answer), self._asking)
 
     async def _fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
@@ -161,30 +161,30 @@ class NodeSnapshots:
             except CheckpointError as failed:
                 error = str(failed)
         if self._buffers.get(wanted.rank):
-            self._sealed(wanted.rank)  # an older one was overwritten, even if it failed
+            self._sealed(wanted.rank)  # the copy has overwritten an older one, even if it failed
         self._offer(wanted, answer, error)
 
     async def _room_for_copy(
         self, wanted: protocol.BufferRequest, used: contextlib.ExitStack, data_bytes: int
     ) -> SnapshotBuffer:
-        """Lock a buffer for a copy: that of a damaged snapshot of its state, else the oldest."""
+        """Lock a buffer for a copy: one with a damaged snapshot of its state, or the oldest."""
         held = await self._have(wanted, data_bytes)
         fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].recency))
-        buffer = SnapshotBuffer(fd)  # with locks of its own: it may be read here
+        buffer = SnapshotBuffer(fd)  # with its own locks, because a job may read it here
         used.callback(buffer.close)
         while not buffer.lock(write=True):
             await asyncio.sleep(_TICK_S)
         return buffer
 
     def taken(self, message: protocol.SnapshotTaken) -> None:
-        """Seal a snapshot that a rank has just taken and, if asked to, write it to the store."""
+        """Seal a new snapshot of a rank and, if it is due, write it to the store."""
         self._start(self._keep(message, *self._buffers[message.rank][message.buffer]))
 
     def _start(
         self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]] | None = None
     ) -> asyncio.Task[None]:
         job = in_background(work, self._jobs if among is None else among)
-        job.add_done_callback(lambda done: done.result())  # an error is a bug: let it be seen
+        job.add_done_callback(lambda done: done.result())  # an error is a bug, and must be visible
         return job
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
@@ -194,10 +194,10 @@ class NodeSnapshots:
         try:
             self._sealed(message.rank)
             await self._replica_client.copy(message.rank, buffer, made)
-            if message.checkpoint and buffer.made == made:  # else it was forgotten meanwhile
+            if message.checkpoint and buffer.made == made:  # otherwise the agent dropped it
                 self._due.due(message, fd)
         finally:
-            buffer.settle()  # also after a bug of ours: the rank waits for it
+            buffer.settle()  # also after a bug of ours, because the rank waits for it
             buffer.unlock()
 
     def _sealed(self, rank: int) -> None:
@@ -207,7 +207,7 @@ class NodeSnapshots:
         self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
 
     def _tell(self, message: protocol.Message) -> None:
-        """Tell what became of checkpoints, and remember which there are."""
+        """Report the result for checkpoints, and remember which checkpoints exist."""
         match message:
             case protocol.CheckpointWritten(error=""):
                 self.checkpoints = ((message.step, message.generation), *self.checkpoints)[:OFFERS]
@@ -216,7 +216,7 @@ class NodeSnapshots:
         self._send(message)
 
     def write_parts(self, order: protocol.WriteShards) -> None:
-        """Write the shards of a checkpoint that all nodes write now."""
+        """Write the node's shards of a checkpoint that all nodes write now."""
         self._due.write_parts(order)
 
     def dump(self, order: protocol.WriteFinalCheckpoint) -> None:
@@ -227,7 +227,7 @@ class NodeSnapshots:
         self, order: protocol.WriteFinalCheckpoint, earlier: set[asyncio.Task[None]]
     ) -> None:
         if earlier:
-            await asyncio.wait(earlier)  # what is being sealed may be newer than what is asked for
+            await asyncio.wait(earlier)  # an unsealed snapshot may be newer
         if not order.shards:
             written = await in_pool(self._writes, self._write_newest, order)
             self._tell(msgspec.structs.replace(written, final=True))
@@ -236,7 +236,7 @@ class NodeSnapshots:
             self._tell(msgspec.structs.replace(part, final=True))
 
     def commit(self, order: protocol.Commit) -> None:
-        """Make the checkpoint valid whose shards are all written."""
+        """Commit the checkpoint whose shards are all in the store."""
         self._start(self._commit(order))
 
     async def _commit(self, order: protocol.Commit) -> None:
@@ -247,14 +247,15 @@ class NodeSnapshots:
 
     @property
     def copies(self) -> dict[int, tuple[Made, ...]]:
-        """What this node keeps of ranks of others."""
+        """The copies that this node keeps for ranks of other nodes."""
         return self._replica_server.kept
 
     def formed(self, form: protocol.FormGeneration) -> None:
-        """A generation begins, whose plan says who keeps copies.
+        """Start a generation, whose plan names the nodes that keep copies.
 
-        What was found to be wrong is forgotten, and of shards what is newer than its step: that is
-        made again, and must not take the room of what will be there of all of them.
+        This drops suspicious snapshots. It also drops snapshots of shards that are newer than the
+        generation's starting state. The ranks train those steps again, and the old snapshots must
+        not occupy the room of the new ones.
         """
         self._due.formed()
         self._forget(form)
@@ -266,14 +267,14 @@ class NodeSnapshots:
             self._start(self._copy_again(rank))
 
     def break_off(self) -> None:
-        """The generation is over: nothing more is copied for it."""
+        """End the generation: no further copies belong to it."""
         self._replica_client.break_off()
 
     async def _copy_again(self, rank: int) -> None:
-        """Have the snapshots copied. A node that has one already refuses it."""
+        """Send the snapshots of a rank again. A node that has one already refuses it."""
         in_order = sorted(self._buffers.get(rank, ()), key=lambda each: each[1].recency)
         for fd, _ in in_order:
-            own = SnapshotBuffer(fd)  # with locks of its own
+            own = SnapshotBuffer(fd)  # with its own locks
             if own.lock(write=False) and own.is_sealed:
                 await self._replica_client.copy(rank, own, own.recency)
             own.close()
@@ -308,7 +309,7 @@ class NodeSnapshots:
     async def _dump_shard(
         self, order: protocol.WriteFinalCheckpoint, shard: int, rank: int
     ) -> protocol.ShardWritten:
-        """Write the snapshot, or the copy, that there is here of a rank in this very state."""
+        """Write the snapshot, or the copy, that this node has of a rank in exactly this state."""
         made = order.step, order.made
         held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
         copy = self._replica_server.reading(rank, made)
@@ -332,12 +333,12 @@ class NodeSnapshots:
         return self._files.write_part(made, shard, shards, buffer)
 
     async def finish(self) -> None:
-        """Wait for what is being sealed or written; a finished job keeps its last checkpoint."""
+        """Wait for running seals and writes, so that a finished job keeps its last checkpoint."""
         while self._jobs:
             await asyncio.wait(list(self._jobs))
 
     async def close(self) -> None:
-        """Give the memory back, once what is under way is done."""
+        """Free the memory after the running work has ended."""
         self._replica_client.break_off()
         self._closing.set()
         while self._asking:
@@ -351,7 +352,7 @@ class NodeSnapshots:
         self._writes.shutdown()
 
     async def _close(self, pair: _Held, users: set[asyncio.Task[None]]) -> None:
-        """Close buffers when those who may still read them are done."""
+        """Close buffers after their last possible readers have ended."""
         if users:
             await asyncio.wait(users)
         for fd, buffer in pair:
@@ -360,7 +361,7 @@ class NodeSnapshots:
 
 
 def _seal(buffer: SnapshotBuffer, made: Made) -> bool:
-    """Seal the snapshot of a state and keep the buffer locked; False: another is in its place."""
+    """Seal the snapshot of a state and keep the buffer locked; False: it has another state."""
     buffer.lock(write=False, wait=True)
     if buffer.made != made:
         buffer.unlock()

@@ -1,8 +1,8 @@
 """The checkpoints of one node: their queue, and the writer of snapshots into the store.
 
-No rank waits for the store: of a rank's buffers at most one is held for it, the one that is written
-or is to be. While the store is busy what is due next is not held. It is written after that if its
-snapshot is still there, and left out otherwise, or when a newer one is due.
+No rank waits for the store. The store holds at most one of a rank's buffers: the one that it writes
+or will write. While the store is busy, the next due snapshot is not held. The node writes it later
+if the rank has not overwritten it. Otherwise, or when a newer one is due, the node skips it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from rekindle.recovery.policy.plan import Made
 
 
 class CheckpointFiles:
-    """Writes what buffers hold that nobody changes meanwhile, and says how it came out."""
+    """Writes the contents of locked buffers into the store, and returns the results."""
 
     def __init__(self, spec: JobSpec, store: CheckpointStore) -> None:
         self._spec = spec
         self._store = store
-        self._metrics: dict[str, float] = {}  # of what was committed last
-        self._amiss = ""  # as was said last
+        self._metrics: dict[str, float] = {}  # metrics of the last commit
+        self._amiss = ""  # the last reported problem
 
     def write(self, made: Made, buffer: SnapshotBuffer) -> protocol.CheckpointWritten:
         """Write and commit a checkpoint of one file."""
-        # Data-parallel ranks hold the same state: one file serves them all.
+        # Data-parallel ranks hold the same state, so one file serves all of them.
         part = CheckpointFile(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
         step, generation = made
         done = protocol.CheckpointWritten(step=step, generation=generation)
@@ -53,7 +53,7 @@ class CheckpointFiles:
         try:
             manifest = self._manifest(made, _said(buffer))
             written = self._store.write(manifest, {state_file(0): part})
-        except CheckpointError as error:  # it may have been forgotten meanwhile
+        except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
         return msgspec.structs.replace(
             done,
@@ -65,15 +65,15 @@ class CheckpointFiles:
     def write_part(
         self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
     ) -> protocol.ShardWritten:
-        """Write one shard; the coordinator has the checkpoint committed when it hears of all."""
+        """Write one shard; the coordinator orders the commit when it knows of all shards."""
         step, generation = made
         done = protocol.ShardWritten(step=step, generation=generation, shard=shard, shards=shards)
-        part = CheckpointFile(chunks=[buffer.file], ranks=())  # whose it is, the coordinator knows
+        part = CheckpointFile(chunks=[buffer.file], ranks=())  # the coordinator adds the ranks
         started = time.monotonic()
         try:
             said = _said(buffer)
             entry = self._store.write_part(step, generation, state_file(shard), part)
-        except CheckpointError as error:  # it may have been forgotten meanwhile
+        except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
         took_s = time.monotonic() - started
         return msgspec.structs.replace(
@@ -86,7 +86,7 @@ class CheckpointFiles:
         )
 
     def commit(self, order: protocol.Commit) -> protocol.CheckpointWritten:
-        """Make the checkpoint valid whose shards are all written."""
+        """Commit the checkpoint whose shards are all in the store."""
         done = protocol.CheckpointWritten(
             step=order.step, generation=order.generation, final=order.final
         )
@@ -108,9 +108,9 @@ class CheckpointFiles:
         )
 
     def prune(self) -> protocol.Pruned | None:
-        """Remove what the job's retention does not keep; None: there is nothing to be told.
+        """Remove the checkpoints that the job's retention does not keep; None: there is no news.
 
-        What is amiss is told once, not after every checkpoint.
+        The result reports a problem once, not after every checkpoint.
         """
         keep, amiss = self._spec.keep, ""
         removed: tuple[Made, ...] = ()
@@ -148,7 +148,7 @@ class CheckpointFiles:
 
 
 class _Said(NamedTuple):
-    """What a rank said of its state: the data's position as JSON, its origin, its metrics."""
+    """The rank's notes about its state: the data's position as JSON, its origin, its metrics."""
 
     position: str
     origin: StateOrigin
@@ -168,31 +168,31 @@ Start = Callable[[Coroutine[None, None, None]], object]
 
 
 class DueSnapshot:
-    """A snapshot that is to become a checkpoint."""
+    """A snapshot that becomes a checkpoint."""
 
     def __init__(self, taken: protocol.SnapshotTaken, fd: int) -> None:
         self.taken = taken
         self.made: Made = (taken.step, taken.generation)
-        self.buffer = SnapshotBuffer(fd)  # with locks of its own
+        self.buffer = SnapshotBuffer(fd)  # with its own locks
         self._held = False
 
     def hold(self) -> bool:
-        """Keep the rank from writing over it; False: it has done so, or is about to."""
+        """Prevent the rank from overwriting it; False: the rank has done so, or is about to."""
         self._held = self._held or self.buffer.lock(write=False)
         return self._held and self.is_there
 
     @property
     def is_there(self) -> bool:
-        """Whether the buffer still has that state, as it was sealed."""
+        """Whether the buffer still has that state, with its seal."""
         return self.buffer.made == self.made and self.buffer.is_sealed
 
     def close(self) -> None:
-        """Let the rank have its buffer again."""
+        """Release the buffer for the rank."""
         self.buffer.close()
 
 
 class DueCheckpoints:
-    """What is due on one node; `start` begins work that the agent's end waits for."""
+    """The due checkpoints of one node. start: begins work that the agent completes."""
 
     def __init__(
         self,
@@ -205,20 +205,20 @@ class DueCheckpoints:
         self._writes = writes
         self._tell = tell
         self._start = start
-        self._writing: Made | None = None  # the whole state that is being written
-        self._next: DueSnapshot | None = None  # the one that is written after it
+        self._writing: Made | None = None  # the state, not sharded, that the store is taking now
+        self._next: DueSnapshot | None = None  # the next one to write
         self._offered: dict[int, DueSnapshot] = {}  # by rank: the newest of its shard
-        self._busy: dict[int, Made] = {}  # ranks whose shard is being written
+        self._busy: dict[int, Made] = {}  # ranks whose shard the store is taking now
 
     def due(self, taken: protocol.SnapshotTaken, fd: int) -> None:
-        """A snapshot is sealed that is to be a checkpoint; whoever calls holds its buffer."""
+        """Add a sealed snapshot that becomes a checkpoint; the caller holds its buffer."""
         snapshot = DueSnapshot(taken, fd)
         if taken.shards == 1:
             self._line_up(snapshot)
         else:
             self._offer(snapshot)
 
-    # ---- a state that all ranks hold: this node alone writes it
+    # ---- a state that all ranks hold: only this node writes it
 
     def _line_up(self, snapshot: DueSnapshot) -> None:
         before, self._next = self._next, snapshot
@@ -240,7 +240,7 @@ class DueCheckpoints:
                 try:
                     write = self._files.write
                     written = await in_pool(self._writes, write, snapshot.made, snapshot.buffer)
-                    if not written.error or snapshot.is_there:  # else it was forgotten meanwhile
+                    if not written.error or snapshot.is_there:  # otherwise the agent dropped it
                         self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
                 finally:
                     snapshot.close()
@@ -252,7 +252,7 @@ class DueCheckpoints:
         snapshot.close()
         self._tell(_left_out(snapshot.made, 1, self._writing))
 
-    # ---- shards: the coordinator knows when all of them are there
+    # ---- shards: the coordinator knows when all of them are ready
 
     def _offer(self, snapshot: DueSnapshot) -> None:
         taken = snapshot.taken
@@ -296,7 +296,7 @@ class DueCheckpoints:
             written = await in_pool(self._writes, self._files.write_part, *what)
             if not written.error or snapshot.is_there:
                 self._tell(msgspec.structs.replace(written, stall_s=taken.stall_s))
-        except Exception as error:  # a bug of ours, which is seen; the coordinator does not wait
+        except Exception as error:  # a bug, which must be visible; the coordinator must not wait
             self._tell(
                 protocol.ShardWritten(
                     step=taken.step,
@@ -312,13 +312,13 @@ class DueCheckpoints:
             snapshot.close()
 
     def formed(self) -> None:
-        """A generation begins: what earlier ones have not begun to write in parts is given up."""
+        """Start a generation: drop the shards of earlier ones whose writing has not started."""
         for snapshot in self._offered.values():
             snapshot.close()
         self._offered = {}
 
     async def prune(self, written: protocol.CheckpointWritten) -> None:
-        """Remove what need not be kept now that this was written, or was not."""
+        """Remove checkpoints that retention no longer keeps, after a successful write."""
         if written.error:
             return
         pruned = await in_pool(self._writes, self._files.prune)

@@ -1,4 +1,4 @@
-"""Has other nodes keep replicas of this node's snapshots, and fetches them."""
+"""Sends replicas of this node's snapshots to other nodes, and fetches them again."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import Made
 
-REST_S = 30.0  # for which another node that failed is left alone: ranks wait for their copies
+REST_S = 30.0  # the pause after another node failed; each try delays ranks
 
 
 class ReplicaClient:
-    """Follows the plan of the generation that goes on; with its end all is broken off."""
+    """Follows the plan of the current generation; at its end all transfers stop."""
 
     def __init__(self, known: Credentials) -> None:
         self._known = known
-        self._form: protocol.FormGeneration | None = None  # None: no generation goes on
+        self._form: protocol.FormGeneration | None = None  # None: there is no current generation
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by rank
         self._under_way: set[asyncio.Task[None]] = set()
         self._rests_until = 0.0
-        self._said = False  # in this generation: that copies fail
+        self._said = False  # a failure in this generation is already reported
 
     def formed(self, form: protocol.FormGeneration) -> None:
-        """A generation begins."""
+        """Start a generation."""
         self.break_off()
         self._form, self._rests_until, self._said = form, 0.0, False
 
     def break_off(self) -> None:
-        """The generation is over; a rank that waits for its copy must not be late for the next."""
+        """End the generation. A rank that waits for its copy must not delay the next generation."""
         self._form = None
         for task in self._under_way:
             task.cancel()
 
     async def copy(self, rank: int, buffer: SnapshotBuffer, made: Made) -> None:
-        """Have a sealed snapshot kept where the plan says, if it does; training needs it not."""
+        """Send a sealed snapshot to the node that the plan names, if any; training continues."""
         async with self._busy[rank]:
             form = self._form
             replica_node = (
@@ -58,7 +58,7 @@ class ReplicaClient:
             try:
                 await self._do(work)
             except StaleError:
-                pass  # what still counts of it is copied in the next generation
+                pass  # the next generation copies the snapshots that still count
             except CheckpointError as error:
                 self._rests_until = time.monotonic() + REST_S
                 if not self._said:
@@ -69,9 +69,9 @@ class ReplicaClient:
     async def fetch(
         self, rank: int, made: Made, make_room: Callable[[int], Awaitable[SnapshotBuffer]]
     ) -> None:
-        """Bring the copy that the plan names into the buffer that `make_room(bytes)` returns.
+        """Fetch the copy that the plan names into the buffer that `make_room(bytes)` returns.
 
-        Raises CheckpointError: it cannot be had, or is damaged.
+        Raises CheckpointError: the copy is unavailable or damaged.
         """
         form = self._form
         node = form.plan[rank].node if form is not None and rank in form.plan else -1
@@ -86,7 +86,7 @@ class ReplicaClient:
             raise CheckpointError(str(error)) from error
 
     async def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have it done in a task. Raises StaleError: the generation has ended meanwhile."""
+        """Run the work as a task. Raises StaleError: the generation has ended during the work."""
         task = in_background(work, self._under_way)
         await asyncio.wait([task])
         if task.cancelled():

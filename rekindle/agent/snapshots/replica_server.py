@@ -33,14 +33,14 @@ from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
 from rekindle.recovery.policy.plan import Made
 
-KEPT = 2  # steps of each rank: ranks may be a snapshot apart
+KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 
 # ---- the replica server's end
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """A snapshot; generation: the newest for which it was sent, which need not have made it."""
+    """A snapshot. generation: the newest one for which an agent sent it; it may be older."""
 
     generation: int
     fd: int
@@ -48,7 +48,7 @@ class _Copy:
 
     @property
     def made(self) -> Made:
-        """The state that it is; it is one as long as it is kept."""
+        """The state in the copy, which is valid as long as the server keeps it."""
         return self.buffer.made or (0, 0)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class _Copy:
 
 
 class ReplicaServer:
-    """Keeps the newest snapshots of other nodes' ranks, and tells the coordinator which."""
+    """Keeps the newest snapshots of other nodes' ranks, and reports them to the coordinator."""
 
     def __init__(
         self, spec: JobSpec, known: Credentials, tell: Callable[[protocol.Message], None]
@@ -66,13 +66,13 @@ class ReplicaServer:
         self._copies: dict[int, list[_Copy]] = defaultdict(list)  # by rank, the newest last
         self._room: dict[int, list[_Copy]] = defaultdict(list)  # memory for the next snapshots
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._generation = 0  # the newest that was formed
+        self._generation = 0  # the newest one that ranks formed
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="serves")
 
     def listen(self, address: str) -> int:
-        """Let callers come; return the port. address: where others reach this machine."""
+        """Accept callers; return the port. address: the address of this machine for others."""
         host = address if address == names.LOOPBACK else ""
         self._socket = socket.create_server((host, 0), backlog=128)
         self._socket.setblocking(False)
@@ -81,13 +81,14 @@ class ReplicaServer:
 
     @property
     def kept(self) -> dict[int, tuple[Made, ...]]:
-        """What is kept of each rank."""
+        """The states that the server keeps, by rank."""
         return {rank: self._states(rank) for rank in list(self._copies)}
 
     def formed(self, form: protocol.FormGeneration) -> None:
-        """Drop older generations' copies of what this one trains again, and take none any more.
+        """Start a generation: drop copies of states that it trains again, and suspicious ones.
 
-        Those that may be wrong too.
+        The server drops copies that earlier generations sent with more steps than the starting
+        state of this one. It also refuses such copies later.
         """
         self._generation = form.generation
         for rank in list(self._copies):
@@ -105,12 +106,12 @@ class ReplicaServer:
         ]
         if stale:
             self._copies[rank] = [copy for copy in copies if copy not in stale]
-            self._room[rank] += stale  # not closed: one of them may be on its way
+            self._room[rank] += stale  # not closed, because another task may still use one of them
             self._tell(protocol.Snapshots(kept={rank: self._states(rank)}, copies=True))
 
     @contextlib.asynccontextmanager
     async def reading(self, rank: int, made: Made) -> AsyncIterator[SnapshotBuffer]:
-        """The copy of a state, kept as it is meanwhile. Raises CheckpointError: there is none."""
+        """Lock and yield the copy of a state. Raises CheckpointError: there is no such copy."""
         async with self._busy[rank]:
             found = [copy for copy in self._copies[rank] if copy.made == made]
             if not found:
@@ -121,7 +122,7 @@ class ReplicaServer:
             yield found[0].buffer
 
     async def close(self) -> None:
-        """Give the memory back."""
+        """Stop serving, and free the memory."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -136,13 +137,13 @@ class ReplicaServer:
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
-            except OSError:  # too many files are open, or the caller has gone
+            except OSError:  # too many open files, or the caller has ended
                 await asyncio.sleep(0.1)
                 continue
             in_background(self._serve(connection), self._tasks)
 
     async def _serve(self, connection: socket.socket) -> None:
-        """Serve one caller. One that is no agent of this attempt, or falls silent, is left."""
+        """Serve one caller. Refuse one from another attempt, and disconnect a silent one."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
             line = ReplicaConnection(connection, self._known.secret, serves=True)
             request = await within(_first(line), line.silence_s)
@@ -167,14 +168,14 @@ class ReplicaServer:
             async with self.reading(request.rank, request.made) as buffer:
                 with buffer.file as content:
                     await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
-                    # Whoever asked has its memory made first.
+                    # The caller first makes its memory.
                     line.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
                     await line.send(content)
         except CheckpointError as error:
             await line.say(Answer(error=str(error)))
 
     async def _take(self, line: ReplicaConnection, put: Put) -> None:
-        self._forget_after(put.rank, put.generation, put.since)  # we may be told of it later
+        self._forget_after(put.rank, put.generation, put.since)  # `formed` may be later
         if self._has(put):
             await line.say(Answer())
             return
@@ -199,7 +200,7 @@ class ReplicaServer:
         await line.say(answer)
 
     def _has(self, put: Put) -> bool:
-        """Whether the snapshot is here, or older than what is to be kept."""
+        """Return whether the snapshot is here, or older than the states to keep."""
         for copy in self._copies[put.rank]:
             if copy.made == put.made and copy.buffer.checksum == put.checksum:
                 copy.generation = max(copy.generation, put.generation)
@@ -208,7 +209,7 @@ class ReplicaServer:
         return len(kept) == KEPT and put.made < kept[0]
 
     async def _make_room(self, put: Put) -> _Copy:
-        """Have memory for a snapshot. Raises OSError: it is not to be had."""
+        """Return memory for a snapshot. Raises OSError: there is not enough."""
         rooms, self._room[put.rank] = self._room[put.rank], []
         fitting = [room for room in rooms if len(room.buffer.data) >= put.bytes][:1]
         for room in rooms:
@@ -224,13 +225,13 @@ class ReplicaServer:
         return copy
 
     def _judge(self, put: Put, arrived: str) -> Answer:
-        """Whether what has arrived is to be kept."""
+        """Return the answer for the received bytes: to keep them, or an error."""
         if arrived != put.checksum:
             return Answer(error=f"the checksum of what arrived is {arrived}, not {put.checksum}")
         return Answer(stale=put.generation < self._generation)
 
     def _keep(self, put: Put, copy: _Copy) -> None:
-        """Keep a snapshot instead of the oldest, or of one of the same state."""
+        """Keep a snapshot, and drop the oldest, or one of the same state."""
         before = self._copies[put.rank]
         others = (c for c in before if c.made != put.made)
         kept = sorted([*others, copy], key=lambda each: each.made)[-KEPT:]
@@ -258,9 +259,10 @@ async def put(
     rank: int,
     form: protocol.FormGeneration,
 ) -> None:
-    """Have a sealed snapshot kept by another node's agent, for the generation of `form`.
+    """Send a sealed snapshot to another node's agent, for the generation of `form`.
 
-    Raises CheckpointError: it is not; StaleError: it is of an earlier generation.
+    Raises CheckpointError: the agent does not keep it. Raises StaleError: the snapshot is from an
+    earlier generation.
     """
     with buffer.file as content:
         request = Put(
@@ -289,14 +291,14 @@ async def fetch(
     rank: int,
     made: Made,
 ) -> None:
-    """Bring a copy from another node's agent into the buffer that `make_room(bytes)` returns.
+    """Fetch a copy from another node's agent into the buffer that `make_room(bytes)` returns.
 
-    Raises CheckpointError: it cannot be had; CorruptError: it is not what was sealed.
+    Raises CheckpointError: the copy is unavailable. Raises CorruptError: its checksum is wrong.
     """
     request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, made=made)
     async with _called(at, known) as line:
         await line.say(request)
-        answer = await _answer(line, 3 * SILENCE_S)  # one that puts may have fallen silent there
+        answer = await _answer(line, 3 * SILENCE_S)  # a silent sender may block it
         buffer = await make_room(answer.bytes)
         buffer.begin()
         with buffer.data[: answer.bytes] as content:
@@ -306,8 +308,8 @@ async def fetch(
                 f"copy of rank {rank} after step {made[0]}: checksum is {arrived}, "
                 f"sealed was {answer.checksum}"
             )
-        # Nothing may come between: a generation that ends meanwhile breaks this off, and its rank
-        # would then wait for ever for the seal of what nobody seals.
+        # No await may separate these lines. The end of a generation would interrupt the task, and
+        # its rank would wait without end for a seal.
         buffer.commit(made, answer.bytes, arrived)
         buffer.settle()
 
@@ -316,7 +318,7 @@ async def fetch(
 async def _called(
     at: protocol.ReplicaAddress, known: Credentials
 ) -> AsyncIterator[ReplicaConnection]:
-    """A line to a replica server. Raises CheckpointError: there is none, or it is cut."""
+    """Connect to a replica server. Raises CheckpointError: the connection fails or breaks."""
     loop = asyncio.get_running_loop()
     try:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
@@ -334,7 +336,7 @@ async def _called(
 
 
 async def _answer(line: ReplicaConnection, limit_s: float) -> Answer:
-    """Wait for the answer. Raises CheckpointError or StaleError: it is no."""
+    """Wait for the answer. Raises CheckpointError or StaleError: it is a refusal."""
     answer = await line.hear(ANSWERS, limit_s=limit_s)
     if answer.error:
         raise CheckpointError(answer.error)

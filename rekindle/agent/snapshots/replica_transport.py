@@ -1,8 +1,8 @@
-"""The connection of a replica server and a caller: messages with proofs, and bytes of snapshots.
+"""The connection of a replica server and a caller: authenticated messages, and snapshots.
 
-Both ends begin with a random number, and prove with that of the other, in every message, that they
-know the job's secret, without saying it. A message is its length, its proof, and msgpack; the bytes
-of a snapshot follow the message that announces them, and their checksum proves them.
+Each end starts with a random number. In every message it uses the other's number to prove that it
+knows the job's secret, without sending the secret. A message is its length, its proof, and msgpack.
+The bytes of a snapshot follow the message that announces them, and their checksum proves them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import msgspec
 from rekindle.errors import ProtocolError
 from rekindle.protocol.snapshot_buffer import BlockChecksum
 
-SILENCE_S = 10.0  # after which the other side is given up
+SILENCE_S = 10.0  # the other side counts as lost after this silence
 LONGEST = 4096  # bytes of a message
-_PIECE = 4 << 20  # bytes that are moved before others have their turn
-_SLOWEST = 100 << 20  # bytes a second at which memory is made and checksums are computed, at least
+_PIECE = 4 << 20  # bytes that one transfer moves before others can run
+_SLOWEST = 100 << 20  # bytes a second, at least, for making memory and computing checksums
 _NONCE = 32
 _HEAD = struct.Struct("!I32s")  # length and proof of a message
 
@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who may call a replica server: an agent of this attempt that knows the job's secret."""
+    """The identity of an agent of this attempt that knows the job's secret; only such may call."""
 
     job_id: str
     attempt: int
@@ -42,9 +42,10 @@ class Credentials:
 
 
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
-    """Keep this snapshot. Answered twice: which of its bytes are wanted, and that it is kept.
+    """Keep this snapshot. The server answers twice: with the bytes that it wants, and at the end.
 
-    made: the state that it is. since: the step that `generation`, for which it is sent, began with.
+    made: the state in the snapshot. since: the finished steps at the start of
+    `generation`. The agent sends the snapshot for this generation.
     """
 
     job_id: str
@@ -58,7 +59,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Give this snapshot; its bytes follow the answer."""
+    """Return this snapshot; its bytes follow the answer."""
 
     job_id: str
     attempt: int
@@ -67,7 +68,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows; or why not. stale: the snapshot is of an earlier generation."""
+    """The size of the transfer, or an error. stale: the snapshot is from an earlier generation."""
 
     bytes: int = 0
     checksum: str = ""
@@ -80,10 +81,10 @@ ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 async def within(work: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Return what `work` returns. Raises asyncio.TimeoutError: it takes longer.
+    """Return the result of `work`. Raises asyncio.TimeoutError: it takes longer.
 
-    Up to Python 3.11 asyncio.wait_for ignores a cancellation that comes as `work` ends: a transfer
-    of a generation that is over would continue.
+    Up to Python 3.11 asyncio.wait_for ignores a cancellation that arrives as `work` ends. Then a
+    transfer would continue after the end of its generation.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -101,16 +102,16 @@ async def _give_up(task: asyncio.Future[T]) -> None:
     task.cancel()
     await asyncio.wait([task])
     if not task.cancelled():
-        task.exception()  # else the loop reports it as one that nothing has looked at
+        task.exception()  # otherwise the loop reports the error as unseen
 
 
 def patience_s(size: int) -> float:
-    """How long an answer may take that needs work on so many bytes."""
+    """Return the time limit for an answer that must process `size` bytes, in seconds."""
     return SILENCE_S + size / _SLOWEST
 
 
 class ReplicaConnection:
-    """One connection. The proofs of server and caller differ, so that none serves as the other."""
+    """One connection. The proofs of server and caller differ, so one cannot replace the other."""
 
     silence_s = SILENCE_S
 
@@ -120,10 +121,10 @@ class ReplicaConnection:
         self._secret = secret.encode()
         self._roles = (b"server", b"caller") if serves else (b"caller", b"server")
         self._nonces = (b"", b"")  # theirs, ours
-        self._counts = [0, 0]  # messages sent, and heard
+        self._counts = [0, 0]  # messages sent, and received
 
     async def meet(self) -> None:
-        """Exchange the numbers that proofs are about."""
+        """Exchange the random numbers for the proofs."""
         ours = secrets.token_bytes(_NONCE)
         await self._send(ours)
         self._nonces = bytes(await self._receive(_NONCE)), ours
@@ -136,7 +137,7 @@ class ReplicaConnection:
     async def hear(self, decoder: msgspec.msgpack.Decoder[T], *, limit_s: float = 0.0) -> T:
         """Wait for a message.
 
-        Raises ProtocolError: it is none that is expected, or not proven.
+        Raises ProtocolError: it is not an expected message, or its proof is wrong.
         """
         length, proof = _HEAD.unpack(await self._receive(_HEAD.size, limit_s))
         if length > LONGEST:
@@ -162,10 +163,10 @@ class ReplicaConnection:
             await asyncio.sleep(0)
 
     async def receive(self, content: memoryview) -> str:
-        """Fill `content` with what is sent; return its seal.
+        """Fill `content` with the received bytes; return their seal.
 
-        It is computed on the way, while the bytes are in the processor's cache: and what has
-        arrived is never there without anybody's knowing whether it is right.
+        This computes the seal during the transfer, while the bytes are in the processor's cache. So
+        received bytes are never present without a check.
         """
         done, sealer = 0, BlockChecksum()
         while done < len(content):
