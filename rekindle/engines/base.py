@@ -18,8 +18,7 @@ class Engine(Protocol):
     """Places one job. The processes that it starts outlive the process that called it."""
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Start the coordinator, an agent per node, and the spares; return the coordinator's
-        address.
+        """Start the coordinator, agents and spares; return the coordinator's address.
 
         Raises UsageError: the engine cannot start the job as described.
         """
@@ -41,12 +40,12 @@ class Engine(Protocol):
     ) -> AbstractContextManager[None]:
         """Observe the nodes until the block ends.
 
-        report: takes a health event of a node; may raise JobError. tell: takes a text for users.
+        `report` takes a health event of a node; it may raise JobError. `tell` takes a text for
+        users.
         """
 
     def release(self) -> None:
-        """Remove the remains of an ended job from the place where it ran; its history stays
-        readable.
+        """Remove the remains of an ended job where it ran; its history stays readable.
 
         Raises JobError: the engine cannot remove something.
         """

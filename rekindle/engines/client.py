@@ -86,8 +86,9 @@ def straight(endpoint: Endpoint) -> Transport:
 
 
 class JobClient:
-    """Sends requests to one coordinator. Each raises JobError: no answer, or the coordinator
-    refuses.
+    """Sends requests to one coordinator.
+
+    Each raises JobError: no answer, or the coordinator refuses.
     """
 
     def __init__(self, endpoint: Endpoint, secret: str, way: Transport | None = None) -> None:
@@ -119,8 +120,7 @@ class JobClient:
         self._post(names.PATH_ATTEMPT, json.dumps(order).encode())
 
     def events(self, *, since: int = 0) -> EventStream:
-        """Follow the job's events with a sequence number above `since`, without steering the job.
-        """
+        """Follow the job's events with a number above `since`, without steering the job."""
         return self._stream(names.PATH_EVENTS, {"since": since})
 
     def steer(self, *, holder: str, since: int = 0) -> EventStream:
@@ -135,7 +135,9 @@ class JobClient:
         self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
 
     def report(self, sign: HealthEvent) -> None:
-        """Report a health event of a node to the job. Raises JobError: the coordinator refuses it.
+        """Report a health event of a node to the job.
+
+        Raises JobError: the coordinator refuses it.
         """
         self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
 
@@ -144,14 +146,16 @@ class JobClient:
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
 
     def profile(self, order: ProfilingOrder) -> None:
-        """Switch light profiling. Raises JobError: the job ends, or these kinds cannot be off
-        alone.
+        """Switch light profiling.
+
+        Raises JobError: the job ends, or these kinds cannot be off alone.
         """
         self._post(names.PATH_PROFILE, msgspec.json.encode(order))
 
     def inject(self, fault: Inject) -> None:
-        """Inject a fault into a rank. Raises JobError: the job does not allow it, or it is
-        impossible.
+        """Inject a fault into a rank.
+
+        Raises JobError: the job does not allow it, or it is impossible.
         """
         self._post(names.PATH_INJECT, msgspec.json.encode(fault))
 

@@ -17,8 +17,8 @@ from rekindle.recovery.journal.journal import AnyEvent, NodeWanted, Progress
 class JobFollower:
     """Steers one job. It replaces a failed coordinator, and asks the engine for missing nodes.
 
-    holder: names this process to others that want to steer the job. see: takes each event, after
-    the follower has acted on it. say: takes a warning as text. is_over: returns True if no
+    `holder` names this process to others that want to steer the job. `see` takes each event, after
+    the follower has acted on it. `say` takes a warning as text. `is_over` returns True if no
     coordinator shall replace a failed one.
     """
 
@@ -81,8 +81,9 @@ class JobFollower:
             return slow
 
     def learn(self, history: Iterable[AnyEvent]) -> None:
-        """Pass events to the engine, which records facts about hosts. A failure does not stop
-        training.
+        """Pass events to the engine, which records facts about hosts.
+
+        A failure does not stop training.
         """
         for event in history:
             try:

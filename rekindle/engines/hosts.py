@@ -28,8 +28,7 @@ class HostLog:
         self._path = home / names.HOSTS_FILE
 
     def append(self, event: AnyHostEvent) -> None:
-        """Add an event, unless the log has one of the same source; write it to disk before
-        returning.
+        """Add an event to the disk, unless the log has one of the same source.
 
         Raises JobError: the file is damaged, or this process cannot write it.
         """
@@ -100,8 +99,9 @@ class SimulatedHosts:
         raise JobError(f"no host is free of {self._limit}; isolated: {isolated}")
 
     def require(self, count: int, known: dict[str, Host]) -> None:
-        """Check that enough hosts are usable. Raises UsageError: fewer than `count` are not
-        isolated.
+        """Check that enough hosts are usable.
+
+        Raises UsageError: fewer than `count` are not isolated.
         """
         usable = in_order(map(host_name, range(self._limit)), known, time.time())
         if len(usable) < count:

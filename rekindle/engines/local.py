@@ -89,8 +89,7 @@ class LocalEngine:
         return self._endpoint
 
     def revive(self) -> Endpoint:
-        """Start another coordinator at the address of the failed one, to which its agents
-        reconnect.
+        """Start another coordinator at the address of the failed one; its agents reconnect to it.
 
         Raises JobError: the job was never launched. Raises UsageError: another process took the
         port.
@@ -176,9 +175,7 @@ class LocalEngine:
             self.agents.append(self._start("agent", arguments, fds, log=log))
 
     def learn(self, event: AnyEvent) -> None:
-        """Record the facts about hosts in an event of the job's journal; a repeated call does no
-        harm.
-        """
+        """Record the facts about hosts in an event of the journal. A repeated call does no harm."""
         said = learned_from(self._job_id, event)
         if said is not None:
             self._log_of_hosts.append(said)
