@@ -88,7 +88,7 @@ def straight(endpoint: Endpoint) -> Transport:
 class JobClient:
     """Sends requests to one coordinator.
 
-    Each raises JobError: no answer, or the coordinator refuses.
+    Each request raises JobError: the coordinator does not answer, or refuses.
     """
 
     def __init__(self, endpoint: Endpoint, secret: str, way: Transport | None = None) -> None:
