@@ -12,7 +12,7 @@ from rekindle.tasks import job_access as jobs
 
 
 def resumes(attempt: list[AnyEvent]) -> bool:
-    """Whether this attempt's first generation continues earlier work, or could not."""
+    """Return whether this attempt's first generation continues earlier work, or could not."""
     formed = _first_formed(attempt)
     return formed is not None and (formed.step > 0 or bool(_skipped(attempt)))
 
@@ -31,7 +31,7 @@ def restore(job_id: str) -> str:
 
 
 def describe(history: list[AnyEvent]) -> str:
-    """Return from which step and state the newest attempt continues."""
+    """Return the step and the state from which the newest attempt continues."""
     formed = _first_formed(attempts.newest(history))
     number = attempts.number(history)
     if formed is None or formed.step == 0:
