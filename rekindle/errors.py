@@ -28,8 +28,8 @@
     │   └── NoDcmiError
     └── UnusableError             rank.member
 
-Other exception classes derive from classes that a caller catches together with errors of a
-library: a ConnectionError, a RuntimeError of a framework, a ValueError that msgspec converts.
+Other exception classes derive from a library's exception, for code that catches both: a
+ConnectionError, a RuntimeError of a framework, a ValueError that msgspec converts.
 Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), not exceptions.
 """
 

@@ -1,8 +1,8 @@
 """Declare settings that a person may change, each once, in a struct.
 
 A field is `Annotated[type, Meta(description=..., ge=..., ...)]`. The declaration determines which
-values a decoder refuses, which values a struct refuses in Python code, the fields of Prefect's
-forms (`rekindle.blocks.forms`), and the reference tables of the documentation.
+values a decoder refuses, and which values a struct refuses in Python code. Prefect's forms
+(`rekindle.blocks.forms`) and the documentation's reference tables also follow from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-CHOICES = "choices"  # in Meta.extra: the valid strings of a field or list
+CHOICES = "choices"  # in Meta.extra: the valid values of a text, or of a list's items
 
 _BOUNDS: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
     ("ge", operator.ge, "at least"),

@@ -23,7 +23,7 @@ _SCALARS = [f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", 
 
 
 class Document:
-    """Hold the value of a file. kind: "job file", for messages. Raises UsageError: a wrong file."""
+    """The value of a file. kind: "job file", for messages. Raises UsageError: a wrong file."""
 
     def __init__(self, path: Path, kind: str) -> None:
         text = text_of(path, kind)

@@ -41,7 +41,7 @@ def open_at(text: str, *, exists: bool) -> CheckpointStore:
 
 @contextlib.contextmanager
 def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
-    """Yield the newest intact checkpoint of a store, or the one of a step or a reference.
+    """Yield the newest intact checkpoint of a store, or of a step, or of a reference.
 
     The checkpoint is protected against pruning until the block ends. The function prints the
     checkpoints that it skips. Raises CheckpointError: there is none, or a newer one is unreadable.

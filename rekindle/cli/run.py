@@ -76,7 +76,7 @@ def launch(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
-    """Hold the job's launch lock, so that one id has one job. Raises LeaseHeldError."""
+    """Lock the job's launch lock, so that one id has one job. Raises LeaseHeldError."""
     directory.make()
 
     def busy() -> None:

@@ -3,7 +3,7 @@
     python -m rekindle.flows.automations --rescue rescue/rescue [--notify SLUG/NAME]
 
 An automation replaces one of the same name. Flow runs send heartbeats, by Prefect's default every
-180 s. To detect dead runs sooner, set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (at least 30) where they
+180 s. To detect crashed runs sooner, set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (at least 30) where they
 run, and give the same value as --heartbeat.
 """
 
@@ -22,7 +22,7 @@ from prefect.events.schemas.events import ResourceSpecification
 
 from rekindle.errors import UsageError
 
-# A run may miss two heartbeats, and a short time more, before it counts as dead.
+# A run may miss two heartbeats, and a short time more, before it counts as crashed.
 MISSED_HEARTBEATS = 2.5
 SILENT = "Crashed by Rekindle: no heartbeat"
 _PREFIX = "Rekindle: "

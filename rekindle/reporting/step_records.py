@@ -74,7 +74,7 @@ def _decode(content: bytes) -> list[StepRecord]:
 
 
 def effective(records: list[StepRecord]) -> dict[int, StepRecord]:
-    """Return the valid record of each step; for a repeated step the one of the last generation."""
+    """Return the valid record of each step: for a repeated step, that of its last generation."""
     found: dict[int, StepRecord] = {}
     for record in records:
         before = found.get(record.step)

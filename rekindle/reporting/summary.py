@@ -87,7 +87,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
 
 
 def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
-    """Yield, for each attempt, the time from the end of the one before to its first step."""
+    """Yield, for each attempt, the time from the end of the previous one to its first step."""
     since: float | None = None
     before = 0.0
     for event in history:

@@ -64,7 +64,7 @@ class How(str, enum.Enum):
 
     LAUNCHED = "launched"  # a new attempt was started
     ADOPTED = "adopted"  # the job runs; nothing was started
-    FINISHED = "finished"  # the job succeeded before; there is no work
+    FINISHED = "finished"  # the job succeeded before; nothing was started
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Logs from which step a new attempt of a job continues. The job restores its state itself."""
+"""Log the step from which a new attempt continues. The job restores its state on its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resumes(attempt: list[AnyEvent]) -> bool:
 
 @task(name="restore", cache_policy=NO_CACHE)
 def restore(job_id: str) -> str:
-    """Log from which checkpoint the newest attempt resumes, and which it skipped and why."""
+    """Log the checkpoint from which the newest attempt resumes, and the skipped ones."""
     history = jobs.history_of(job_id)
     attempt = attempts.newest(history)
     log = get_run_logger()

@@ -52,7 +52,7 @@ from rekindle.tasks.restore import restore, resumes
 def supervise(job_id: str, *, adopted: bool) -> Ended:
     """Follow the job to its end under the lease, and start the agents that it needs.
 
-    Another coordinator replaces one that dies. Raises LeaseHeldError: another process steers the
+    Another coordinator replaces a failed one. Raises LeaseHeldError: another process steers the
     job, and this one changes nothing. Raises JobError: no coordinator stays alive.
     """
     log = get_run_logger()

@@ -94,9 +94,9 @@ class KubernetesEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Create the job's objects, or those of the next attempt, and begin the attempt.
 
-        If the cluster already has a later attempt, the engine joins that one, whose journal this
-        machine does not have. Raises UsageError: the cluster lacks something, or the user's tables
-        of faults have a bad entry; then the engine creates nothing.
+        If the cluster already has a later attempt, the engine joins that one; no process has its
+        journal. Raises UsageError: the cluster lacks something, or the user's tables of faults have
+        a bad entry; then the engine creates nothing.
 
         Raises JobError: the coordinator does not answer in time, or its pod cannot run. If the
         coordinator never ran, the engine removes all objects of the job: its other pods would only
@@ -174,11 +174,11 @@ class KubernetesEngine:
         return JobClient(endpoint, secret, self._api.way_to(path))
 
     def replace(self, node: int) -> None:
-        """Order the kind's controller to recreate the pod of a lost node.
+        """Make the kind's controller recreate the pod of a lost node.
 
-        The controller does that itself once the pod has ended, or its kubelet restarts the
-        container. The engine deletes a pod that still runs, and removes it by force if its host
-        does not answer. It also deletes a pod that would restart on a host that the job must avoid.
+        If the pod has ended, its controller recreates it, or its kubelet restarts the container.
+        The engine deletes a pod that still runs, and removes it by force if its host does not
+        answer. It also deletes a pod that would restart on a host that the job must avoid.
         """
         gone = self._members.take_gone(node)
         what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"

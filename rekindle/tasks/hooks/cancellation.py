@@ -8,7 +8,7 @@
 | crashes: its process exited or was killed | continues | is run again, and adopts it |
 | is cancelled by a person | is stopped, with a final checkpoint | stays cancelled |
 | is cancelled, because its runner shuts down | continues | waits for a person's retry |
-| crashes with its runner, or only in the server's view | continues | waits for a retry or an automation |
+| crashes with its runner, or only for the server | continues | waits for a retry or an automation |
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
             if jobs.directory_of(job_id).pods.exists():  # a launch or a release was interrupted
                 _release(job_id, log)
             return
-        # Without the lease: a process that is about to end may still hold it. A person who cancels
+        # Without the lease: a process that is about to end may still have it. A person who cancels
         # does not care which process steers.
         client = jobs.client_of(job_id, endpoint)
         client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")

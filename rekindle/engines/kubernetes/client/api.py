@@ -43,9 +43,9 @@ _PATCHES = {
 class Api:
     """One API server, and the credentials of this process.
 
-    Each request raises ApiError or a subclass. A request is repeated for `patience_s` if the error
-    may pass: no answer, too many requests, or a failure of the server. A refusal is repeated for a
-    shorter time, and only if the server accepted an earlier request.
+    Each request raises ApiError or a subclass. This class repeats a request for `patience_s`
+    if the error may pass: no answer, too many requests, or a failure of the server. It repeats a
+    refused request for a shorter time, and only if the server accepted an earlier request.
     """
 
     def __init__(self, credentials: Credentials, *, patience_s: float = PATIENCE_S) -> None:

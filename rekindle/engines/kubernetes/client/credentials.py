@@ -109,7 +109,7 @@ class Credentials:
             yield
         finally:
             logging.getLogger().removeHandler(ear)
-            # On a terminal the command writes its messages to the terminal itself.
+            # On a terminal the command writes its messages to the terminal.
             above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
             self._trouble = "; ".join(ear.heard) + above
 

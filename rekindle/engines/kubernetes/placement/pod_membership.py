@@ -177,8 +177,8 @@ class PodMembership:
     def to_end(self, pods: Iterable[Object], gone: LostPods) -> list[Object]:
         """Return the pods that the engine must end, because nothing else ends them.
 
-        They are: a lost pod that still runs; a pod that was sent away, which would restart on its
-        host; and a pod that was refused because of its host.
+        A lost pod may still run. A pod that the job replaced would restart on its host. So would a
+        pod that the job refused because of its host.
         """
         return [pod for pod in pods if self._is_to_end(pod_status(pod), gone)]
 

@@ -69,7 +69,7 @@ def mark_on(node: Object) -> IsolationMark | None:
 
 
 def holds(node: Object, mark: IsolationMark) -> bool:
-    """Return whether the node is as its mark says; False: a person has undone it by hand."""
+    """Return whether the node matches its mark; False: a person has undone the change."""
     if mark.how is IsolationMode.TAINT:
         return any(_is_our_taint(each) for each in _taints(node))
     return bool(node["spec"].get("unschedulable"))
