@@ -38,7 +38,7 @@ class Engine(Protocol):
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> AbstractContextManager[None]:
-        """Observe the nodes until the block ends.
+        """Return a context in which the engine observes the nodes.
 
         `report` takes a health event of a node; it may raise JobError. `tell` takes a text for
         users.

@@ -41,7 +41,7 @@ class Answer(Protocol):
 
     @property
     def status(self) -> int:
-        """The HTTP status."""
+        """Return the HTTP status."""
 
     def read(self) -> bytes:
         """Return the rest of the answer."""

@@ -141,7 +141,7 @@ class LocalEngine:
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """Observe nothing: the agents' connections and the kernel already report everything."""
+        """Return a context without effect: agents' connections and the kernel report everything."""
         return contextlib.nullcontext()
 
     def release(self) -> None:

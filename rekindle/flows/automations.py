@@ -33,7 +33,7 @@ HEARTBEAT_S = 180.0
 
 
 def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCore:
-    """Mark a flow run as crashed if its process and its runner have both ended.
+    """Return an automation that marks a flow run as crashed if its process and runner have ended.
 
     flows: names of the flows. heartbeat_s: seconds between two heartbeats of their runs.
     """
@@ -55,7 +55,7 @@ def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCor
 
 
 def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
-    """Run the rescue flow for a flow run that may have ended without its hooks.
+    """Return an automation that runs the rescue flow if a flow run may have ended without hooks.
 
     rescue: the deployment of the rescue flow. flows: names of the flows whose runs it rescues.
     """
@@ -83,7 +83,10 @@ def _of(flows: Sequence[str]) -> ResourceSpecification:
 
 
 def tell_of_incidents(block: UUID) -> AutomationCore:
-    """Send a notification for each incident. block: the document id of a notification block."""
+    """Return an automation that sends a notification for each incident.
+
+    block: the document id of a notification block.
+    """
     return AutomationCore(
         name=f"{_PREFIX}tell of incidents",
         description="Each incident of a training job is told when it is detected.",

@@ -100,7 +100,7 @@ def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
 
 
 def _recoveries(found: list[Incident], history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
-    """Yield the periods of recovery from incidents, without overlaps.
+    """Yield start and end of each period of recovery from incidents, without overlaps.
 
     Before the first attempt's first step the job is starting, not recovering.
     """

@@ -66,7 +66,7 @@ class Credentials:
     def headers(self) -> dict[str, str]:
         """Return the current headers of authentication.
 
-        Raises ApiError: there are no valid ones.
+        Raises ApiError: this process has no valid credentials.
         """
         try:
             with self._listening():

@@ -28,9 +28,9 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one pod.
 
     `ip`, `host`: "" if it has none yet. `waits`: it has no node, or cannot start. `exit_code`: of
-    its container, if that has ended. ending: its deletion was requested, with grace_s seconds.
-    started: when its running container started. restarts: of its containers. Times are in seconds
-    since the epoch; the cluster rounds them down to seconds.
+    its container, if that has ended. `ending`: its deletion was requested, with `grace_s` seconds.
+    `started`: when its running container started. `restarts`: of its containers. Times are in
+    seconds since the epoch; the cluster rounds them down to seconds.
     """
 
     name: str

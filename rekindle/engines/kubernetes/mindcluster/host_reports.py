@@ -194,7 +194,7 @@ _TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
 
 
 def read(configmap: Object) -> tuple[Told, ...]:
-    """Read one of these ConfigMaps; return nothing for others.
+    """Read a ConfigMap of devices, nodes or the cluster; return an empty tuple for others.
 
     In a `cluster-info-*` a damaged host does not affect the others. Raises DamagedError: all of the
     ConfigMap is damaged.

@@ -198,7 +198,7 @@ class ReportHandlers(NamedTuple):
 def watch_hosts(
     api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
 ) -> AbstractContextManager[None]:
-    """Watch until the block ends, if MindCluster manages the job's devices."""
+    """Return a context that watches, if MindCluster manages the job's devices."""
     if not pods.device.startswith(MAKER):
         return nullcontext()
     return HostEyes(api, pods, spec, ears).open()

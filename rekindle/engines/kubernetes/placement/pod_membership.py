@@ -177,8 +177,8 @@ class PodMembership:
     def to_end(self, pods: Iterable[Object], gone: LostPods) -> list[Object]:
         """Return the pods that the engine must end, because nothing else ends them.
 
-        A lost pod may still run. A pod that the job replaced would restart on its host. So would a
-        pod that the job refused because of its host.
+        These are pods that still run although their agent was lost, and pods that would restart on
+        a host that they must leave: the job replaced them, or refused them because of the host.
         """
         return [pod for pod in pods if self._is_to_end(pod_status(pod), gone)]
 

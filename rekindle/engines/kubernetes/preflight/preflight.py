@@ -82,7 +82,7 @@ def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
 def survey(
     api: Api, kind: WorkloadKind, wanted: Manifests, *, whole: bool = True
 ) -> list[PreflightFinding]:
-    """Return whether a cluster meets the requirements of a job of these objects, most basic first.
+    """Check the requirements of a job of these objects; return the findings, most basic first.
 
     whole: also check optional parts, things that may still change (such as the nodes), and each
     object against webhooks and schemas; otherwise only the workload.

@@ -116,7 +116,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     def suspend_patch(self) -> Manifest | None:
         """Return the merge patch (RFC 7396) that ends all pods.
 
-        None: the kind has no suspension.
+        The result is None if the kind has no suspension.
         """
         return {"spec": self.suspend(True)} if self.suspend else None
 
