@@ -1,4 +1,4 @@
-"""Rekindle keeps distributed training runs alive.
+"""Keep distributed training runs alive.
 
 In the training script:
 
@@ -13,9 +13,9 @@ A training run as a Prefect flow:
 
 A run without Prefect, with torchrun's options: `rekindle run --nproc-per-node 4 train.py`.
 
-`rekindle.testing` tests a script of your own against faults. `docs/` has a page for each task.
+`rekindle.testing` tests your script against faults. `docs/` has a page for each task.
 
-Each name of this package is imported when it is used first: every rank imports this package.
+The package imports each name at its first use, because every rank imports this package.
 """
 
 from __future__ import annotations

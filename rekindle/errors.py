@@ -1,6 +1,6 @@
-"""Every error that Rekindle raises for its user.
+"""Define every error that Rekindle raises for its user.
 
-    RekindleError                 status 1 of a command that ends by it
+    RekindleError                 a command that ends with it has status 1
     ├── UsageError                status 2
     ├── JobError
     │   ├── UnansweredError
@@ -28,34 +28,34 @@
     │   └── NoDcmiError
     └── UnusableError             rank.member
 
-Other classes are for code that takes them with errors of a library: a ConnectionError, a
-RuntimeError of a framework, a ValueError that msgspec takes.
+Other exception classes derive from a library's exception, for code that catches both: a
+ConnectionError, a RuntimeError of a framework, a ValueError that msgspec converts.
 Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), not exceptions.
 """
 
 
 class RekindleError(Exception):
-    """Base of all errors that Rekindle raises on purpose."""
+    """The base class of all errors that Rekindle raises on purpose."""
 
     exit_status = 1
 
 
 class UsageError(RekindleError):
-    """A command line, job description or call that cannot work as given."""
+    """A command line, job description or call that is invalid."""
 
     exit_status = 2
 
 
 class JobError(RekindleError):
-    """A job that ended without success, or cannot be reached or steered."""
+    """A job that failed, or that this process cannot reach or steer."""
 
 
 class UnansweredError(JobError):
-    """A job's coordinator did not hear what it was asked: it is away, or out of reach."""
+    """A job's coordinator did not receive a request: it is down or unreachable."""
 
 
 class LeaseHeldError(JobError):
-    """Another process steers this job; only one may."""
+    """Another process steers this job; only one process may steer a job."""
 
 
 class JobFailedError(JobError):
@@ -63,41 +63,41 @@ class JobFailedError(JobError):
 
 
 class RejectedError(JobError):
-    """What was trained is not good enough to be published."""
+    """The trained model is not good enough to be published."""
 
 
 class ProtocolError(RekindleError):
-    """A message that no Rekindle process of this job would send."""
+    """A message that no Rekindle process of this job sends."""
 
 
 class StaleError(ProtocolError):
-    """A message of an earlier generation or attempt; it is refused (fencing)."""
+    """A message of an earlier generation or attempt; the receiver refuses it (fencing)."""
 
 
 class CheckpointError(RekindleError):
-    """A checkpoint that cannot be written or used."""
+    """A checkpoint that Rekindle cannot write or use."""
 
 
 class CorruptError(CheckpointError):
-    """Bytes that are not what their writer wrote."""
+    """Bytes that differ from the bytes that their writer wrote."""
 
 
 class MissingError(CorruptError):
-    """A file of a checkpoint that is not there."""
+    """A missing file of a checkpoint."""
 
 
 class NewerFormatError(CheckpointError):
     """A checkpoint that a later version of Rekindle wrote.
 
-    This version cannot read it, and must not write over it or remove it.
+    This version cannot read it, and must not overwrite or remove it.
     """
 
 
 class SessionError(RekindleError):
-    """A training script uses the Session in a way that cannot work."""
+    """A training script uses the Session in an invalid way."""
 
 
-# What a command needs besides a light installation: the extra that has each module.
+# The extra that installs each module. A light installation has none of these modules.
 _EXTRAS = {
     "boto3": "s3",
     "botocore": "s3",
@@ -114,7 +114,10 @@ _EXTRAS = {
 
 
 def extra_of(error: ModuleNotFoundError) -> UsageError:
-    """Return the error that names the extra to install. Raises `error`: no extra has the module."""
+    """Return the error that names the extra to install.
+
+    Raises `error`: no extra has the module.
+    """
     module = (error.name or "").partition(".")[0]
     if module not in _EXTRAS:
         raise error

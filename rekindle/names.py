@@ -1,44 +1,44 @@
-"""Every name that crosses a process boundary: environment variables, files, wire constants.
+"""Define every name that crosses a process boundary: variables, files, wire constants.
 
-Changing one of them is a change of the wire contract.
+A change of one of them is a change of the wire contract.
 """
 
-# Set by the agent for each rank, besides torchrun's own variables.
+# The agent sets these for each rank, in addition to torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
-ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how often the node's pod was placed
-ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how often the script was started in this pod
-ENV_SLOT = "REKINDLE_SLOT"  # the rank's number in the full world; RANK counts those that are there
-ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # ranks of the full world
-ENV_JOINS = "REKINDLE_JOINS"  # "1": other ranks go on in their processes, and this one joins them
+ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how many times it placed the node's pod
+ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how many times the script started in this pod
+ENV_SLOT = "REKINDLE_SLOT"  # number of the rank in the full world; RANK counts only present ranks
+ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # number of ranks in the full world
+ENV_JOINS = "REKINDLE_JOINS"  # "1": this rank joins ranks that continue in their processes
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
-ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # where the rank writes its stacks when it is asked to
-ENV_PROFILING = "REKINDLE_PROFILING"  # the folder of all records of light profiling
-ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # where the rank appends its step records
+ENV_STACK_FILE = "REKINDLE_STACK_FILE"  # file for the rank's stacks, which it writes on request
+ENV_PROFILING = "REKINDLE_PROFILING"  # folder of all records of light profiling
+ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # file for the rank's step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
-ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # its location
+ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # location of the store
 
-# ModelArts, set by the user: seconds that the end of the old placement may hold up a reschedule.
+# ModelArts, set by the user: seconds that a reschedule may wait for the end of the old placement.
 ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
-# Read by the command line and the engine.
-ENV_HOME = "REKINDLE_HOME"  # where job directories live; default ~/.rekindle
-ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, when it cannot be read from the job directory
+# The command line and the engine read these.
+ENV_HOME = "REKINDLE_HOME"  # folder of job directories; default ~/.rekindle
+ENV_SECRET = "REKINDLE_SECRET"  # the job's secret, if the job directory does not have it
 
-# Set in the containers of a job's pods.
+# The containers of a job's pods have these.
 ENV_POD_IP = "REKINDLE_POD_IP"
-ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # what the agent calls its host; without it: the hostname
+ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # the agent's name for its host; default: the hostname
 
-# How much light profiling writes down, in agents and ranks; docs/operate/profiling.md.
-ENV_PROFILING_CAP_MB = "REKINDLE_PROFILING_CAP_MB"  # of all records
-ENV_PROFILING_FILE_MB = "REKINDLE_PROFILING_FILE_MB"  # of one file
-ENV_PROFILING_FLUSH_S = "REKINDLE_PROFILING_FLUSH_S"  # between two times that a rank writes
+# Limits on the records of light profiling, in agents and ranks; docs/operate/profiling.md.
+ENV_PROFILING_CAP_MB = "REKINDLE_PROFILING_CAP_MB"  # size of all records
+ENV_PROFILING_FILE_MB = "REKINDLE_PROFILING_FILE_MB"  # size of one file
+ENV_PROFILING_FLUSH_S = "REKINDLE_PROFILING_FLUSH_S"  # seconds between two writes of a rank
 
-# Credentials of a store in S3; without them those that boto3 finds are taken.
+# Credentials of a store in S3. Without them boto3 finds credentials.
 ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
 ENV_STORE_SECRET_ACCESS_KEY = "REKINDLE_STORE_SECRET_ACCESS_KEY"
-ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # of temporary ones only
+ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # only for temporary credentials
 
 # Files of a job directory.
 SPEC_FILE = "job.json"
@@ -49,27 +49,27 @@ JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"
 LOGS_DIRECTORY = "logs"
-ERROR_FILE = "error.json"  # of a rank, beside its output, as torchrun has it
-STACK_FILE = "stacks.log"  # of a rank: where it was when it was asked
+ERROR_FILE = "error.json"  # the error of a rank, next to its output, as torchrun has it
+STACK_FILE = "stacks.log"  # the stacks of a rank, written on request
 METRICS_DIRECTORY = "metrics"
 PROFILING_DIRECTORY = "profiling"  # records of light profiling
-NODES_DIRECTORY = "nodes"  # of nodes that joined, each by its hostname
+NODES_DIRECTORY = "nodes"  # directories of nodes that joined, each named by its hostname
 CHECKPOINT_DIRECTORY = "checkpoints"
 
 # Files of the home directory, which all jobs share.
-HOSTS_FILE = "hosts.jsonl"  # what happened on hosts
-HOSTS_DIRECTORY = "hosts"  # the simulated ones
-CONDITION_SUFFIX = ".condition"  # beside a simulated host's file: what is wrong with it
+HOSTS_FILE = "hosts.jsonl"  # events on hosts
+HOSTS_DIRECTORY = "hosts"  # files of the simulated hosts
+CONDITION_SUFFIX = ".condition"  # file next to a simulated host's file: its faults
 
 # In the coordinator's container of a job in pods.
 POD_HOME = "/var/lib/rekindle"  # its REKINDLE_HOME
-POD_DESCRIBED = "/etc/rekindle/job"  # a folder with SPEC_FILE and SECRET_FILE
+POD_DESCRIBED = "/etc/rekindle/job"  # folder with SPEC_FILE and SECRET_FILE
 POD_PORT = 29600
 
-# HTTP paths of the coordinator, and where the job's secret is said again: Kubernetes' API server
-# keeps an Authorization header to itself when it passes a request on.
+# HTTP paths of the coordinator. HEADER_SECRET repeats the job's secret, because Kubernetes' API
+# server does not pass on an Authorization header.
 HEADER_SECRET = "X-Rekindle-Authorization"
-HEADER_WIRE = "X-Rekindle-Wire"  # the WIRE_VERSION of whoever sends it
+HEADER_WIRE = "X-Rekindle-Wire"  # the sender's WIRE_VERSION
 PATH_AGENT = "/agent"
 PATH_SPEC = "/spec"
 PATH_JOB = "/job"
@@ -80,10 +80,10 @@ PATH_PROFILE = "/profile"
 PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
 PATH_SIGNS = "/signs"
-PATH_ATTEMPT = "/attempt"  # of a coordinator in a pod, between attempts
+PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
 WIRE_VERSION = 9
-OFFERS = 32  # checkpoints, newest first, that a node offers; a restore tries no older ones
-KILLED_S = 30.0  # how long after SIGKILL a process may live; the kernel can hold one for ever
-SPARE = -1  # in the place of a node rank: an agent that waits to take a lost one's place
+OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
+KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
+SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node
 LOOPBACK = "127.0.0.1"

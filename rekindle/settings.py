@@ -1,8 +1,8 @@
-"""Settings that a person may change. Each is declared once, in a struct.
+"""Declare settings that a person may change, each once, in a struct.
 
-A field is `Annotated[type, Meta(description=..., ge=..., ...)]`. From it follow what a decoder
-refuses, what a struct refuses that Python code makes, the fields of Prefect's forms
-(`rekindle.blocks.forms`), and the reference tables of the documentation.
+A field is `Annotated[type, Meta(description=..., ge=..., ...)]`. The declaration determines which
+values a decoder refuses, and which values a struct refuses in Python code. Prefect's forms
+(`rekindle.blocks.forms`) and the documentation's reference tables also follow from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-CHOICES = "choices"  # in Meta.extra: the values of an enum that a list may have
+CHOICES = "choices"  # in Meta.extra: the valid values of a text, or of a list's items
 
 _BOUNDS: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
     ("ge", operator.ge, "at least"),
@@ -26,7 +26,7 @@ _BOUNDS: tuple[tuple[str, Callable[[float, float], bool], str], ...] = (
 
 
 def declared(hint: Any) -> Meta | None:
-    """Return the declaration in a type hint."""
+    """Return the declaration in a type hint; None: the hint has no declaration."""
     if get_origin(hint) is not Annotated:
         return None
     return next((each for each in get_args(hint)[1:] if isinstance(each, Meta)), None)
@@ -34,7 +34,7 @@ def declared(hint: Any) -> Meta | None:
 
 @functools.cache
 def _limits(settings: type[msgspec.Struct]) -> dict[str, list[Meta]]:
-    """Return the declarations of each field, with those inside of a union."""
+    """Return the declarations of each field, including declarations inside a union."""
     hints = get_type_hints(settings, include_extras=True)
     return {name: list(metas(hint)) for name, hint in hints.items()}
 
@@ -50,9 +50,9 @@ def metas(hint: Any) -> Iterator[Meta]:
 
 
 def check_limits(settings: msgspec.Struct, what: str) -> None:
-    """Check all numbers. what: the settings, in a word.
+    """Check all numbers. what: a short name of the settings, for messages.
 
-    Raises ValueError: a number is outside of its limits.
+    Raises ValueError: a number is outside its limits.
     """
     for name, found in _limits(type(settings)).items():
         value = getattr(settings, name)

@@ -1,4 +1,4 @@
-"""A file that a person writes: its text, and the place that an error is about."""
+"""Read a file that a person writes, and find the place of an error in it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rekindle.errors import UsageError
 
 Place: TypeAlias = tuple[str | int, ...]  # the keys and numbers that lead to a value
 
-_LARGEST = 1 << 20  # bytes; a larger file is another one than the user means
-_PATH = re.compile(r" - at `\$([^`]*)`$")  # as msgspec writes it
+_LARGEST = 1 << 20  # bytes; a larger file is probably not the file that the user means
+_PATH = re.compile(r" - at `\$([^`]*)`$")  # the form in which msgspec writes a path
 _STEP = re.compile(r"\.([\w-]+)|\[(\d+)\]")
 
 
 class FieldError(ValueError):
-    """A struct's `__post_init__` refuses a value; place: of the value, in the struct."""
+    """A struct's `__post_init__` refuses a value. place: of the value in the struct."""
 
     def __init__(self, problem: str, *place: str | int) -> None:
         super().__init__(problem)
@@ -26,7 +26,10 @@ class FieldError(ValueError):
 
 
 def text_of(path: Path, kind: str) -> str:
-    """Read a file of a kind ("job file"). Raises UsageError: it is no file of text in UTF-8."""
+    """Read a file of a kind ("job file").
+
+    Raises UsageError: the file cannot be read, is larger than 1 MiB, or is not text in UTF-8.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -43,7 +46,7 @@ def text_of(path: Path, kind: str) -> str:
 
 
 def place_of(error: msgspec.ValidationError) -> tuple[str, Place]:
-    """Return what is wrong, and where: msgspec writes both in one text."""
+    """Return the problem and its place; msgspec writes both in one text."""
     text = str(error)
     path = "".join(_PATH.findall(text))
     steps = (key or int(index) for key, index in _STEP.findall(path))

@@ -1,4 +1,4 @@
-"""Loops with a time limit: wait for a condition or for threads, or call again after an error."""
+"""Wait for a condition or for threads, or repeat a call after an error, with a time limit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def until(is_true: Callable[[], bool], limit_s: float, pause_s: float) -> bool:
 def retry(call: Callable[[], T], error: type[Exception], limit_s: float, pause_s: float) -> T:
     """Return the result of the call, and repeat the call when it raises this error.
 
-    pause_s: the average pause. The pauses are random, so that two processes that disturb each
-    other do not do so again. Raises the error: the call still fails at the limit.
+    pause_s: the average pause. The pauses are random, so that two processes that disturb each other
+    do not repeat that. Raises the error: the call still fails at the limit.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -38,7 +38,7 @@ def retry(call: Callable[[], T], error: type[Exception], limit_s: float, pause_s
 
 
 def join_all(threads: Iterable[threading.Thread], limit_s: float) -> None:
-    """Wait for the ends of threads. The limit is for all of them together."""
+    """Wait for threads to end. The limit is for all of them together."""
     deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

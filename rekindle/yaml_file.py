@@ -1,7 +1,7 @@
-"""A YAML file that a person writes: its value, and the line of each place in it.
+"""Read a YAML file that a person writes: its value, and the line of each place in it.
 
-Values are those of PyYAML's safe loader (YAML 1.1). This module refuses what PyYAML takes: a key
-that stands twice, a key that is no text, and aliases that stand for very many values.
+The values are those of PyYAML's safe loader (YAML 1.1). This module refuses three things that
+PyYAML accepts: a repeated key, a key that is not text, and aliases that stand for too many values.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import yaml
 from rekindle.errors import UsageError
 from rekindle.user_file import Place, text_of
 
-_MOST = 100_000  # values; an alias counts as all that it stands for
-_SHOWN = 40  # characters of a value that cannot be read
+_MOST = 100_000  # values; an alias counts as all values that it stands for
+_SHOWN = 40  # characters shown of a value that cannot be read
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _SCALARS = [f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "timestamp")]
 
 
 class Document:
-    """The value of a file; kind: "job file", for messages. Raises UsageError: a wrong file."""
+    """The value of a file. kind: "job file", for messages. Raises UsageError: a wrong file."""
 
     def __init__(self, path: Path, kind: str) -> None:
         text = text_of(path, kind)
@@ -46,11 +46,12 @@ class Document:
             raise self._wrong(0, "is nested too deeply, or an alias holds itself") from error
 
     def error(self, problem: object, place: Place = (), about: str = "") -> UsageError:
-        """Make the error about a place, or about a key at it or below that `about` names."""
+        """Make the error about a place, or about a key at it or below it that `about` names."""
         while place and place not in self._lines:
             place = place[:-1]
         named = [at for at in self._lines if at[: len(place)] == place and _names(about, at[-1])]
-        # Of several names the longest; of several places with that name the outermost.
+        # If `about` names several keys, the longest key counts; if a key has several places, the
+        # outermost place counts.
         place = max(named, key=lambda at: (len(str(at[-1])), -len(at)), default=place)
         return self._wrong(self._lines.get(place, 0), str(problem))
 
@@ -75,7 +76,7 @@ class Document:
                 try:
                     return self._loader.construct_object(node)
                 except (ValueError, LookupError, AttributeError) as error:
-                    # A number of very many digits, a date that is none, `!!bool maybe`.
+                    # A number of too many digits, an invalid date, or `!!bool maybe`.
                     problem = f"{node.value[:_SHOWN]!r} cannot be read as a value: {error}"
                     raise self._wrong(line, problem, place) from error
         tag = node.tag.replace(_TAG, "!!")
@@ -91,7 +92,7 @@ class Document:
         if _MERGE in own:
             line, merged = own.pop(_MERGE)
             sources = merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
-            for source in reversed(sources):  # of two that have a key the first counts
+            for source in reversed(sources):  # if two sources have a key, the first counts
                 more = self._value(source, place)
                 if not isinstance(more, dict):
                     raise self._wrong(line, "give a mapping to merge, or a list of them", place)

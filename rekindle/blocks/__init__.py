@@ -1,6 +1,6 @@
-"""What a user configures in the Prefect UI: cluster, checkpoint store, recovery policy.
+"""Define the pydantic models that a user fills in: jobs, clusters, checkpoint stores, policies.
 
-The place for pydantic models. Prefect's server imports the blocks when it starts, so they may
-import neither flows, tasks and engines nor a training framework. Only once a user says
-something of pods, `kubernetes` asks the engine's pure part whether it can be meant.
+Prefect's server imports the blocks when it starts. So they must not import flows, tasks, engines or
+a training framework. The field `kubernetes` is an exception: its checks come from the engine's pure
+part.
 """

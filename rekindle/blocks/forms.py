@@ -1,7 +1,7 @@
-"""Settings as fields of Prefect's forms: pydantic models that follow from the structs.
+"""Make pydantic models for Prefect's forms from the structs of settings.
 
-`Annotated[Policy, Form()]` is a field whose value is a `Policy`. Pydantic validates what a person
-enters with a model of the same fields, and so Prefect shows one input for each.
+`Annotated[Policy, Form()]` is a field whose value is a `Policy`. Pydantic validates the input with
+a model of the same fields, so that Prefect shows one input for each.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "description", "title")
 class Form:
     """Makes a field of a form from a struct.
 
-    title: of the form. check: refuses values that do not fit each other; raises UsageError or
-    ValueError. like: has the defaults of the form's fields; None: those of the struct.
+    `title`: of the form. `check` refuses values that contradict each other. It raises UsageError or
+    ValueError. `like` has the defaults of the form's fields; None: the struct's defaults.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Form:
 
 def setting(default: msgspec.Struct, description: str) -> Any:
     """Return the default of a field whose type is a struct."""
-    # A struct is no JSON to pydantic, so the schema gets the default as such.
+    # Pydantic cannot write a struct as JSON, so the schema gets the default as plain values.
     return Field(
         default_factory=lambda: default,
         description=description,
@@ -77,7 +77,7 @@ def _struct(value: Any, kind: type[msgspec.Struct]) -> msgspec.Struct:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return the JSON form of a value."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
 def model_of(
     struct: type[msgspec.Struct], title: str, like: msgspec.Struct | None = None
 ) -> type[BaseModel]:
-    """Return a pydantic model with the fields of a struct: types, limits, defaults, descriptions.
+    """Return a pydantic model with a struct's fields: types, limits, defaults, descriptions.
 
     title: the name of the form. like: has the defaults; None: the struct's own.
     """
@@ -122,7 +122,7 @@ def _field(hint: Any, default: Any) -> Any:
 
 
 def _said(meta: msgspec.Meta | None) -> dict[str, Any]:
-    """Return what a declaration states, in pydantic's words."""
+    """Return the constraints of a declaration, in pydantic's terms."""
     said = {name: getattr(meta, name, None) for name in _CONSTRAINTS}
     return {name: value for name, value in said.items() if value is not None}
 
@@ -146,7 +146,7 @@ def _of(hint: Any, choices: Any = None) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is str and choices:
         return Literal[tuple(choices)]
-    if origin is Annotated:  # inside of a union
+    if origin is Annotated:  # inside a union
         return Annotated[_of(arguments[0]), Field(**_said(declared(hint)))]
     if origin is tuple:
         return list[_item(arguments[0], choices)]  # type: ignore[misc]
@@ -160,7 +160,7 @@ def _of(hint: Any, choices: Any = None) -> Any:
 
 
 def _item(hint: Any, choices: Any) -> Any:
-    """Return the type of a list's item. A form lets people order texts, and not choices."""
+    """Return the type of a list's item. A form can order texts, but not choices."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         pattern = "|".join(each.value for each in choices or hint)
         return Annotated[str, Field(pattern=f"^({pattern})$")]

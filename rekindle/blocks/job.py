@@ -1,4 +1,4 @@
-"""The parameter of the train flow: one training run, described by a user."""
+"""Define the parameter of the train flow: the description of one training run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VARIABLE = re.compile(r"[^=\0]+")
 class TrainingJob(BaseModel):
     """One distributed training run: its script, its ranks, and its protection."""
 
-    # An environment may hold secrets, which no error is to show.
+    # An environment may contain secrets, which errors must not show.
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(
@@ -127,7 +127,7 @@ class TrainingJob(BaseModel):
         "image. Empty: the nodes are processes of this machine.",
     )
 
-    # No field: whoever looks at the job, or at a flow run's parameters, is not to see it.
+    # Not a field: a reader of the job, or of a flow run's parameters, must not see it.
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @field_validator("environment")
@@ -148,13 +148,13 @@ class TrainingJob(BaseModel):
         return self
 
     def filled_in(self) -> TrainingJob:
-        """Return the job with what its blocks say.
+        """Return the job with the values of its blocks.
 
-        Raises UsageError: there is no such block, or the job cannot be what it says.
+        Raises UsageError: a block does not exist, or its values do not fit the job.
         """
         if not (self.saved_cluster or self.saved_store or self.saved_policy):
             return self
-        from rekindle.blocks import saved  # Prefect, which a job needs not
+        from rekindle.blocks import saved  # imports Prefect, which other jobs do not need
 
         said: dict[str, object] = {}
         if self.saved_cluster:
@@ -176,7 +176,7 @@ class TrainingJob(BaseModel):
         return job
 
     def to_spec(self, job_id: str) -> JobSpec:
-        """Return the job as the runtime reads it, all paths absolute.
+        """Return the job's description for the runtime, with absolute paths.
 
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """
@@ -222,7 +222,7 @@ class TrainingJob(BaseModel):
         return check(spec) if self.kubernetes is None else check_elsewhere(spec)
 
     def _work_in_image(self) -> Path:
-        """Return the working directory in the pods' image. Raises UsageError: it is not known."""
+        """Return the working directory in the pods' image. Raises UsageError: it is unknown."""
         for name in ("working_directory", "fault_tables"):
             path = getattr(self, name)
             if path.startswith("~"):

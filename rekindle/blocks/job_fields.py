@@ -1,4 +1,4 @@
-"""The fields of a job in forms and files: cluster, checkpoints, policy, node check, pods."""
+"""Define the fields of a job in forms and files: cluster, checkpoints, policy, node check, pods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeCheck(BaseModel):
     timeout_s: float = field_of(NodeCheckLimits, "timeout_s")
 
     def to_limits(self) -> NodeCheckLimits:
-        """Return what the check goes by."""
+        """Return the limits of the check."""
         return NodeCheckLimits(
             compute_factor=self.compute_factor,
             link_factor=self.link_factor,
@@ -45,7 +45,7 @@ class NodeCheck(BaseModel):
 KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
 
 
-USUAL = Policy(max_restarts=3)  # of a flow's job; `rekindle run` has torchrun's default, 0
+USUAL = Policy(max_restarts=3)  # for a flow's job; `rekindle run` has torchrun's default, 0
 
 RecoveryPolicy = Annotated[Policy, Form("Policy", like=USUAL)]
 
@@ -102,5 +102,5 @@ class CheckpointDirectory(BaseModel):
 
     @property
     def interval(self) -> int | Literal["auto"]:
-        """Steps between two checkpoints, as the runtime has it."""
+        """Return the steps between two checkpoints, or "auto", for the runtime."""
         return AUTO if self.automatic else self.every

@@ -1,4 +1,4 @@
-"""What surrounds a nightly training run: data, evaluation, and who is told of its result."""
+"""Define the parameter of the retrain flow: data, evaluation, publication, deployments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several jobs share, saved in Prefect as blocks: a cluster, a checkpoint store, a policy."""
+"""Define Prefect blocks that several jobs share: a cluster, a checkpoint store, a policy."""
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
 
@@ -63,7 +63,7 @@ class SavedStore(Block):
     )
 
     def credentials(self) -> dict[str, str]:
-        """Return the key as the variables that a job's agents and ranks look for it in."""
+        """Return the key as environment variables for a job's agents and ranks."""
         given = {
             names.ENV_STORE_ACCESS_KEY_ID: self.access_key_id,
             names.ENV_STORE_SECRET_ACCESS_KEY: self.secret_access_key,
@@ -87,7 +87,7 @@ Saved = TypeVar("Saved", SavedCluster, SavedStore, SavedPolicy)
 
 
 def load(kind: type[Saved], name: str) -> Saved:
-    """Read a block. Raises UsageError: there is none of that name."""
+    """Read a block. Raises UsageError: no block has that name."""
     try:
         block = kind.load(name)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""`rekindle checkpoints`: list, verify, copy, pin, export and import."""
+"""Implement `rekindle checkpoints`: list, verify, copy, pin, export and import."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rekindle.errors import CheckpointError, UsageError
 from rekindle.job.spec import check_job_id
 from rekindle.words import size
 
-MOST_HOURS = 24 * 3660  # ten years; for longer there is a pin without an end
+MOST_HOURS = 24 * 3660  # ten years; a pin without an end lasts longer
 
 
 def pin(options: argparse.Namespace) -> int:
-    """Keep the newest complete checkpoint of a step from being pruned."""
+    """Protect the newest complete checkpoint of a step against pruning."""
     check_name(options.name)
     if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
         raise UsageError(f"--hours {options.hours}: give a number above 0, {MOST_HOURS} at most")
@@ -69,7 +69,7 @@ def unpin(options: argparse.Namespace) -> int:
 
 
 def pins_of(seen: CheckpointInfo, pins: list[Pin], now: float) -> list[str]:
-    """The names of the pins that keep a checkpoint."""
+    """Return the names of the pins that protect a checkpoint now."""
     key: Key = (seen.step, seen.generation)
     return sorted({each.name for each in pins if each.key == key and each.holds(now)})
 
@@ -92,7 +92,7 @@ def export_state(options: argparse.Namespace) -> int:
 
 
 def import_state(options: argparse.Namespace) -> int:
-    """Make a checkpoint of what torch has written."""
+    """Make a checkpoint from files that torch has written."""
     from rekindle.training.torch.convert import importing
 
     check_job_id(options.job_id)
@@ -129,11 +129,11 @@ def _json(name: str, text: str) -> Any:
         raise UsageError(f"--add {name}={text}: that is no JSON: {error}") from error
 
 
-_INTERRUPTED = 130  # what a shell makes of Ctrl-C
+_INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out one of the sub-commands; its exit status."""
+    """Run one of the sub-commands; return its exit status."""
     try:
         return _ACTIONS[options.action](options)
     except KeyboardInterrupt:
@@ -225,7 +225,7 @@ def _prune(options: argparse.Namespace) -> int:
 def _would_go(
     store: CheckpointStore, seen: Sequence[CheckpointInfo], retention: Retention
 ) -> tuple[Key, ...]:
-    """What Store.prune() would remove of those that are finished."""
+    """Return the finished checkpoints that CheckpointStore.prune() would remove."""
     finished = [(s.step, s.generation) for s in seen if not s.unfinished]
     manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
     usable = {(s.step, s.generation) for s in seen if s.manifest and not s.reason}
@@ -241,7 +241,7 @@ def _would_go(
         finished,
         retention,
         is_valid=is_valid,
-        manifest_of=manifests.__getitem__,  # by --keep no manifest is asked for
+        manifest_of=manifests.__getitem__,  # with --keep the function reads no manifest
         pins=store.pins(),
         now=time.time(),
     )
@@ -254,7 +254,7 @@ def _bytes(checkpoints: Sequence[Checkpoint]) -> int:
 
 
 def _facts(seen: CheckpointInfo) -> tuple[object, ...]:
-    """When, size, files, framework, world size, as far as they are known."""
+    """Return date, size, number of files, framework and world size, or "-" if unknown."""
     found = seen.manifest
     if found is None:
         return ("-",) * 5
@@ -270,7 +270,7 @@ def _state(seen: CheckpointInfo, pins: Sequence[str]) -> str:
 
 
 def _told(seen: CheckpointInfo) -> dict[str, object]:
-    """A row as JSON has it."""
+    """Return the JSON form of a row."""
     manifest: dict[str, object] = msgspec.to_builtins(seen.manifest) if seen.manifest else {}
     about = {"step": seen.step, "generation": seen.generation, "location": seen.location}
     state = "unfinished" if seen.unfinished else "unusable" if seen.reason else "complete"

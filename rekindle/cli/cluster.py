@@ -1,4 +1,4 @@
-"""Commands for a cluster: its nodes, and the records that MindCluster's profiling makes of a job.
+"""Implement commands for a cluster: its nodes, and the switch of a job's data trace.
 
 `rekindle nodes` and `release-node` read and change the log of hosts and the marks on nodes.
 """
@@ -34,18 +34,18 @@ NAMESPACE = "default"
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """One host as it is printed as JSON. known: what the log says; mark: what the node bears."""
+    """One host in the JSON output. known: its entry in the log. mark: the mark on its node."""
 
     host: str
     known: Host | None = None
     mark: IsolationMark | None = None
-    there: bool | None = None  # None: we may not look
+    there: bool | None = None  # None: the user may not read nodes
 
 
 def nodes(options: argparse.Namespace) -> int:
-    """List the hosts that anything is known of, isolated ones first, and those that are marked.
+    """List the hosts in the log, isolated ones first, and the nodes with a mark.
 
-    Raises ApiError: the log cannot be read.
+    Raises JobError: the log is unreadable.
     """
     with _cluster(options) as (api, namespace):
         known = ClusterHostLog(api, namespace).hosts()
@@ -122,9 +122,9 @@ def _in_the_cluster(row: Row, node: Object | None) -> str:
 
 
 def release_node(options: argparse.Namespace) -> int:
-    """Let jobs use a host again, and take our mark off its node.
+    """Let jobs use a host again, and remove Rekindle's mark from its node.
 
-    Raises UsageError: nothing is known of it. JobError: its node cannot be put back.
+    Raises UsageError: the host is unknown. Raises JobError: its node cannot be released.
     """
     host = options.node
     with _cluster(options) as (api, namespace):
@@ -149,7 +149,7 @@ def release_node(options: argparse.Namespace) -> int:
 
 
 def _left(mark: IsolationMark | None, namespace: str) -> str:
-    """Say what our release leaves as it is."""
+    """Return the part of a message that names a remaining mark."""
     if mark is None:
         return ""
     if mark.namespace not in ("", namespace):
@@ -161,7 +161,7 @@ def _left(mark: IsolationMark | None, namespace: str) -> str:
 
 
 def trace(options: argparse.Namespace) -> int:
-    """Switch a job's profiling if an option asks for it. Print the kinds that are on."""
+    """Switch a job's data trace if an option requests it. Print the kinds that are on."""
     wanted = None
     if options.off or options.on is not None:
         wanted = switch_of(() if options.off else options.on.split(","))
@@ -174,7 +174,7 @@ def trace(options: argparse.Namespace) -> int:
 
 
 def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switch) -> None:
-    """Ask ClusterD where it can be reached, as TaskD's manager wants it; else write for it."""
+    """Switch through ClusterD, as TaskD's manager does; without its address by ConfigMap."""
     address = options.clusterd or (clusterd.ADDRESS if api.is_inside else "")
     if address:
         job = f"{namespace}/{Names.of(options.job).workload}"

@@ -1,4 +1,4 @@
-"""`rekindle diagnose`: what the records of a job, or of any folder, tell of slow ranks."""
+"""Implement `rekindle diagnose`: find slow ranks in the records of a job or of a folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rekindle.recovery.faults.stragglers import StragglerEvent
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print where ranks' time goes and who is slow; write what is asked for besides."""
+    """Print the times of ranks and the slow ranks; write a trace and a picture on request."""
     folder, per_node = _where(options.job, options.per_node)
     task = read_task(folder)
     window = _window(task, options.steps)
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 def _plain(
     task: Task, told: list[Finding], now: list[Finding], *, per_node: int
 ) -> dict[str, object]:
-    """All that is found; in how many steps nobody could be found, for lack of collectives."""
+    """Return all results. with_collectives: the number of steps with records of collectives."""
     forward = slower_forward(task, per_node=per_node) if not seen(task) else None
     return {
         "found": msgspec.to_builtins(told),
@@ -84,7 +84,7 @@ def _plain(
 
 
 def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
-    """Print who waits for whom. Ranks of a job that is over wait for nobody: they were ended."""
+    """Print the ranks that wait for others. An ended job has none, because its ranks were ended."""
     if directory is not None and is_over(directory.journal_file):
         return
     environment = directory.spec().environment if directory is not None else {}
@@ -94,15 +94,15 @@ def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
 
 
 def _write(where: str, write: Callable[[Path], object]) -> None:
-    """Write a file. Raises UsageError: that is not possible there."""
+    """Write a file. Raises UsageError: the path or the format of the picture is invalid."""
     try:
         write(Path(where))
-    except (OSError, ValueError) as error:  # also of a picture's format that nobody knows
+    except (OSError, ValueError) as error:  # also for an unknown format of a picture
         raise UsageError(f"{where} cannot be written: {error}") from error
 
 
 def _print_journal(text: str) -> None:
-    """Print what the job itself has found and done while it trained, if `text` is a job's name."""
+    """Print the job's own findings and actions during training, if `text` is a job's name."""
     directory = _job(text)
     if directory is None:
         return
@@ -121,13 +121,13 @@ def _same(one: object, other: object) -> bool:
 
 
 def _job(text: str) -> JobDirectory | None:
-    """The job of this name, if this machine has it."""
+    """Return the job of this name, if this machine has it."""
     directory = JobDirectory(job_directory(text)) if "/" not in text else None
     return directory if directory is not None and directory.journal_file.exists() else None
 
 
 def _where(text: str, per_node: int | None) -> tuple[Path, int]:
-    """Return the folder that is meant, and how many ranks a node has. Raises UsageError."""
+    """Return the folder of records, and the number of ranks per node. Raises UsageError."""
     if per_node is not None and per_node < 1:
         raise UsageError(f"--per-node {per_node}: a node has a rank at least")
     directory = _job(text)
@@ -140,7 +140,7 @@ def _where(text: str, per_node: int | None) -> tuple[Path, int]:
 
 
 def _window(task: Task, asked: str) -> list[int]:
-    """Return the numbers of the steps that are meant. Raises UsageError."""
+    """Return the selected steps. Raises UsageError: the option is invalid, or selects none."""
     if not asked:
         return list(task.steps)
     first, colon, last = asked.partition(":")

@@ -1,4 +1,4 @@
-"""Runs a job in the foreground of a terminal, from its start to its exit status."""
+"""Run a job in the foreground of a terminal, from its start to its exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.reporting.event_text import level, words
 
-END_S = 30.0  # how long coordinator and agents may take after the job's end
+END_S = 30.0  # time that coordinator and agents may take after the job's end
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     known = len(events_in(directory.journal_file)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
-        if isinstance(event, journal.Progress):  # it has no number, and is in no journal
+        if isinstance(event, journal.Progress):  # it has no number, and is not in a journal
             return
         seen.append(event)
         if level(event) >= logging.INFO:
@@ -98,7 +98,8 @@ class _Stop:
 def _reap(engine: LocalEngine, joined: set[int]) -> None:
     """Wait for the coordinator and the agents. joined: agents that the coordinator dismisses."""
     coordinator, agents = engine.coordinator, engine.agents
-    # The coordinator ends after its agents; one that died is no zombie yet when its lines close.
+    # The coordinator ends after its agents. A failed one has no status yet when its connections
+    # close.
     died = coordinator is not None and _status(coordinator) not in (0, 1)
     for agent in agents:
         if died or agent.pid not in joined:

@@ -1,4 +1,4 @@
-"""Commands that a person gives for a job, for a host or for this machine."""
+"""Implement the commands for a job, for a host or for this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rekindle.recovery.policy.policy import Policy
 
 
 def status(options: argparse.Namespace) -> int:
-    """Tell where a job is: its coordinator says so, or its journal, when it does not run."""
+    """Print the state of a job, from its coordinator, or from its journal if it does not run."""
     directory = _directory(options.job)
     events = events_in(directory.journal_file)
     endpoint = directory.endpoint()
@@ -84,9 +84,9 @@ def incidents(options: argparse.Namespace) -> int:
 
 
 def nodes(options: argparse.Namespace) -> int:
-    """List the hosts that anything is known of, isolated ones first."""
+    """List the hosts in the log, isolated ones first."""
     if _of_a_cluster(options):
-        from rekindle.cli import cluster  # the client, where it is used
+        from rekindle.cli import cluster  # imports the kubernetes client only on use
 
         return cluster.nodes(options)
     now = time.time()
@@ -103,7 +103,7 @@ def nodes(options: argparse.Namespace) -> int:
 
 
 def release_node(options: argparse.Namespace) -> int:
-    """Let a host be used again. Raises UsageError: nothing is known of it, or it is in use."""
+    """Let jobs use a host again. Raises UsageError: the host is unknown."""
     if _of_a_cluster(options):
         from rekindle.cli import cluster
 
@@ -118,7 +118,7 @@ def release_node(options: argparse.Namespace) -> int:
 
 
 def approve(options: argparse.Namespace) -> int:
-    """Answer an incident that waits for a person. Raises JobError: none does."""
+    """Answer an incident that waits for a person. Raises JobError: no incident waits."""
     client = _client(options.job)
     waiting = journal.waits_for_approval(events_in(_directory(options.job).journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
@@ -132,7 +132,7 @@ def approve(options: argparse.Namespace) -> int:
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Have ranks write down where their time goes, or no more."""
+    """Switch the light profiling of a job's ranks."""
     client = _client(options.job)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     order = ProfilingOrder(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
@@ -141,7 +141,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def report_fault(options: argparse.Namespace) -> int:
-    """Tell a job of a fault code, XID, kernel line or condition of one of its nodes."""
+    """Report a fault code, XID, kernel line or condition of a node to its job."""
     client = _client(options.job)
     sign = HealthEvent(
         source=EventSource(options.source),
@@ -158,7 +158,7 @@ def report_fault(options: argparse.Namespace) -> int:
 
 
 def stop(options: argparse.Namespace) -> int:
-    """Stop a job, as a cancelled flow run does, also while a flow steers it."""
+    """Stop a job as a cancelled flow run does, also while a flow steers it."""
     _client(options.job).stop(by=getpass.getuser())
     return 0
 
@@ -196,7 +196,7 @@ def npu_check(options: argparse.Namespace) -> int:
         for name, value in sorted(ascend_environment(os.environ, Policy()).items()):
             print(f"ranks get {name}={value}")
         missing = [each for each in found if not each.is_there]
-        if missing:  # each needs those before it
+        if missing:  # each requirement depends on the ones before it
             print(f"\n{missing[0].what}:\n  {missing[0].do}")
     return 0 if all(each.is_there for each in found) else 1
 
@@ -209,7 +209,10 @@ def _directory(job: str) -> JobDirectory:
 
 
 def _client(job: str) -> JobClient:
-    """Return a client of a running job. Raises UsageError: no such job. JobError: it is over."""
+    """Return a client of a running job.
+
+    Raises UsageError: the job does not exist. Raises JobError: it does not run.
+    """
     directory = _directory(job)
     endpoint = directory.endpoint()
     if endpoint is None or attempts.end_of(events_in(directory.journal_file)) is not None:

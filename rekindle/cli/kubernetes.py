@@ -1,4 +1,4 @@
-"""`rekindle kubernetes`: render a job's objects, and check whether a cluster can run it."""
+"""Implement `rekindle kubernetes`: render a job's objects, and check a cluster for it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def read_job(
 ) -> tuple[JobSpec, KubernetesSettings]:
     """Read a job file: the fields of a training job, `kubernetes` among them.
 
-    kind, namespace: instead of the file's. job_id: default: the job's name. Raises UsageError: the
-    file cannot be read, or says what cannot be; the message names field and line.
+    kind, namespace: replace the file's values. job_id: default: the job's name. Raises UsageError:
+    the file is unreadable or invalid; the message names field and line.
     """
     document = Document(path, "job file")
     found = document.value
@@ -71,7 +71,7 @@ def read_job(
 
 
 def _wrong(document: Document, error: ValidationError) -> UsageError:
-    """Return all mistakes as one error: each with its field and line."""
+    """Return all mistakes as one error, each with its field and line."""
     said = []
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         field = ".".join(map(str, one["loc"]))
@@ -83,7 +83,7 @@ def _wrong(document: Document, error: ValidationError) -> UsageError:
 
 
 def stream(manifests: Any) -> str:
-    """Return the objects as a stream of YAML, in the order in which people read."""
+    """Return the objects as a stream of YAML, with their fields in the usual order."""
     return "".join(
         "---\n" + yaml.dump(_ordered(one), Dumper=_Plain, sort_keys=False, width=100)
         for one in manifests
@@ -96,7 +96,7 @@ def _ordered(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_secrets(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the object as anybody may see it."""
+    """Return the object with the values of a Secret hidden."""
     if manifest["kind"] != "Secret":
         return manifest
     hidden = dict.fromkeys(manifest["data"], _HIDDEN)
@@ -104,17 +104,17 @@ def _without_secrets(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes equal parts out each time: kubectl's readers do not like references."""
+    """Writes equal parts repeatedly, without references, for readers of kubectl's input."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_PATIENCE_S = 5.0  # somebody waits
+_PATIENCE_S = 5.0  # a user waits for the result
 
 
 def check(options: argparse.Namespace) -> int:
-    """Tell all that was found; 1: a job could not be there. Raises UsageError: a wrong job file."""
+    """Print all findings; return 1 if a job could not run. Raises UsageError: a wrong job file."""
     kind, wanted = _job(options)
     try:
         api = load(options.kubeconfig, options.context, patience_s=_PATIENCE_S)
@@ -133,7 +133,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _job(options: argparse.Namespace) -> tuple[WorkloadKind, Manifests]:
-    """Return the objects of the file's job, or of any of its kind."""
+    """Return the objects of the file's job, or of an example job of the kind."""
     if options.file is None:
         spec, pods = _any_job(options)
     else:

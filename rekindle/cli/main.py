@@ -1,4 +1,4 @@
-"""The `rekindle` command."""
+"""Implement the `rekindle` command."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rekindle.errors import RekindleError, extra_of
 class Command(NamedTuple):
     """One command.
 
-    options: each function declares some. function: carries the command out; empty: its options
-    name the function. The module is imported then, so that --help does not wait. about: a sentence
-    for the command's own --help; empty: as `help`.
+    options: functions that each declare some options. function: runs the command; empty: an option
+    names the function. The command imports its module late, so that --help is fast. about: a
+    sentence for the command's own --help; empty: as `help`.
     """
 
     name: str
@@ -146,12 +146,12 @@ def main(argv: list[str] | None = None) -> None:
         try:
             status = _status_of(argv)
         finally:
-            print(end="", flush=True)  # there may be no sys.stdout to flush
+            print(end="", flush=True)  # sys.stdout may be None
     except BrokenPipeError:
         unread = _unread_outputs()
         if not unread:
             raise
-        for fd in unread:  # Python flushes at its exit, which would fail again
+        for fd in unread:  # Python flushes again at its exit, which would fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         status = 128 + signal.SIGPIPE
     sys.exit(status)
@@ -172,7 +172,7 @@ def _status_of(argv: list[str] | None) -> int:
 
 
 def _unread_outputs() -> list[int]:
-    """Which of standard output and error are pipes that nothing reads any more, such as `head`."""
+    """Return the standard outputs that are pipes without a reader, for example after `head`."""
     poll = select.poll()
     for fd in (1, 2):
         poll.register(fd, 0)
@@ -180,7 +180,7 @@ def _unread_outputs() -> list[int]:
 
 
 def _open_closed_streams() -> None:
-    """Give a standard stream that is closed a place; else the next file opened would be one."""
+    """Open /dev/null for each closed standard stream; a file opened later would become one."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -1,4 +1,4 @@
-"""What a command is given: a store by its name, and checkpoints of it."""
+"""Find the store and the checkpoints that a command's arguments name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rekindle.job.spec import JobDirectory, job_directory
 
 
 def open_at(text: str, *, exists: bool) -> CheckpointStore:
-    """The store at a folder, an s3:// location, or of the job of this id.
+    """Return the store at a folder or s3:// location, or the store of the job with this id.
 
-    exists: the folder has to be there. Raises UsageError: there is nothing of that name.
+    exists: the folder must exist. Raises UsageError: the name matches nothing, or several things.
     """
     if "://" in text:
         return open_store(text)
@@ -41,10 +41,10 @@ def open_at(text: str, *, exists: bool) -> CheckpointStore:
 
 @contextlib.contextmanager
 def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
-    """The newest intact checkpoint of a store, or that of this step, or of a reference.
+    """Yield the newest intact checkpoint of a store, or of a step, or of a reference.
 
-    Nobody prunes it meanwhile. Those that are passed over are told of. Raises CheckpointError:
-    there is none, or a newer one cannot be read.
+    The checkpoint is protected against pruning until the block ends. The function prints the
+    checkpoints that it skips. Raises CheckpointError: there is none, or a newer one is unreadable.
     """
     if is_reference(source):
         if step is not None:
@@ -84,7 +84,10 @@ def _check(checkpoint: Checkpoint) -> None:
 def of_steps(
     seen: list[CheckpointInfo], steps: Sequence[int], store: CheckpointStore
 ) -> list[CheckpointInfo]:
-    """Those of these steps; all, if there are none. Raises UsageError: a step has none."""
+    """Return the checkpoints of these steps; without steps all.
+
+    Raises UsageError: a step has none.
+    """
     missing = sorted(set(steps) - {each.step for each in seen})
     if missing:
         raise UsageError(f"{store.location} has no checkpoint of step {missing[0]}")

@@ -1,6 +1,6 @@
-"""The options of all commands but `rekindle run`.
+"""Declare the options of all commands except `rekindle run`.
 
-This module imports no more than the options of `rekindle run`, so that --help does not wait.
+This module imports no more modules than the options of `rekindle run`, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 
 def option(where: argparse._ActionsContainer, name: str, *extra: str, **settings: object) -> None:
-    """Add an option that may be spelt with dashes or underscores, as torchrun's may."""
+    """Add an option whose name accepts dashes or underscores, as torchrun's options do."""
     spellings = dict.fromkeys((f"--{name.replace('_', '-')}", f"--{name}"))
     where.add_argument(*extra, *spellings, **settings)  # type: ignore[arg-type]
 
 
 def job(parser: argparse.ArgumentParser) -> None:
-    """Declare the job that a command is about."""
+    """Declare the job of a command."""
     parser.add_argument("job", metavar="JOB", help="the job's id")
 
 
@@ -33,7 +33,7 @@ def as_json(parser: argparse.ArgumentParser) -> None:
 
 
 def node(parser: argparse.ArgumentParser) -> None:
-    """Declare the node that a command is about."""
+    """Declare the node of a command."""
     parser.add_argument("node", metavar="NAME", help="the node's name, as rekindle nodes prints it")
 
 
@@ -303,7 +303,7 @@ def kubernetes(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster(parser: argparse.ArgumentParser) -> None:
-    """Declare how a cluster is found, for commands that are about this machine without any."""
+    """Declare the options that select a cluster, for commands whose default is this machine."""
     cluster = parser.add_argument_group("a cluster, instead of this machine")
     cluster.add_argument(
         "--kubeconfig",

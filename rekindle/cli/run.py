@@ -1,4 +1,4 @@
-"""What `rekindle run` sets up: a job of this machine, or this machine's part in another's job."""
+"""Implement `rekindle run`: run a job on this machine, or this machine's node of another job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_
 from rekindle.recovery.journal import attempts
 from rekindle.waiting import retry
 
-ASK_EVERY_S = 0.5  # of a node that waits for its coordinator
+ASK_EVERY_S = 0.5  # for a node that waits for its coordinator
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def launch(options: argparse.Namespace) -> int:
             "some on this machine, with all nodes"
         )
     if options.node_rank is not None:
-        spec = msgspec.structs.replace(spec, engine=())  # we cannot place what is elsewhere anew
+        spec = msgspec.structs.replace(spec, engine=())  # it cannot reschedule nodes elsewhere
     directory = JobDirectory(spec.directory)
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)
@@ -76,7 +76,7 @@ def launch(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
-    """Hold the job's launch lock, so that one job id is one job. Raises LeaseHeldError."""
+    """Lock the job's launch lock, so that one id has one job. Raises LeaseHeldError."""
     directory.make()
 
     def busy() -> None:
@@ -98,9 +98,9 @@ def _tell_how_to_join(directory: JobDirectory, address: str) -> None:
 
 
 def join(options: argparse.Namespace) -> int:
-    """Run one node of a job whose coordinator is elsewhere; return the exit status.
+    """Run one node of a job whose coordinator is on another machine; return the exit status.
 
-    The job's description comes from the coordinator; a script named here is used instead of its.
+    The coordinator sends the job's description. A script in the options replaces the job's script.
     """
     secret = os.environ.get(names.ENV_SECRET)
     if not secret:
@@ -123,7 +123,10 @@ def join(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _folder_of_node(spec: JobSpec) -> Iterator[Path]:
-    """Where a node that joins keeps what its ranks record: by REKINDLE_HOME, or not for long."""
+    """Yield the folder for the records of a joining node's ranks.
+
+    With REKINDLE_HOME the folder persists, otherwise it is temporary.
+    """
     if os.environ.get(names.ENV_HOME):
         yield job_directory(spec.job_id) / names.NODES_DIRECTORY / socket.gethostname()
         return
@@ -132,7 +135,7 @@ def _folder_of_node(spec: JobSpec) -> Iterator[Path]:
 
 
 def _run_agent(command: list[str]) -> int:
-    """Run an agent that ends with us, however we end; return its status, or 128 + signal."""
+    """Run an agent that ends with this process, in any case; return its status, or 128 + signal."""
     stopped_by: list[int] = []
     agents: list[subprocess.Popen[bytes]] = []
 
@@ -143,7 +146,7 @@ def _run_agent(command: list[str]) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
-    lifeline, _ = os.pipe()  # its other end closes when we end
+    lifeline, _ = os.pipe()  # the other end closes when this process ends
     command = [*command, "--lifeline-fd", str(lifeline)]
     agents.append(subprocess.Popen(command, pass_fds=[lifeline], start_new_session=True))
     if stopped_by:
@@ -153,7 +156,7 @@ def _run_agent(command: list[str]) -> int:
 
 
 def _wait_for_spec(host: str, port: int, secret: str, *, limit_s: float) -> tuple[JobSpec, int]:
-    """Ask for the job until there is an attempt to join.
+    """Request the job's description until there is an attempt to join.
 
     Raises JobError: there is none within the limit, or the coordinator refuses.
     """
@@ -180,6 +183,6 @@ def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Return this machine's address on the way to the coordinator."""
+    """Return this machine's address on the route to the coordinator."""
     with socket.create_connection((host, port), timeout=10) as probe:
         return str(probe.getsockname()[0])

@@ -1,6 +1,6 @@
-"""The command line of `rekindle run`: torchrun's options, and those that Rekindle adds.
+"""Declare the command line of `rekindle run`: torchrun's options, and Rekindle's own.
 
-Torchrun's options are those of torch/distributed/run.py (2.13).
+Torchrun's options are those in torch/distributed/run.py (2.13).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rekindle.cli.options import option
 from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 
-# torchrun options about its rendezvous (Rekindle's coordinator does that work) and about its agent.
+# Options of torchrun's rendezvous, which Rekindle's coordinator replaces, and of torchrun's agent.
 _IGNORED = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval"),
     *("shutdown_timeout", "signals_to_handle", "event_log_handler", "logs_specs", "numa_binding"),

@@ -1,4 +1,7 @@
-"""Reads the parsed options of `rekindle run`. Pure but for cpu counts."""
+"""Make a job's description from the parsed options of `rekindle run`.
+
+Pure except for CPU counts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
-# Ranks inherit the whole environment; others need these, on whatever machine they are.
+# Local ranks inherit the complete environment. Ranks on other machines need these variables.
 _KEPT = (
     names.ENV_FAILOVER_GRACE,
     names.ENV_PROFILING_CAP_MB,
@@ -30,7 +33,7 @@ _KEPT = (
 
 
 def read_spec(options: argparse.Namespace) -> JobSpec:
-    """Make the job's description from parsed options. Raises UsageError: an option is wrong."""
+    """Make the job's description from parsed options. Raises UsageError: an option is invalid."""
     if not options.script:
         raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
     job_id = options.job_id or options.rdzv_id or _new_id()
@@ -71,7 +74,10 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
 
 
 def entry_kind(options: argparse.Namespace) -> EntryKind:
-    """Tell what the positional argument names. Raises UsageError: -m and --no-python at once."""
+    """Return the kind of the positional argument.
+
+    Raises UsageError: -m and --no-python are both given.
+    """
     if options.module and options.no_python:
         raise UsageError("-m names a Python module and --no-python any program; give one of them")
     if options.module:
@@ -80,7 +86,7 @@ def entry_kind(options: argparse.Namespace) -> EntryKind:
 
 
 def host_and_port(text: str, option_name: str) -> tuple[str, int]:
-    """Split HOST:PORT. Raises UsageError: it is not of that form."""
+    """Split HOST:PORT. Raises UsageError: the text has another form."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{option_name} {text!r}: give HOST:PORT, such as 10.0.0.1:29400")
@@ -97,7 +103,7 @@ def _checkpoint_every(text: str) -> int | Literal["auto"]:
 
 
 def _retention(options: argparse.Namespace) -> Retention:
-    """Read which checkpoints are kept; without an option all. Raises UsageError."""
+    """Read the rules for the checkpoints to keep; without an option all. Raises UsageError."""
     best, _, metric = options.keep_best.partition(":")
     name, _, end = metric.rpartition(":") if metric.endswith(":max") else (metric, "", "")
     if options.keep_best and not (best.isdigit() and name):
@@ -157,7 +163,7 @@ def _processes(text: str) -> int:
     if text == "cpu":
         return os.cpu_count() or 1
     if text in ("auto", "gpu"):
-        import torch  # only here: torch takes a second to import, and the launcher needs no more
+        import torch  # only here, because torch takes a second to import
 
         devices = torch.cuda.device_count()
         if text == "gpu" and not devices:

@@ -1,4 +1,4 @@
-"""`rekindle policy` and `rekindle simulate`: a policy in another form, and what it is worth."""
+"""Implement `rekindle policy` and `rekindle simulate`: convert a policy, and estimate its value."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from rekindle.simulation.outcome import World
 from rekindle.simulation.report import as_json, as_text
 from rekindle.simulation.trace import DAY_S
 
-_FEWEST_RUNS = 5  # fewer say next to nothing about how far they are from each other
+_FEWEST_RUNS = 5  # fewer runs give almost no information about their spread
 
-_MOST_FAULTS = 10_000_000  # in a run: what memory and an hour suffice for
+_MOST_FAULTS = 10_000_000  # in a run: the limit of memory and of about an hour
 
 
 def policy(options: argparse.Namespace) -> int:
-    """Check a policy and print it. Raises UsageError: the file holds none."""
+    """Check a policy and print it. Raises UsageError: the file has no valid policy."""
     print(write_policy(read_policy(Path(options.file)), PolicyFormat(options.to)), end="")
     return 0
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Simulate, print, write. Raises UsageError: something cannot be meant so, or be written."""
+    """Simulate, print and write.
+
+    Raises UsageError: an option is invalid, or a file is not writable.
+    """
     question = read_question(options)
     paths = [path for path in (options.policy, options.compare) if path is not None]
     policies = [read_policy(path) for path in paths]
@@ -52,7 +55,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def read_question(options: argparse.Namespace) -> Scenario:
-    """Make the question from parsed options. Raises UsageError: one cannot be meant so."""
+    """Make the scenario from parsed options. Raises UsageError: an option is invalid."""
     least = {"nodes": 1, "devices_per_node": 1, "spares": 0, "min_nodes": 0, "seed": 0}
     for name, fewest in (least | {"runs": _FEWEST_RUNS}).items():
         value = getattr(options, name)
@@ -88,7 +91,7 @@ def read_question(options: argparse.Namespace) -> Scenario:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Name the policies by their files, as shortly as tells them apart."""
+    """Return the shortest distinct names of the policies: names or paths of their files."""
     short = [path.name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 

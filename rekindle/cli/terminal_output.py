@@ -1,4 +1,4 @@
-"""Tables and progress bars on a terminal."""
+"""Print tables and progress bars on a terminal."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rekindle.words import columns, size
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under a head, each column as wide as it must be."""
+    """Print rows under a head, each column as wide as its widest cell."""
     print(columns([head, *(tuple(map(str, row)) for row in rows)]))
 
 
 def clock(at: float) -> str:
-    """The local time of these seconds since the epoch; "?" if no calendar has it."""
+    """Return the local time of seconds since the epoch; "?" if the value is out of range."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return "?"
 
 
-_LINE_S = 5.0  # between two lines, where there is no terminal
+_LINE_S = 5.0  # between two lines without a terminal
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def progress(what: str, total: int) -> Iterator[Told]:
 
 
 def _bar() -> Any:
-    from rich import progress as rich  # it takes a moment, and most commands need none
+    from rich import progress as rich  # a slow import, and most commands do not need it
     from rich.console import Console
 
     columns = (
@@ -56,7 +56,7 @@ def _bar() -> Any:
 
 
 class _Lines:
-    """Lines of text, not too many."""
+    """Prints progress as lines of text, at most one in _LINE_S seconds."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -65,7 +65,7 @@ class _Lines:
         self._began = self._shown = time.monotonic()
 
     def told(self, count: int) -> None:
-        """So many bytes more are done."""
+        """Count `count` more bytes as done."""
         self._done += count
         if time.monotonic() - self._shown >= _LINE_S:
             self.show()

@@ -1,5 +1,6 @@
-"""Where a job runs: each engine places an attempt of a job and tells what became of it.
+"""Run a job: each engine places the attempts of a job and reports on them.
 
-May import the runtime, whose processes it starts, and all below it; may not import Prefect, flows,
-tasks or blocks. Only the Kubernetes engine may import the kubernetes client.
+This package may import the runtime, whose processes it starts, and all packages below it. It may
+not import Prefect, flows, tasks or blocks. Only the Kubernetes engine may import the kubernetes
+client.
 """

@@ -1,4 +1,4 @@
-"""What an engine is: it places the nodes of a job, and tells whether the job lives."""
+"""Define the interface of an engine, which places the nodes of a job."""
 
 from __future__ import annotations
 
@@ -11,60 +11,61 @@ from rekindle.job.spec import Endpoint
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal.journal import AnyEvent
 
-MOST_REVIVALS = 10  # coordinators that die one after the other have a cause that stays
+MOST_REVIVALS = 10  # coordinators that fail one after another have a permanent cause
 
 
 class Engine(Protocol):
-    """Places one job. Whatever it starts outlives the process that called it."""
+    """Places one job. The processes that it starts outlive the process that called it."""
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Start the coordinator, an agent per node, the spares; return where the first listens.
+        """Start the coordinator, agents and spares; return the coordinator's address.
 
-        Raises UsageError: the job cannot be started as described.
+        Raises UsageError: the engine cannot start the job as described.
         """
 
     def alive(self) -> Endpoint | None:
-        """Return where the job's coordinator listens, if it lives and answers."""
+        """Return the address of the job's coordinator if the coordinator runs and answers."""
 
     def history(self) -> list[AnyEvent]:
-        """Read all that happened to the job, through all its attempts; nothing if there is no job.
+        """Read all events of the job, of all its attempts; an empty list if there is no job.
 
-        Raises JobError: it cannot be read.
+        Raises JobError: the engine cannot read them.
         """
 
     def client(self, endpoint: Endpoint) -> JobClient:
-        """Return what talks to the job's coordinator."""
+        """Return a client of the job's coordinator."""
 
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> AbstractContextManager[None]:
-        """Look, meanwhile, at what becomes of the nodes.
+        """Return a context in which the engine observes the nodes.
 
-        report: takes what is seen of a node; may raise JobError. tell: takes it in words.
+        `report` takes a health event of a node; it may raise JobError. `tell` takes a text for
+        users.
         """
 
     def release(self) -> None:
-        """Remove what an ended job has left where it ran; its history stays readable.
+        """Remove the remains of an ended job where it ran; its history stays readable.
 
-        Raises JobError: something cannot be removed.
+        Raises JobError: the engine cannot remove something.
         """
 
     def replace(self, node: int) -> None:
-        """Bring an agent for this node rank, or one more spare (names.SPARE).
+        """Start an agent for this node rank, or one more spare (names.SPARE).
 
-        Asking twice for a node does no harm: the second agent is refused. Raises JobError: no host
-        is free.
+        A second call for a node does no harm: the coordinator refuses the second agent. Raises
+        JobError: no host is free.
         """
 
     def learn(self, event: AnyEvent) -> None:
-        """Note what an event of the job's journal says about hosts.
+        """Record the facts about hosts in an event of the job's journal.
 
-        Nothing is placed any more where a host was isolated. Telling it twice does no harm. Raises
-        JobError: it cannot be noted.
+        After that the engine places nothing on an isolated host. A second call with the same event
+        does no harm. Raises JobError: the engine cannot record it.
         """
 
     def revive(self) -> Endpoint:
-        """Start another coordinator in the place of one that died; its agents come to it.
+        """Start another coordinator to replace one that failed; the agents connect to it.
 
-        Raises UsageError: its address cannot be had again.
+        Raises UsageError: its address is not available.
         """

@@ -1,6 +1,6 @@
-"""Talks to a job's coordinator over HTTP: what the job does, and steering it under a lease.
+"""Communicate with a job's coordinator over HTTP: read its state, and steer it under a lease.
 
-Synchronous and of the standard library alone, so that any process can use it.
+The client is synchronous and uses only the standard library, so that any process can use it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rekindle.protocol.http_views import JobView
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
-# The coordinator says something every second; one that is silent for this long is gone.
+# The coordinator sends something every second. A coordinator that is silent for this long is gone.
 SILENCE_S = 20.0
-_SHOWN = 200  # characters of an answer that is not a coordinator's, like a page of HTML
-# What passes requests on says so where it reaches no coordinator.
+_SHOWN = 200  # characters shown of an answer that is not a coordinator's, such as a page of HTML
+# Statuses of a proxy that reaches no coordinator.
 _ON_THE_WAY = (
     http.HTTPStatus.BAD_GATEWAY,
     http.HTTPStatus.SERVICE_UNAVAILABLE,
@@ -37,39 +37,39 @@ T = TypeVar("T")
 
 
 class Answer(Protocol):
-    """What comes back, whole or bit by bit; broken off, it raises OSError or HTTPException."""
+    """An answer, read at once or in parts. A broken connection raises OSError or HTTPException."""
 
     @property
     def status(self) -> int:
-        """HTTP's."""
+        """Return the HTTP status."""
 
     def read(self) -> bytes:
-        """Return all that is left of it."""
+        """Return the rest of the answer."""
 
     def readline(self) -> bytes:
-        """Return the next line; without its end, the last, which may be empty."""
+        """Return the next line. The last line has no line end, and may be empty."""
 
 
 class Connection(Protocol):
-    """A connection for one request, as http.client has them."""
+    """A connection for one request, with the methods of http.client."""
 
     def request(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str], /
     ) -> None:
-        """Ask."""
+        """Send the request."""
 
     def getresponse(self) -> Answer:
-        """Wait for the answer's beginning."""
+        """Wait for the start of the answer."""
 
     def close(self) -> None:
-        """End it, and the answer."""
+        """Close the connection and the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How a coordinator is reached: straight, or through what passes requests on.
+    """The route to a coordinator: directly, or through a proxy.
 
-    connect: a new connection, not yet open. where: the coordinator in a few words.
+    connect: returns a new connection that is not open yet. where: a short name of the coordinator.
     """
 
     connect: Callable[[], Connection]
@@ -77,7 +77,7 @@ class Transport:
 
 
 def straight(endpoint: Endpoint) -> Transport:
-    """The way to a coordinator whose address we can reach."""
+    """Return the route to a coordinator whose address this process can reach."""
     host, port, pid = endpoint.host, endpoint.port, endpoint.pid
     return Transport(
         connect=lambda: http.client.HTTPConnection(host, port, timeout=SILENCE_S),
@@ -86,30 +86,33 @@ def straight(endpoint: Endpoint) -> Transport:
 
 
 class JobClient:
-    """Requests to one coordinator. Each raises JobError when it does not answer or refuses."""
+    """Sends requests to one coordinator.
+
+    Each request raises JobError: the coordinator does not answer, or refuses.
+    """
 
     def __init__(self, endpoint: Endpoint, secret: str, way: Transport | None = None) -> None:
         self._way = way or straight(endpoint)
         self._headers = {names.HEADER_SECRET: bearer(secret)}
 
     def status(self) -> JobView:
-        """Ask where the job is."""
+        """Fetch the state of the job."""
         with self._call("GET", names.PATH_JOB) as call:
             return call.decode(JobView)
 
     def spec(self) -> tuple[JobSpec, int]:
-        """Ask for the job's description, and the number of its attempt."""
+        """Fetch the job's description, and the number of its attempt."""
         with self._call("GET", names.PATH_SPEC) as call:
             return call.decode(tuple[JobSpec, int])
 
     def history(self, *, since: int = 0) -> list[journal.AnyEvent]:
-        """Fetch the events with a sequence number above `since` that there are now."""
+        """Fetch the present events with a sequence number above `since`."""
         target = f"{names.PATH_EVENTS}?{urlencode({'since': since, 'follow': 0})}"
         with self._call("GET", target) as call:
             return journal.read(call.read().splitlines())
 
     def begin(self, attempt: int, history: Sequence[journal.AnyEvent]) -> None:
-        """Have a coordinator in a pod begin an attempt of a job with this history.
+        """Order a coordinator in a pod to begin an attempt of a job with this history.
 
         Raises UsageError: the coordinator cannot use the job's tables of faults.
         """
@@ -117,7 +120,7 @@ class JobClient:
         self._post(names.PATH_ATTEMPT, json.dumps(order).encode())
 
     def events(self, *, since: int = 0) -> EventStream:
-        """Follow the job's events with a sequence number above `since`, without steering it."""
+        """Follow the job's events with a number above `since`, without steering the job."""
         return self._stream(names.PATH_EVENTS, {"since": since})
 
     def steer(self, *, holder: str, since: int = 0) -> EventStream:
@@ -132,19 +135,28 @@ class JobClient:
         self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
 
     def report(self, sign: HealthEvent) -> None:
-        """Tell the job of trouble with a node. Raises JobError: it is not understood."""
+        """Report a health event of a node to the job.
+
+        Raises JobError: the coordinator refuses it.
+        """
         self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
 
     def stop(self, *, by: str) -> None:
-        """Stop the job for a person, whoever steers it."""
+        """Stop the job for a person, regardless of the process that steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
 
     def profile(self, order: ProfilingOrder) -> None:
-        """Switch light profiling. Raises JobError: the job ends, or kinds cannot be off alone."""
+        """Switch light profiling.
+
+        Raises JobError: the job ends, or these kinds cannot be off alone.
+        """
         self._post(names.PATH_PROFILE, msgspec.json.encode(order))
 
     def inject(self, fault: Inject) -> None:
-        """Inject a fault into a rank. Raises JobError: the job does not allow it, or it cannot."""
+        """Inject a fault into a rank.
+
+        Raises JobError: the job does not allow it, or it is impossible.
+        """
         self._post(names.PATH_INJECT, msgspec.json.encode(fault))
 
     def _post(self, path: str, body: bytes) -> None:
@@ -162,7 +174,7 @@ class JobClient:
 
 
 class EventStream:
-    """The events of a job as they come, until it has ended."""
+    """Yields the events of a job as they arrive, until the job has ended."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
@@ -180,7 +192,8 @@ class EventStream:
             if json.loads(line).get("type") == "keepalive":
                 continue
             event = journal.decode(line)
-            # Ended of an earlier attempt may come first; that of the newest is the last event.
+            # The Ended event of an earlier attempt may precede others. Only that of the newest
+            # attempt is last.
             ended = isinstance(event, journal.Ended)
             yield event
 
@@ -194,12 +207,12 @@ class EventStream:
         return line
 
     def close(self) -> None:
-        """Close the connection, and give the lease back if this stream holds it."""
+        """Close the connection, and release the lease if this stream holds it."""
         self._call.close()
 
 
 class _Call:
-    """One request and its answer, refusals turned into errors."""
+    """One request and its answer; it turns refusals into errors."""
 
     def __init__(
         self,
@@ -224,14 +237,14 @@ class _Call:
         return self
 
     def read(self) -> bytes:
-        """Read the whole answer. Raises UnansweredError: it broke off."""
+        """Read the complete answer. Raises UnansweredError: it broke off."""
         try:
             return self.response.read()
         except (OSError, http.client.HTTPException) as error:
             raise UnansweredError(f"{self.where} died: its answer broke off: {error!r}") from error
 
     def decode(self, kind: type[T]) -> T:
-        """Read the whole answer, in JSON. Raises JobError: it is of another kind."""
+        """Decode the complete answer from JSON. Raises JobError: it has another format."""
         try:
             return msgspec.json.decode(self.read(), type=kind)
         except msgspec.DecodeError as error:
@@ -258,7 +271,7 @@ class _Call:
         said = answer.get("error") or answer.get("message") or " ".join(text.split())[:_SHOWN]
         if status == http.HTTPStatus.CONFLICT:
             raise LeaseHeldError(f"{self.where} refuses: {said}")
-        # An API server that passes requests on says itself which version its answers have.
+        # An API server that passes requests on puts its own apiVersion into its answers.
         on_the_way = status in _ON_THE_WAY or "apiVersion" in answer
         if status == http.HTTPStatus.UNPROCESSABLE_ENTITY and not on_the_way:
             raise UsageError(f"{self.where} refuses: {said}")

@@ -1,4 +1,7 @@
-"""Follows a job to its end under the lease, and brings what it wants, for flow and command line."""
+"""Follow a job to its end under the lease, and start the nodes that it requests.
+
+The train flow and the command line use this module.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from rekindle.recovery.journal.journal import AnyEvent, NodeWanted, Progress
 
 
 class JobFollower:
-    """Steers one job. It replaces a coordinator that dies, and asks the engine for missing nodes.
+    """Steers one job. It replaces a failed coordinator, and asks the engine for missing nodes.
 
-    holder: names this process to others that want to steer the job. see: takes each event, after
-    the follower has acted on it. say: takes a warning in words. is_over: whether no coordinator is
-    to follow one that died.
+    `holder` names this process to others that want to steer the job. `see` takes each event, after
+    the follower has acted on it. `say` takes a warning as text. `is_over` returns True if no
+    coordinator shall replace a failed one.
     """
 
     def __init__(
@@ -42,10 +45,11 @@ class JobFollower:
         since: int = 0,
         held: Callable[[bool], None] = lambda first: None,
     ) -> None:
-        """Follow the events to the job's end, or until MOST_REVIVALS coordinators have died.
+        """Follow the events to the job's end, or until MOST_REVIVALS coordinators have failed.
 
-        since: the number of the newest event that is known before. held: called each time when
-        this process holds the lease, with True the first time.
+        since: the number of the newest known event. held: called each time that this process takes
+        the lease, with True the first time.
+
         Raises LeaseHeldError: another process steers the job. Raises JobError: a coordinator
         neither answers nor ends.
         """
@@ -64,9 +68,9 @@ class JobFollower:
             endpoint = self.next_coordinator()
 
     def next_coordinator(self) -> Endpoint:
-        """Start another coordinator, or find the old one, which was only slow.
+        """Start another coordinator, or find the old one if it was only slow.
 
-        Raises JobError: it neither answers nor ends.
+        Raises JobError: the old one neither answers nor ends.
         """
         try:
             return self._engine.revive()
@@ -77,7 +81,10 @@ class JobFollower:
             return slow
 
     def learn(self, history: Iterable[AnyEvent]) -> None:
-        """Have the engine note what events say of hosts. Training goes on where it cannot."""
+        """Pass events to the engine, which records facts about hosts.
+
+        A failure does not stop training.
+        """
         for event in history:
             try:
                 self._engine.learn(event)
@@ -87,7 +94,7 @@ class JobFollower:
     def bring(self, nodes: Iterable[int]) -> None:
         """Start an agent for each of these nodes, or spares.
 
-        Where no host is free the job goes on without the node, or gives up in its own time.
+        If no host is free, the job continues without the node, or fails after its own time limit.
         """
         for node in nodes:
             what = "a spare" if node == names.SPARE else f"node {node}"

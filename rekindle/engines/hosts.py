@@ -1,9 +1,9 @@
-"""The hosts of this machine: their log, and the simulated hosts that are the nodes of jobs here.
+"""Manage the hosts of this machine: their log, and the simulated hosts of jobs.
 
 The log is a file that all jobs of a user share, and that outlives all of them. A simulated host is
-a name that one agent at a time may have, in the jobs of all flows and shells. The agent holds a
-lock on the host's file for as long as it lives, so the kernel frees the host of one that died. A
-file beside the host's own has its faults (`rekindle.agent.devices.simulated_host`).
+a name that one agent at a time may have, across the jobs of all flows and shells. The agent holds a
+lock on the host's file while it runs, so the kernel frees the host of an agent that ended. A file
+next to the host's file has its faults (`rekindle.agent.devices.simulated_host`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, in_
 
 
 class HostLog:
-    """One file, a JSON line for each event; any number of processes append to it."""
+    """One file with a JSON line for each event; any number of processes append to it."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / names.HOSTS_FILE
 
     def append(self, event: AnyHostEvent) -> None:
-        """Add an event, unless one of the same source is there; it is on disk when this returns.
+        """Add an event to the disk, unless the log has one of the same source.
 
-        Raises JobError: the file is damaged, or cannot be written.
+        Raises JobError: the file is damaged, or this process cannot write it.
         """
         try:
             self._append(event)
@@ -44,21 +44,21 @@ class HostLog:
                 return
             end = os.lseek(handle, 0, os.SEEK_END)
             if end and os.pread(handle, 1, end - 1) != b"\n":
-                # A writer was killed in the middle of a line: what it wanted to say is lost.
+                # A signal killed a writer in the middle of a line. Its event is lost.
                 end = os.pread(handle, end, 0).rfind(b"\n") + 1
                 os.ftruncate(handle, end)
             os.pwrite(handle, msgspec.json.encode(event) + b"\n", end)
             os.fsync(handle)
 
     def hosts(self) -> dict[str, Host]:
-        """Return all hosts that anything is known of.
+        """Return all hosts that the log names.
 
-        Raises JobError: the file is damaged, or cannot be read.
+        Raises JobError: the file is damaged, or this process cannot read it.
         """
         return fold(self.events())
 
     def events(self) -> list[AnyHostEvent]:
-        """Return all that was noted, in its order. Raises as hosts() does."""
+        """Return all events in their order. Raises JobError as hosts() does."""
         try:
             return read(self._path.read_bytes().splitlines())
         except FileNotFoundError:
@@ -67,13 +67,13 @@ class HostLog:
             raise JobError(f"{self._path} cannot be read: {error}; mend or remove it") from error
 
 
-MOST_HOSTS = 1024  # tried before giving up; more agents than that do not run on one machine
+MOST_HOSTS = 1024  # limit of the search; one machine does not run more agents
 
 
 class SimulatedHosts:
     """The simulated hosts of this machine, `local-0`, `local-1` and so on.
 
-    limit: how many there are; 0: as many as are asked for.
+    limit: their number; 0: as many as a job needs, at most MOST_HOSTS.
     """
 
     def __init__(self, home: Path, limit: int = 0) -> None:
@@ -83,7 +83,7 @@ class SimulatedHosts:
     def take(self, known: dict[str, Host]) -> tuple[Path, int]:
         """Take a free host that is not isolated; return its file, open and locked.
 
-        It is to be inherited by the agent. Raises JobError: there is none.
+        The agent inherits the open file. Raises JobError: no host is free.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         every = map(host_name, range(self._limit))
@@ -99,7 +99,10 @@ class SimulatedHosts:
         raise JobError(f"no host is free of {self._limit}; isolated: {isolated}")
 
     def require(self, count: int, known: dict[str, Host]) -> None:
-        """Raises UsageError: fewer hosts than that are not isolated."""
+        """Check that enough hosts are usable.
+
+        Raises UsageError: fewer than `count` are not isolated.
+        """
         usable = in_order(map(host_name, range(self._limit)), known, time.time())
         if len(usable) < count:
             raise UsageError(
@@ -109,5 +112,5 @@ class SimulatedHosts:
 
 
 def host_name(number: int) -> str:
-    """Name a simulated host."""
+    """Return the name of a simulated host."""
     return f"local-{number}"

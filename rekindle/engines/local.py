@@ -1,8 +1,7 @@
-"""The local engine: coordinator and agents as processes of this machine.
+"""Run a job on this machine: coordinator and agents are processes.
 
-Any number of nodes is simulated: each is an agent of its own with its ranks. In the foreground
-(`rekindle run`) the processes end with their launcher; otherwise nothing but the job's end ends
-them.
+The engine simulates any number of nodes: each node is one agent with its ranks. In the foreground
+(`rekindle run`) the processes end with their launcher. Otherwise only the end of the job ends them.
 """
 
 from __future__ import annotations
@@ -31,17 +30,21 @@ from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
 from rekindle.waiting import retry
 
-FREE_S = 5.0  # how long the kernel may take to free the port of a dead coordinator
+FREE_S = 5.0  # time that the kernel may take to free the port of a failed coordinator
 
 
 class LocalEngine:
     """Places a job on this machine.
 
-    foreground: the processes write to our own streams and end with us.
-    listen: (host, port) of the coordinator; port 0 = any free one.
-    nodes: the node ranks that are placed here; None: all of the job, and its spares.
-    address: where the ranks of other nodes reach those of this machine.
-    hosts: what the nodes are placed on; None: this machine is the host of all that it places.
+    foreground: the processes write to the launcher's streams and end with it.
+
+    listen: (host, port) of the coordinator; port 0: any free one.
+
+    nodes: the node ranks that this machine runs; None: all of the job, and its spares.
+
+    address: the address of this machine's ranks for the ranks of other nodes.
+
+    hosts: the simulated hosts of the nodes; None: this machine is the host of all nodes here.
     """
 
     def __init__(
@@ -86,24 +89,26 @@ class LocalEngine:
         return self._endpoint
 
     def revive(self) -> Endpoint:
-        """Start another coordinator where the dead one listened: its agents look for it there.
+        """Start another coordinator at the address of the failed one; its agents reconnect to it.
 
-        Raises JobError: the job was never launched. UsageError: the port was taken meanwhile.
+        Raises JobError: the job was never launched. Raises UsageError: another process took the
+        port.
         """
         dead = self._directory.endpoint()
         if dead is None:
             raise JobError(f"the job in {self._directory.path} was never launched")
         host = self._listen[0] if self._endpoint else dead.host
         start = functools.partial(self._start_coordinator, (host, dead.port), dead.attempt)
-        # The connections of the dead one close one after the other: its port may not be free yet.
+        # The kernel closes the connections of the failed coordinator one after another. So its port
+        # may not be free yet.
         self._endpoint = retry(start, UsageError, FREE_S, 0.02)
         return self._endpoint
 
     def _start_coordinator(self, address: tuple[str, int], attempt: int) -> Endpoint:
         listener = listen(*address)
         host, port = listener.getsockname()[:2]
-        # Written before the coordinator runs: whoever launches next must find it, even if we are
-        # killed in the next line.
+        # This write precedes the coordinator's start: the next launcher must find the address, even
+        # if this process is killed in the next line.
         endpoint = Endpoint(host=_reachable(host), port=port, pid=0, attempt=attempt)
         self._directory.announce(endpoint)
         with listener:
@@ -115,7 +120,7 @@ class LocalEngine:
         return msgspec.structs.replace(endpoint, pid=self.coordinator.pid)
 
     def alive(self) -> Endpoint | None:
-        """Return where the job's coordinator listens, if it lives and answers."""
+        """Return the address of the job's coordinator if the coordinator runs and answers."""
         endpoint = self._directory.endpoint()
         if endpoint is None:
             return None
@@ -130,20 +135,20 @@ class LocalEngine:
         return events_in(self._directory.journal_file)
 
     def client(self, endpoint: Endpoint) -> JobClient:
-        """Return what talks to the job's coordinator."""
+        """Return a client of the job's coordinator."""
         return JobClient(endpoint, self._directory.secret())
 
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """See nothing: the agents' lines and the kernel tell all that there is to tell."""
+        """Return a context without effect: agents' connections and the kernel report everything."""
         return contextlib.nullcontext()
 
     def release(self) -> None:
-        """Remove nothing: processes end by themselves, and the job's directory is its record."""
+        """Remove nothing: processes end on their own, and the job's directory is its record."""
 
     def replace(self, node: int) -> None:
-        """Start an agent for this node rank (names.SPARE: a spare), if that is placed here.
+        """Start an agent for this node rank (names.SPARE: a spare), if this machine runs that node.
 
         Raises JobError: the job has no coordinator, or no host is free.
         """
@@ -170,7 +175,7 @@ class LocalEngine:
             self.agents.append(self._start("agent", arguments, fds, log=log))
 
     def learn(self, event: AnyEvent) -> None:
-        """Note what an event of the job's journal says about hosts; twice does no harm."""
+        """Record the facts about hosts in an event of the journal. A repeated call does no harm."""
         said = learned_from(self._job_id, event)
         if said is not None:
             self._log_of_hosts.append(said)
@@ -191,7 +196,7 @@ class LocalEngine:
                 stdout=output,
                 stderr=output if output is None else subprocess.STDOUT,
                 pass_fds=fds,
-                # Ctrl-C is the launcher's to pass on; a cancelled flow kills its process group.
+                # The launcher passes Ctrl-C on. A cancelled flow kills its process group.
                 start_new_session=True,
             )
 
@@ -202,9 +207,10 @@ class LocalEngine:
 
 
 def _environment() -> dict[str, str]:
-    """Return our environment without what is ours alone.
+    """Return this process's environment without the variables that are only for this process.
 
-    A secret in it is that of another job, which we might join; PREFECT__ is the flow run's own.
+    A secret in it belongs to another job, which this process may join. PREFECT__ variables belong
+    to the flow run.
     """
     return {
         name: value
@@ -214,7 +220,7 @@ def _environment() -> dict[str, str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen for agents. Raises UsageError: the address cannot be had, and why."""
+    """Listen for agents. Raises UsageError with the reason: the address is not available."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

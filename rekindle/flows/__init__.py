@@ -1,6 +1,7 @@
-"""What Prefect runs: each module holds one flow, which orders tasks and does no work of its own.
+"""Define Prefect's flows: each module has one flow, which orders tasks and does no other work.
 
-Classes and exceptions may not be defined here, and no module may bear a name of the standard
-library: Prefect also loads these files by path, as top-level modules of their own. Nothing in
-Rekindle but the command line may import this package.
+Prefect also loads these files by path, as separate top-level modules. So a module here must not
+define a class or exception that another module imports, which would exist twice. Its name must not
+be that of a module of the standard library. In Rekindle only the command line may import this
+package.
 """

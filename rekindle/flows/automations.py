@@ -1,10 +1,10 @@
-"""Automations for a Prefect server on which Rekindle's flows run.
+"""Create automations on a Prefect server that runs Rekindle's flows.
 
     python -m rekindle.flows.automations --rescue rescue/rescue [--notify SLUG/NAME]
 
-An automation of the same name is replaced. Flow runs tell that they live, by Prefect's default
-every 180 s. Set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (30 at least) wherever they run, and give the
-same as --heartbeat, to have a dead one noticed sooner.
+An automation replaces one of the same name. Flow runs send heartbeats, by Prefect's default every
+180 s. To detect crashed runs sooner, set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (at least 30) where they
+run, and give the same value as --heartbeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefect.events.schemas.events import ResourceSpecification
 
 from rekindle.errors import UsageError
 
-# A run may miss two heartbeats and a little more before it counts as dead.
+# A run may miss two heartbeats, and a short time more, before it counts as crashed.
 MISSED_HEARTBEATS = 2.5
 SILENT = "Crashed by Rekindle: no heartbeat"
 _PREFIX = "Rekindle: "
@@ -33,7 +33,7 @@ HEARTBEAT_S = 180.0
 
 
 def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCore:
-    """Mark a flow run as crashed whose process and runner have both died.
+    """Return an automation that marks a flow run as crashed if its process and runner have ended.
 
     flows: names of the flows. heartbeat_s: seconds between two heartbeats of their runs.
     """
@@ -55,9 +55,9 @@ def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCor
 
 
 def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
-    """Have the rescue flow look after a flow run that may have ended where no hook runs.
+    """Return an automation that runs the rescue flow if a flow run may have ended without hooks.
 
-    rescue: the deployment of the rescue flow. flows: names of the flows whose runs are rescued.
+    rescue: the deployment of the rescue flow. flows: names of the flows whose runs it rescues.
     """
     flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return AutomationCore(
@@ -83,7 +83,10 @@ def _of(flows: Sequence[str]) -> ResourceSpecification:
 
 
 def tell_of_incidents(block: UUID) -> AutomationCore:
-    """Send a notification for each incident. block: a notification block's document."""
+    """Return an automation that sends a notification for each incident.
+
+    block: the document id of a notification block.
+    """
     return AutomationCore(
         name=f"{_PREFIX}tell of incidents",
         description="Each incident of a training job is told when it is detected.",
@@ -104,7 +107,7 @@ def tell_of_incidents(block: UUID) -> AutomationCore:
 
 
 def replace(automation: AutomationCore) -> None:
-    """Create an automation in the place of all of its name."""
+    """Create an automation, after deleting all automations of its name."""
     with get_client(sync_client=True) as client:
         for known in client.read_automations_by_name(automation.name):
             client.delete_automation(known.id)
@@ -112,7 +115,10 @@ def replace(automation: AutomationCore) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Create the automations. Raises UsageError: a deployment or block does not exist."""
+    """Create the automations. Raises UsageError: --notify has a wrong form.
+
+    Raises ObjectNotFound: a deployment or block does not exist.
+    """
     parser = argparse.ArgumentParser(description=__doc__, prog="rekindle.flows.automations")
     parser.add_argument("--rescue", required=True, help="deployment of the rescue flow")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The check-nodes flow: find sick nodes while nobody trains on them."""
+"""Define the check-nodes flow: find unhealthy nodes while no training uses them."""
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
 
@@ -30,10 +30,10 @@ def check_nodes(
     node_check: NodeCheck = NodeCheck(),  # noqa: B008
     kubernetes: KubernetesPods | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure devices and links of nodes, isolate those that are faulty, and show them all.
+    """Measure devices and links of nodes, isolate the faulty ones, and show all of them.
 
-    It is a job like any other, which trains nothing. With `exclude_straggler` slow nodes are
-    isolated, too. Raises JobFailedError: there were too few healthy nodes.
+    The flow runs a normal job that does not train. With `exclude_straggler` it also isolates slow
+    nodes. Raises JobFailedError: there were too few healthy nodes.
     """
     job = TrainingJob(
         name=NAME,

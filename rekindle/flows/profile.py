@@ -1,4 +1,4 @@
-"""The profile flow: have a training run's ranks write down where their time goes, from the UI."""
+"""Define the profile flow: switch the light profiling of a training run from the UI."""
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
 
@@ -24,10 +24,10 @@ def profile(
     on: bool = True,
     kinds: list[Kind] = [],  # noqa: B006
 ) -> list[dict[str, Any]]:
-    """Switch light profiling of a flow run's job, and show what its records tell so far.
+    """Switch light profiling of a flow run's job, and show the results of its records so far.
 
-    flow_run_id: of the training run. kinds: none are the four cheap ones, or, off, all. Raises
-    JobError: the job does not run, or these kinds cannot be off alone.
+    flow_run_id: of the training run. kinds: an empty list means the four cheap kinds for on, and
+    all kinds for off. Raises JobError: the job does not run, or these kinds cannot be off alone.
     """
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_run(flow_run_id)

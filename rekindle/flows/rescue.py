@@ -1,7 +1,7 @@
-"""The rescue flow: what an automation runs when a flow run may have ended without its hooks.
+"""Define the rescue flow, which an automation runs if a flow run may have ended without hooks.
 
-Hooks run in the flow's process or in its runner's. Where both are dead, or a run is cancelled while
-it waits to be run again, only the server knows of it.
+Hooks run in the flow's process or in its runner's process. If both have ended, or if a person
+cancels a run that waits for a rerun, only the server knows of it.
 """
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
@@ -23,9 +23,9 @@ MOST = OF_FLOW_PROCESS.max_reschedules
 def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
     """Schedule a crashed flow run again, up to `most` times; return whether that was done.
 
-    Its rerun adopts the job, which has gone on. Whatever hooks have scheduled counts as well, until
-    a person begins the run again: automations themselves know no limit. The job of a cancelled flow
-    run is stopped, unless a process of that run lives and does so itself.
+    The rerun adopts the job, which has continued. The limit includes the runs that hooks have
+    scheduled, until a person starts the run again; automations have no limit. The flow stops the
+    job of a cancelled flow run, unless a process of that run does so.
     """
     policy = msgspec.structs.replace(
         OF_FLOW_PROCESS, max_reschedules=most, max_reschedules_in_row=most
@@ -36,7 +36,7 @@ def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
         states = sorted(client.read_flow_run_states(flow_run_id), key=lambda one: one.timestamp)
         if states and stop_abandoned(flow_run, states[-1], log):
             if states[-1].is_cancelling() and len(states) > 1 and states[-2].is_scheduled():
-                # It had no process, so nobody else is left to say that it is cancelled.
+                # It had no process, so only this flow can set the state Cancelled.
                 client.set_flow_run_state(flow_run_id, Cancelled(), force=True)
             return False
     if flow_run.state is None or not flow_run.state.is_crashed():

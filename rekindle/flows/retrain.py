@@ -1,4 +1,4 @@
-"""The retrain flow: data, training, evaluation, and one published checkpoint."""
+"""Define the retrain flow: data, training, evaluation, and one published checkpoint."""
 
 # Annotations stay values in this module, as in `rekindle.flows.train`.
 
@@ -40,10 +40,10 @@ class RetrainResult:
     **recovery_hooks(OF_FLOW_PROCESS),
 )
 def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResult:  # noqa: B008
-    """Prepare data, train, evaluate, publish the checkpoint, and tell those who wait for it.
+    """Prepare data, train, evaluate, publish the checkpoint, and start the downstream deployments.
 
-    Run the same flow run again, and it goes on where it was: what is prepared, trained and
-    published is not done twice. Raises RejectedError: the checkpoint is not good enough.
+    A rerun of the same flow run continues, and does not repeat the preparation, the training or the
+    publication. Raises RejectedError: the checkpoint is not good enough.
     """
     job_id = jobs.job_of_this_run(job.name)
     folder = Path(job.working_directory).expanduser().absolute()

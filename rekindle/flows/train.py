@@ -1,7 +1,7 @@
-"""The train flow: a training run that its faults do not end."""
+"""Define the train flow: a training run that continues after faults."""
 
-# Annotations stay values in this module: Prefect validates parameters with them, and where it loads
-# a flow by its entrypoint it cannot resolve their names.
+# Annotations stay values in this module: Prefect validates parameters with them. It cannot resolve
+# their names if it loads a flow by its entrypoint.
 
 from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
@@ -17,7 +17,7 @@ from rekindle.tasks.report import JobResult, report
 from rekindle.tasks.supervise import supervise
 
 
-# Nothing is persisted: the journal is the record, and Prefect would pickle.
+# The flow persists no result: the journal is the record, and Prefect would pickle.
 @flow(
     name="train",
     persist_result=False,
@@ -37,8 +37,8 @@ def train(job: TrainingJob) -> JobResult:
 def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
     """Do the work of the train flow in any flow run. Raises JobFailedError: the job has failed.
 
-    Raises Abort where another process of the same flow run steers the job: the run is that one's,
-    and so is its state.
+    Raises Abort if another process of the same flow run steers the job. That process then owns the
+    run and its state.
     """
     while True:
         launched = launch(job, job_id)

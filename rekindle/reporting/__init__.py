@@ -1,1 +1,1 @@
-"""What people read of a run, as text, Markdown and pictures; no Prefect."""
+"""Show a run to people, as text, Markdown and pictures; this package does not import Prefect."""

@@ -1,4 +1,4 @@
-"""A job's events as sentences, and its incidents as rows of a table. Pure."""
+"""Format a job's events as sentences, and its incidents as rows of a table. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from rekindle.words import listed, size
 
 
 def sentence(event: AnyEvent) -> str:
-    """Return the event in one line, with a capital at its beginning."""
+    """Return the event in one line that starts with a capital letter."""
     return capital(words(event))
 
 
@@ -174,12 +174,12 @@ def _recovery_sentence(
 
 
 def outcome(word: str, finished: int) -> str:
-    """Return e.g. "succeeded after 300 steps"; a script without Session tells no steps."""
+    """Return e.g. "succeeded after 300 steps", or only the word if no step is known."""
     return f"{word} after {finished} steps" if finished else word
 
 
 def sources_in_words(sources: dict[str, int]) -> str:
-    """Return where the ranks' state comes from.
+    """Return the sources of the ranks' state.
 
     Example: "3 ranks kept their state, 1 received it from a peer".
     """
@@ -205,19 +205,19 @@ _SOURCES = {
 
 
 def capital(text: str) -> str:
-    """Return the text with a capital at its beginning."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def clock(at: float) -> str:
-    """Return a time of the day in UTC, to the millisecond; a dash if it never came."""
+    """Return a time of the day in UTC, to the millisecond; a dash for 0."""
     if not at:
         return "-"
     return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%H:%M:%S.%f")[:-3]
 
 
 def milliseconds(since: float, until: float) -> float | None:
-    """Return the time between two moments in milliseconds; None if one of them never came."""
+    """Return the time between two moments in milliseconds; None if one of them is 0."""
     if not since or not until:
         return None
     return round((until - since) * 1000, 1)
@@ -243,13 +243,13 @@ def incident_row(incident: Incident) -> dict[str, str | int | float | None]:
 
 
 def progress_in_words(event: Progress) -> str:
-    """Say where the job is, with its newest metrics."""
+    """Return the progress of a job, with its newest metrics."""
     values = (f"{name} {value:.4g}" for name, value in sorted(event.metrics.items()))
     return " · ".join((f"step {event.finished} of {event.total}", *values))
 
 
 def percent(event: Progress) -> float:
-    """Return how much of the job is done, rounded down so that only its end is 100."""
+    """Return the percentage of finished steps, rounded down, so that only the end gives 100."""
     if event.total <= 0:
         return 0.0
     return math.floor(1000 * min(event.finished, event.total) / event.total) / 10

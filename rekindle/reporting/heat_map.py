@@ -1,4 +1,4 @@
-"""A picture of who has worked how long in which step."""
+"""Draw the compute time of each rank in each step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from matplotlib.ticker import MaxNLocator
 
 from rekindle.profiling.reading import Task
 
-_RANGE = (0.5, 2.0)  # times of the step's median; what is beyond has the colour of the end
+_RANGE = (0.5, 2.0)  # ratios to the step's median; values outside have the colour of the nearer end
 
 
 def draw(task: Task, window: list[int], path: Path) -> None:
-    """Draw ranks over steps, each as its compute in times of the step's median."""
+    """Draw ranks over steps; the colour is the ratio of compute time to the step's median."""
     ranks = task.ranks
     values = np.full((len(ranks), len(window)), np.nan)
     for column, step in enumerate(window):

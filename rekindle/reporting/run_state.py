@@ -1,6 +1,6 @@
-"""What a flow run's state is called: where its job is, folded from the journal. Pure.
+"""Name a flow run's state: the state of its job, derived from the journal. Pure.
 
-All but AwaitingApproval, which is a pause, are names of Prefect's state type RUNNING.
+All states except AwaitingApproval, which is a pause, are names of Prefect's state type RUNNING.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rekindle.reporting.event_text import capital
 from rekindle.words import listed
 
 RUNNING = "Running"
-RECOVERING = "Recovering"  # broken ranks are replaced or repaired, all others wait with their state
-RESTARTING = "Restarting"  # all ranks are started anew where they are
-HUNG = "Hung"  # no progress; whatever is done about it short of placing the job anew
-RESCHEDULING = "Rescheduling"  # the job, or a node's part of it, is placed anew
-SHRUNK = "Shrunk"  # training goes on without some nodes
-AWAITING_APPROVAL = "AwaitingApproval"  # nothing is done before a person has answered
-STOPPING = "Stopping"  # the ranks end, and the final checkpoint is written
+RECOVERING = "Recovering"  # failed ranks are replaced or repaired, others wait
+RESTARTING = "Restarting"  # all ranks restart on their nodes
+HUNG = "Hung"  # a hang, and its recovery without a reschedule
+RESCHEDULING = "Rescheduling"  # the job, or a node's part of it, moves to new nodes
+SHRUNK = "Shrunk"  # training continues without some nodes
+AWAITING_APPROVAL = "AwaitingApproval"  # the job waits for a person's answer
+STOPPING = "Stopping"  # the ranks end, and the agents write the final checkpoint
 
 STATES = {
     **dict.fromkeys(INNER, RECOVERING),
@@ -42,19 +42,19 @@ STATES = {
 
 
 class Shown(NamedTuple):
-    """A state's name, and what it says to people."""
+    """A state's name, and its message for users."""
 
     name: str
     message: str = ""
 
 
 def shown(history: list[AnyEvent]) -> Shown:
-    """Say where the job is, by its journal so far."""
+    """Return the state of a job, from its journal so far."""
     attempt = attempts.newest(history)
     incident = _open(attempt)
     said = _of_incident(incident, attempt) if incident else None
     ends = [event for event in attempt if isinstance(event, Stopping)]
-    if ends and ends[-1].outcome != RESCHEDULED:  # for which the ranks are told to end, too
+    if ends and ends[-1].outcome != RESCHEDULED:  # ranks also end for a reschedule
         return Shown(STOPPING, capital(ends[-1].reason))
     if said is not None:
         return said
@@ -64,7 +64,7 @@ def shown(history: list[AnyEvent]) -> Shown:
 
 
 def _open(attempt: list[AnyEvent]) -> Incident | None:
-    """Return the incident that was decided about and is not over, if there is one."""
+    """Return the newest incident with a decision that is not closed, if there is one."""
     found = [i for i in journal.incidents(attempt) if i.strategies and not i.closed]
     return found[-1] if found else None
 
@@ -83,7 +83,7 @@ def _of_incident(incident: Incident, attempt: list[AnyEvent]) -> Shown:
 
 
 def _before_first_step(earlier: list[AnyEvent]) -> Shown:
-    """An attempt that the one before has asked for is not over with before it trains."""
+    """Return the state before the first step. A reschedule lasts until then."""
     end = attempts.end_of(earlier)
     if end is None or end.outcome != RESCHEDULED:
         return Shown(RUNNING)

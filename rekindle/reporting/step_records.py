@@ -1,4 +1,4 @@
-"""The step records that ranks append to their metrics files."""
+"""Read the step records that ranks append to their metrics files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from rekindle import names
 
 _FILE = re.compile(r"rank(\d+)\.jsonl")
-_WHOLE = 8 << 20  # bytes; of a longer file only a sample is read for a picture
+_WHOLE = 8 << 20  # bytes; a picture uses only a sample of a longer file
 _SAMPLES = 4000
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one rank; `at` is seconds since the epoch, `metrics` what the script logged."""
+    """One step of one rank. `at` is seconds since the epoch; the script logged `metrics`."""
 
     step: int
     generation: int
@@ -34,7 +34,7 @@ def read_records(directory: Path) -> dict[int, list[StepRecord]]:
 
 
 def sample_records(directory: Path, *, ranks: int) -> dict[int, list[StepRecord]]:
-    """Read of the first ranks as many records as a picture shows, evenly spread over the job."""
+    """Read a sample of the first ranks' records, evenly spread over the job, for a picture."""
     files = [(rank, path) for rank, path in _files(directory) if rank < ranks]
     return {rank: _decode(_sample(path)) for rank, path in files}
 
@@ -53,16 +53,16 @@ def _sample(path: Path) -> bytes:
     with path.open("rb") as file:
         for offset in range(0, size, size // _SAMPLES):
             file.seek(offset)
-            file.readline()  # most likely the end of a line that began before
+            file.readline()  # most likely the rest of an earlier line
             lines.append(file.readline())
     return b"".join(lines)
 
 
 def _decode(content: bytes) -> list[StepRecord]:
-    """Decode whole lines.
+    """Decode complete lines.
 
-    A line that its rank was killed in the middle of is left out: the step it tells of was not
-    finished, and is recorded again by whoever does it.
+    The function skips a line that is incomplete because its rank was killed. The step of that line
+    was not finished; the rank that repeats the step records it again.
     """
     records = []
     for line in content.splitlines():
@@ -74,7 +74,7 @@ def _decode(content: bytes) -> list[StepRecord]:
 
 
 def effective(records: list[StepRecord]) -> dict[int, StepRecord]:
-    """Return the record of each step that counts: the last generation's, if it was done again."""
+    """Return the valid record of each step: for a repeated step, that of its last generation."""
     found: dict[int, StepRecord] = {}
     for record in records:
         before = found.get(record.step)

@@ -1,4 +1,4 @@
-"""The result of a job, from its journal, also as Markdown. Pure."""
+"""Summarize a job from its journal, also as Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from rekindle.words import listed
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A job seen as a whole. Times are seconds.
+    """The summary of a job. Times are seconds.
 
-    training_s: wall_s less start-up, recovery and steps done again; goodput is its share of wall_s.
-    stepped: its steps are known; those of a script without a Session are not, nor is its goodput.
-    failure: the fault that ended the job, if it failed. left_out: checkpoints, by their steps.
+    `training_s` is wall_s less start-up, recovery and repeated steps. Goodput is its share of
+    wall_s. `stepped` is False without a Session: then the steps are unknown, and goodput is None.
+    `failure`: the fault that ended the job, if it failed. `left_out`: steps of checkpoints that
+    were left out.
     """
 
     job_id: str
@@ -47,17 +48,17 @@ class Summary:
 
     @property
     def training_s(self) -> float:
-        """Time in which the job came forward."""
+        """Return the time in which the job made progress."""
         return max(0.0, self.wall_s - self.starting_s - self.recovering_s - self.repeating_s)
 
     @property
     def goodput(self) -> float | None:
-        """Share of the time in which the job came forward (ETTR); None: not known."""
+        """Return the share of the time in which the job made progress (ETTR); None: unknown."""
         return self.training_s / self.wall_s if self.stepped else None
 
 
 def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
-    """Fold the journal of a job into its summary."""
+    """Return the summary of a job's journal."""
     found = incidents(history)
     end = attempts.end_of(history)
     wall = history[-1].at - history[0].at if history else 0.0
@@ -86,7 +87,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
 
 
 def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
-    """Yield, for each attempt, the time from the end of the one before to its first step."""
+    """Yield, for each attempt, the time from the end of the previous one to its first step."""
     since: float | None = None
     before = 0.0
     for event in history:
@@ -99,9 +100,9 @@ def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
 
 
 def _recoveries(found: list[Incident], history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
-    """Yield when the job was held up by incidents, each moment once.
+    """Yield start and end of each period of recovery from incidents, without overlaps.
 
-    Before an attempt's first step it is starting, not recovering.
+    Before the first attempt's first step the job is starting, not recovering.
     """
     firsts = sorted(until for _, until in _starts(history))
     covered = firsts[0] if firsts else 0.0
@@ -123,7 +124,7 @@ def _last_step(history: list[AnyEvent]) -> int:
 
 
 def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
-    """Return the fault of the last incident, preferably one that tells where the script failed."""
+    """Return the fault of the last incident, preferably one with a traceback of the script."""
     if end is None or end.outcome != FAILED or not found:
         return None
     faults = sorted(found[-1].faults, key=lambda fault: fault.at)
@@ -132,7 +133,7 @@ def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
 
 
 def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
-    """Return the report as markdown, without its picture."""
+    """Return the report as Markdown, without its picture."""
     parts = [
         f"# Job {summary.job_id} {outcome(summary.outcome, summary.finished)}",
         f"{capital(summary.reason)}.",

@@ -1,5 +1,5 @@
-"""One step of a flow per module: launch, supervise, restore, report and the like.
+"""Define the steps of a flow, one per module, such as launch, supervise, restore and report.
 
-May import engines, blocks and all below them; may not import flows. Kubernetes and object storage
-are reached through engines and checkpoints, never from here.
+This package may import engines, blocks and all packages below them. It may not import flows. It
+reaches Kubernetes and object storage only through engines and checkpoints.
 """

@@ -1,4 +1,4 @@
-"""The job of a flow run: its name, its directory and the history that its journal tells."""
+"""Access the job of a flow run: its id, its directory, its engine and its history."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from rekindle.tasks.prefect_api import Log
 
 
 def job_id_of(flow_run_id: UUID, name: str) -> str:
-    """Return the one job that belongs to a flow run, however often that is run.
+    """Return the id of the one job of a flow run, equal for each of its reruns.
 
-    A UUID may begin with the time (version 7), so it is the end that tells two flow runs apart.
+    A UUID may begin with the time (version 7). So its end distinguishes flow runs.
     """
     return f"{name}-{flow_run_id.hex[-12:]}"
 
 
 def lasting_id(flow_run: FlowRun) -> UUID:
-    """Return what stays the same however often a flow run is run.
+    """Return an id that is equal for all reruns of a flow run.
 
-    A subflow is another flow run each time its parent is run; the task run that stands for it in
-    the parent is the same.
+    A rerun of a parent creates a new flow run for each subflow. The subflow's task run in the
+    parent stays the same.
     """
     return flow_run.parent_task_run_id or flow_run.id
 
 
 def job_of_this_run(name: str) -> str:
-    """Return the job of the flow run that this process is in."""
+    """Return the id of the job of this process's flow run.
+
+    Raises JobError: there is no flow run.
+    """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         raise JobError(f"job {name!r} belongs to a flow run; this is outside of one")
@@ -44,35 +47,35 @@ def job_of_this_run(name: str) -> str:
 
 
 def directory_of(job_id: str) -> JobDirectory:
-    """Return the job's directory, whether or not the job exists."""
+    """Return the job's directory. The job may not exist."""
     return JobDirectory(job_directory(job_id))
 
 
 def engine_of(job_id: str) -> Engine:
-    """Return what places this job's attempts.
+    """Return the engine that places this job's attempts.
 
-    Raises UsageError: there is no such job, or no cluster for it.
+    Raises UsageError: the job or its cluster does not exist.
     """
     directory = directory_of(job_id)
     if directory.pods.exists():
-        from rekindle.engines.kubernetes.engine import engine_for  # the client, where it is used
+        from rekindle.engines.kubernetes.engine import engine_for  # imports the client only on use
 
         return engine_for(directory)
     return LocalEngine(directory, hosts=SimulatedHosts(home()))
 
 
 def coordinator_of(job_id: str) -> Endpoint | None:
-    """Return the job's coordinator if it lives and answers."""
+    """Return the address of the job's coordinator if it runs and answers."""
     return engine_of(job_id).alive() if exists(job_id) else None
 
 
 def client_of(job_id: str, endpoint: Endpoint) -> JobClient:
-    """Return what talks to the job's coordinator."""
+    """Return a client of the job's coordinator."""
     return engine_of(job_id).client(endpoint)
 
 
 def release(job_id: str, log: Log) -> bool:
-    """Remove what is left of an ended job from the cluster; return whether all is gone."""
+    """Remove the remains of an ended job from the cluster; return whether all are gone."""
     try:
         engine_of(job_id).release()
     except (JobError, UsageError) as error:
@@ -82,10 +85,10 @@ def release(job_id: str, log: Log) -> bool:
 
 
 def history_of(job_id: str) -> list[AnyEvent]:
-    """Read all that happened to the job, through all its attempts; nothing if there is no job."""
+    """Read all events of the job, of all its attempts; an empty list if there is no job."""
     return engine_of(job_id).history() if exists(job_id) else []
 
 
 def exists(job_id: str) -> bool:
-    """Whether a job of this id was described on this machine."""
+    """Return whether this machine has a description of a job with this id."""
     return (directory_of(job_id).path / names.SPEC_FILE).exists()

@@ -1,4 +1,4 @@
-"""First and last step of the train flow: start or adopt the job, and remove what it leaves."""
+"""Start or adopt the job, and remove its remains: the first and last steps of the train flow."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from rekindle.tasks import job_access as jobs
 
 @task(name="release", cache_policy=NO_CACHE)
 def release(job_id: str) -> bool:
-    """Remove what is left of an ended job; say whether all is gone.
+    """Remove the remains of an ended job; return whether all are gone.
 
-    What stays is no reason for the flow run to fail: the next one of this job removes it.
+    Remaining objects do not make the flow run fail. The next flow run of this job removes them.
     """
     return jobs.release(job_id, get_run_logger())
 
 
 def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
-    """Write down what the job is to be. Raises UsageError: no job can be made of it."""
+    """Write the job's description. Raises UsageError: the fields describe no valid job."""
     spec = job.to_spec(job_id)
     if job.kubernetes is None:
         directory.create(spec)
         directory.pods.unlink(missing_ok=True)
     else:
-        # First: a job that is described without its pods is one of this machine.
+        # First the pods: a description without pods describes a job of this machine.
         replace_file(directory.pods, msgspec.json.encode(job.kubernetes))
-        directory.create(spec, logs=False)  # they are in the pods
+        directory.create(spec, logs=False)  # the pods have the logs
 
 
 def describe_elsewhere(flow_run: FlowRun, job_id: str) -> None:
-    """Describe a job that a flow process on another machine has put into a cluster.
+    """Describe a job that a flow process on another machine has placed in a cluster.
 
-    What else is to be known of it is in the cluster. Raises ValueError, UsageError: no job can be
-    made of the flow run's parameters.
+    The cluster has all other facts about it. Raises ValueError, UsageError: the parameters of the
+    flow run describe no valid job.
     """
     parameters = flow_run.parameters.get("job") or {}
     if parameters.get("kubernetes") and not jobs.exists(job_id):
@@ -55,21 +55,21 @@ def describe_elsewhere(flow_run: FlowRun, job_id: str) -> None:
         describe(TrainingJob.model_validate(parameters), directory, job_id)
 
 
-# A coordinator that has ended its job exits a moment later.
+# A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
 
 
 class How(str, enum.Enum):
-    """What launching came to."""
+    """The result of launching."""
 
     LAUNCHED = "launched"  # a new attempt was started
-    ADOPTED = "adopted"  # the job lives; nothing was started
-    FINISHED = "finished"  # the job has succeeded before; there is nothing to run
+    ADOPTED = "adopted"  # the job runs; nothing was started
+    FINISHED = "finished"  # the job succeeded before; nothing was started
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """The job of this flow run, and how it came to be there."""
+    """The job of this flow run, and the action that `launch` took."""
 
     job_id: str
     how: How
@@ -78,17 +78,17 @@ class Launched:
 
 @task(name="launch", cache_policy=NO_CACHE)
 def launch(job: TrainingJob, job_id: str) -> Launched:
-    """Make sure that the job runs, unless it has succeeded.
+    """Start or adopt the job, unless it has succeeded.
 
-    Raises UsageError: no job can be made of the description. Raises JobError: an earlier attempt
-    has ended but does not go away.
+    Raises UsageError: the description is invalid. Raises JobError: an earlier attempt has ended,
+    but its coordinator still runs.
     """
     directory = jobs.directory_of(job_id)
     directory.path.mkdir(parents=True, exist_ok=True)
     # One process at a time looks for the job and launches it.
     with locked(directory.path / names.LAUNCH_LOCK_FILE):
         if job.kubernetes is not None and not jobs.exists(job_id):
-            # Another process, elsewhere, may have launched it before: the cluster knows.
+            # A process on another machine may have launched it before. The cluster knows that.
             describe(job, directory, job_id)
         launched = _launch_or_adopt(job, directory, job_id)
     get_run_logger().info(_TELL[launched.how], job_id, launched.attempt, directory.path)
@@ -109,27 +109,27 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):
-        # It was stopped, and may still be writing the final checkpoint.
+        # It was stopped, and may still write the final checkpoint.
         _wait_until_gone(job_id, _EXIT_TIMEOUT_S + directory.spec().policy.dump_timeout_s)
     elif alive is not None and end is None:
         return Launched(job_id, How.ADOPTED, alive.attempt)
     elif attempt and end is None:
-        # The coordinator died while nobody steered the job; its agents wait for another one.
+        # The coordinator failed while no process steered the job. Its agents wait for another one.
         return Launched(job_id, How.ADOPTED, jobs.engine_of(job_id).revive().attempt)
     _wait_until_gone(job_id, _EXIT_TIMEOUT_S)
-    # What is placed anew is the same job, whatever has become of a saved policy since.
+    # A rescheduled job keeps its description, even if a saved policy has changed since.
     placed_anew = end is not None and end.outcome == RESCHEDULED
     if not placed_anew:
         describe(job, directory, job_id)
     engine = jobs.engine_of(job_id)
-    with engine.watch(lambda sign: None, get_run_logger().warning):  # nobody could take a sign yet
+    with engine.watch(lambda sign: None, get_run_logger().warning):  # no receiver of events yet
         endpoint = engine.launch(attempt=attempt + 1)
-    joined = endpoint.attempt != attempt + 1  # one that nobody knew of any more
+    joined = endpoint.attempt != attempt + 1  # a later attempt, unknown to this machine
     return Launched(job_id, How.ADOPTED if joined else How.LAUNCHED, endpoint.attempt)
 
 
 def _wait_until_gone(job_id: str, limit_s: float) -> None:
-    """Wait for the exit of a coordinator whose job ends. Raises JobError: it stays."""
+    """Wait for the exit of an ending job's coordinator. Raises JobError: it still answers."""
     deadline = time.monotonic() + limit_s
     while alive := jobs.coordinator_of(job_id):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What the records of a job's ranks tell so far, as an artifact."""
+"""Show the results of a job's records of light profiling as an artifact."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rekindle.profiling.reading import Task, diagnose, read_task, remarks, seen
 from rekindle.tasks import job_access as jobs
 
 MOST_RANKS = 64  # in the table
-MOST_STEPS = 500  # in the picture, the newest ones
+MOST_STEPS = 500  # in the picture: the newest steps
 
 
 @task(name="report-profile", cache_policy=NO_CACHE)
 def report_profile(job_id: str) -> list[dict[str, Any]]:
-    """Show who is slow, and a picture; return the same as plain values.
+    """Show the slow ranks and a picture; return the slow ranks as plain values.
 
-    Records are read where this machine has them: ranks of pods write theirs into the pods.
+    The task reads the records on this machine. Ranks in pods write theirs into the pods.
     """
     directory = jobs.directory_of(job_id)
     log = get_run_logger()
@@ -63,7 +63,7 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
 
 
 def _table(found: Task, steps: list[int]) -> list[str]:
-    """Where each rank's time goes, in markdown; of a large world the first ranks."""
+    """Return a table of the time of each rank in Markdown, of at most MOST_RANKS ranks."""
     rows = [HEADS, ["---:"] * len(HEADS), *breakdown(found, steps)[:MOST_RANKS]]
     more = len(found.ranks) - MOST_RANKS
     note = f"{WHAT}; {more} more ranks: `rekindle diagnose`" if more > 0 else WHAT
@@ -71,7 +71,7 @@ def _table(found: Task, steps: list[int]) -> list[str]:
 
 
 def _picture(found: Task, steps: list[int]) -> str:
-    from rekindle.reporting.heat_map import draw  # matplotlib takes its time
+    from rekindle.reporting.heat_map import draw  # matplotlib is slow to import
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "compute.png"

@@ -1,4 +1,4 @@
-"""Results as artifacts and files: of the job, and of checked nodes."""
+"""Write results as artifacts and files: of the job, and of checked nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARTIFACT = "checked-nodes"
 
 @task(name="report-nodes", cache_policy=NO_CACHE)
 def report_nodes(job_id: str) -> list[dict[str, Any]]:
-    """Show how each node is, sick ones first; return the same as plain values, times in ms."""
+    """Show each node's result, unhealthy nodes first; return it as plain values, times in ms."""
     checks = [event for event in jobs.history_of(job_id) if isinstance(event, NodeChecked)]
     checks.sort(key=lambda each: (each.verdict.health not in SICK, each.host))
     rows = [_row(check) for check in checks]
@@ -66,10 +66,10 @@ _PAUSE_S = 1.0
 class JobResult:
     """The result of a job that has ended.
 
-    outcome: "succeeded", "failed" or "stopped". finished: the number of finished steps. goodput:
-    the share of the time in which the job made progress, 0 to 1; None: unknown, because the script
-    has no Session. incidents: a row of the incident table each, times in ms. report, timeline:
-    paths of files.
+    `outcome`: "succeeded", "failed" or "stopped". `finished`: the number of finished steps.
+    `goodput`: the share of the time in which the job made progress, 0 to 1. It is None if the
+    script has no Session. `incidents`: a row of the incident table each, times in ms. `report` and
+    `timeline` are paths of files.
     """
 
     job_id: str
@@ -95,7 +95,7 @@ class JobResult:
 @task(name="report", cache_policy=NO_CACHE)
 def report(job_id: str) -> JobResult:
     """Write the incident table, the report and the timeline, and return the job's result."""
-    # Here, because matplotlib is slow to import and a flow process that adopts a job is in a hurry.
+    # Here, because matplotlib is slow to import, and a flow process must adopt a job quickly.
     from rekindle.reporting.timeline.figure import MOST_RANKS, draw
 
     with get_client(sync_client=True) as client:
@@ -135,7 +135,7 @@ def report(job_id: str) -> JobResult:
 
 
 def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
-    """Wait until Prefect's API answers: it could not even be told how the flow run ends."""
+    """Wait until Prefect's API answers, so that it also receives the end of the flow run."""
     failing = False
     while (error := client.api_healthcheck()) is not None:
         if not failing:
@@ -145,9 +145,9 @@ def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
 
 
 def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) -> None:
-    """Show that all is done: the process that should have may have been killed before.
+    """Show that all steps are done, because the process that should have done it may have failed.
 
-    A job that tells no steps has no progress to show.
+    A script without a number of steps has no progress to show.
     """
     key, words = progress_key(job_id), f"all {finished} steps are done"
     artifact = find_artifact(client, key)

@@ -1,4 +1,4 @@
-"""Logs from which step a new attempt of a job continues. The job restores its state itself."""
+"""Log the step from which a new attempt continues. The job restores its state on its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rekindle.tasks import job_access as jobs
 
 
 def resumes(attempt: list[AnyEvent]) -> bool:
-    """Whether this attempt's first generation continues earlier work, or could not."""
+    """Return whether this attempt's first generation continues earlier work, or could not."""
     formed = _first_formed(attempt)
     return formed is not None and (formed.step > 0 or bool(_skipped(attempt)))
 
 
 @task(name="restore", cache_policy=NO_CACHE)
 def restore(job_id: str) -> str:
-    """Log from which checkpoint the newest attempt resumes, and which it skipped and why."""
+    """Log the checkpoint from which the newest attempt resumes, and the skipped ones."""
     history = jobs.history_of(job_id)
     attempt = attempts.newest(history)
     log = get_run_logger()
@@ -31,7 +31,7 @@ def restore(job_id: str) -> str:
 
 
 def describe(history: list[AnyEvent]) -> str:
-    """Return from which step and state the newest attempt continues."""
+    """Return the step and the state from which the newest attempt continues."""
     formed = _first_formed(attempts.newest(history))
     number = attempts.number(history)
     if formed is None or formed.step == 0:

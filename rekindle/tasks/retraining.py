@@ -1,4 +1,7 @@
-"""The steps around training: prepare, evaluate, publish, notify. Each runs a user's command."""
+"""Define the steps around training: prepare, evaluate, publish, notify.
+
+Preparation and evaluation run a user's commands.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from rekindle.job.file_lock import locked
 from rekindle.job.spec import JobDirectory
 from rekindle.tasks import job_access as jobs
 
-_MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command, and of all that it starts
+_MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -47,10 +50,10 @@ def run_command(
 ) -> str:
     """Run a command; return the last line that it printed.
 
-    Its standard output and error are logged line by line. lock: a file; one command at a time runs
-    under it, and what a command whose flow was killed has left running is ended first, for both
-    would work on the same. Raises UsageError: it cannot be started. Raises JobError: it ended with
-    another status than 0.
+    The function logs the command's output line by line. lock: a file; one command at a time runs
+    under it. The function first ends the processes of a command whose flow was killed, because both
+    would work on the same data. Raises UsageError: the command cannot start. Raises JobError: its
+    status is not 0.
     """
     last = ""
     another = "Another process of this flow run does this already (%s); waiting"
@@ -64,7 +67,7 @@ def run_command(
                 last = line.rstrip() or last
                 log("%s", line.rstrip())
             status = process.wait()
-        except BaseException:  # Prefect raises one where the flow's process is asked to end
+        except BaseException:  # Prefect raises one on a request to end the flow's process
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -91,23 +94,23 @@ def _start(
             errors="replace",
             start_new_session=True,
             pass_fds=(handle,),
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  one call of the kernel, no lock
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  one system call, no lock
         )
     except OSError as error:
         raise UsageError(f"command {command[0]!r} cannot be started: {error}") from error
 
 
 def _end_leftovers(lock: Path) -> None:
-    """End what a command under this lock has started; the kernel has ended that one itself."""
+    """End the child processes of a former command under this lock; the kernel ended the command."""
     mark = f"{_MARK}={lock}".encode()
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _end_with_parent() -> None:
-    """End the command with the flow's process, however that ends: its rerun starts it again."""
+    """Have the kernel end the command when the flow's process ends; a rerun starts it again."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -135,7 +138,7 @@ def prepare(around: Retraining, job_id: str, folder: Path) -> None:
 
 @task(name="evaluate", cache_policy=NO_CACHE)
 def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> dict[str, float]:
-    """Evaluate a checkpoint, and hold its metrics against the limits.
+    """Evaluate a checkpoint, and compare its metrics with the limits.
 
     Raises RejectedError: a metric is outside its limit, or missing.
     """
@@ -156,7 +159,8 @@ def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> 
 def read_metrics(line: str) -> dict[str, float]:
     """Read the last line of an evaluation.
 
-    Raises JobError: it is no JSON object of numbers; RejectedError: one is infinite, or none (nan).
+    Raises JobError: it is not a JSON object of numbers. Raises RejectedError: a number is infinite
+    or nan.
     """
     try:
         found = json.loads(line)
@@ -175,7 +179,10 @@ def read_metrics(line: str) -> dict[str, float]:
 def judge(
     metrics: Mapping[str, float], *, at_least: Mapping[str, float], at_most: Mapping[str, float]
 ) -> None:
-    """Raise RejectedError unless all metrics are there and within their limits; nan never is."""
+    """Check that all metrics exist and are within their limits; nan never is.
+
+    Raises RejectedError.
+    """
     for name in (*at_least, *at_most):
         if name not in metrics:
             known = ", ".join(metrics) or "none"
@@ -190,10 +197,10 @@ def judge(
 
 @contextlib.contextmanager
 def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpoint]:
-    """Find the newest checkpoint of a job, verified, in a folder; nobody prunes it meanwhile.
+    """Yield the newest checkpoint of a job, verified and in a folder, protected against pruning.
 
-    step: what the job has finished; that an older one is taken is told.
-    Raises CheckpointError: there is none.
+    step: the job's finished steps; the function logs a warning if the checkpoint is older. Raises
+    CheckpointError: there is no checkpoint.
     """
     spec = directory.spec()
     store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -218,7 +225,7 @@ def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpo
 
 
 def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
-    """A checkpoint in a folder, where an evaluation reads it: from an object store it is copied."""
+    """Return a checkpoint in a folder, for an evaluation; copy it if it is in an object store."""
     if isinstance(checkpoint, DirectoryCheckpoint):
         return checkpoint
     here = DirectoryStore(directory.path / BROUGHT_DIRECTORY)
@@ -233,7 +240,7 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
 def publish(
     checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], directory: JobDirectory
 ) -> Published:
-    """Publish a checkpoint once, and name it as the latest one there, unless a newer one is."""
+    """Publish a checkpoint once, and announce it as the latest one, unless a newer one is there."""
     environment = os.environ | directory.spec().environment
     published = publish_checkpoint(checkpoint, to, environment)
     manifest = checkpoint.manifest

@@ -1,7 +1,7 @@
-"""Step 2 of the train flow: follow the job until it ends, and report its events to Prefect.
+"""Follow the job until it ends, and report its events to Prefect: step 2 of the train flow.
 
 The stream of the job's events never waits for Prefect. `rekindle.tasks.prefect_api.notifier` sends
-states, progress and incidents from a thread of its own, and `restore` runs as a submitted task.
+states, progress and incidents from a separate thread, and `restore` runs as a submitted task.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from rekindle.tasks.restore import restore, resumes
 def supervise(job_id: str, *, adopted: bool) -> Ended:
     """Follow the job to its end under the lease, and start the agents that it needs.
 
-    Another coordinator replaces one that dies. Raises LeaseHeldError: another process steers the
+    Another coordinator replaces a failed one. Raises LeaseHeldError: another process steers the
     job, and this one changes nothing. Raises JobError: no coordinator stays alive.
     """
     log = get_run_logger()
     engine = jobs.engine_of(job_id)
     endpoint = engine.alive()
-    history = engine.history()  # read last: it has the end of a job whose coordinator has gone
+    history = engine.history()  # read last: it has the end of a job whose coordinator has exited
     if endpoint is None and attempts.end_of(history) is not None:
         return _end(history, job_id)
     with _notices(job_id) as notices, contextlib.ExitStack() as closing:
@@ -71,8 +71,8 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
             say=log.warning,
             is_over=lambda: attempts.end_of(engine.history()) is not None,
         )
-        follower.learn(history)  # the process that received these may have been killed since
-        if endpoint is None:  # it died just now
+        follower.learn(history)  # a signal may have killed the process that received these
+        if endpoint is None:  # it failed just now
             endpoint = follower.next_coordinator()
         closing.enter_context(engine.watch(engine.client(endpoint).report, log.warning))
 
@@ -107,7 +107,7 @@ def holder_name() -> str:
 
 
 class Supervisor:
-    """What this flow run knows of its job, and what it reports to Prefect.
+    """The state of the job for this flow run, and its reports to Prefect.
 
     history: the journal so far. All of it goes to the notifier, because the process that should
     have reported it may have been killed.
@@ -130,7 +130,7 @@ class Supervisor:
             self._remember(event)
 
     def close(self) -> None:
-        """Stop waiting for an answer, and wait for what was submitted."""
+        """Stop waiting for an answer, and wait for the submitted task."""
         self._close_question()
         if self._restore is not None:
             self._restore.wait()
@@ -161,7 +161,7 @@ class Supervisor:
                 self._notices.incident(step, event, payload)
 
     def name_state(self) -> None:
-        """Have Prefect show the job's state if it has changed."""
+        """Send the job's state to Prefect if it has changed."""
         name, message = shown(self.history)
         if name == self._state:
             return
@@ -172,7 +172,7 @@ class Supervisor:
         self._notices.state(name, message, self._question)
 
     def _ask(self) -> ApprovalQuestion:
-        """Wait for a person's answer from now on. The notifier puts the form itself."""
+        """Open the question and wait for a person's answer. The notifier attaches the form."""
         waiting = journal.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)

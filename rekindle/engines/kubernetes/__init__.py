@@ -1,5 +1,5 @@
-"""Jobs in pods: from a job's description to the manifests of every kind of workload.
+"""Run jobs in pods: from a job's description to the manifests of every kind of workload.
 
-What renders is pure: no I/O, no kubernetes client; a contract holds it to that. Nothing here knows
-Prefect or blocks.
+The modules that render manifests are pure: they do no I/O and do not import the kubernetes client;
+an import contract checks that. No module here imports Prefect or blocks.
 """

@@ -1,7 +1,8 @@
-"""The Kubernetes engine: a job's coordinator and nodes as pods of a cluster.
+"""Run a job's coordinator and nodes as pods of a cluster.
 
-Whoever launches may die at any moment, and the next one finds the same names. The coordinator's
-journal is fetched from it and kept in the job's directory; it goes on there when the pods are gone.
+The launching process may end at any moment; the next process finds the objects by the same names.
+The engine fetches the journal from the coordinator and keeps a copy in the job's directory. The job
+continues from the copy if the pods are gone.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from rekindle.recovery.journal.attempts import under_way
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent, Isolated
 
-LOST_GRACE_S = 1  # for a pod whose agent is lost: its kubelet still tells how it ended
-READY_S = 300.0  # for a coordinator's pod: its image may have to be pulled
-SILENT_S = 20.0  # of a coordinator whose journal is known but for the newest events
+LOST_GRACE_S = 1  # for a pod whose agent is lost: its kubelet still reports its end
+READY_S = 300.0  # for a coordinator's pod: the node may have to pull its image
+SILENT_S = 20.0  # for a coordinator whose older events are known
 
 
 def engine_for(directory: JobDirectory) -> KubernetesEngine:
-    """Return the engine of a job that is described in this directory.
+    """Return the engine of the job that this directory describes.
 
     Raises UsageError: there is no cluster.
     """
@@ -56,18 +57,19 @@ def engine_for(directory: JobDirectory) -> KubernetesEngine:
 
 @functools.cache
 def _api() -> Api:
-    """The cluster that the usual settings name: one set of connections in a process."""
+    """Return the API server of the default settings: one set of connections in a process."""
     return load()
 
 
 class HopelessError(JobError):
-    """The job's pods cannot run as they are described."""
+    """The job's pods cannot run as described."""
 
 
 class KubernetesEngine:
     """Places a job in a cluster.
 
-    directory: the job's on this machine: its description, its secret, the copy of its journal.
+    directory: the job's directory on this machine, with description, secret and copy of the
+    journal.
     """
 
     def __init__(self, directory: JobDirectory, pods: KubernetesSettings, api: Api) -> None:
@@ -87,16 +89,18 @@ class KubernetesEngine:
     def _tables(self) -> Tables:
         return load_tables(self._directory.spec().fault_tables)
 
-    # ---- what an engine does
+    # ---- the methods of an engine
 
     def launch(self, *, attempt: int) -> Endpoint:
-        """Put the job's objects in place, or those of the next attempt, and begin it.
+        """Create the job's objects, or those of the next attempt, and begin the attempt.
 
-        Where a later attempt than this is placed, that is joined: its journal is known to nobody.
-        Raises UsageError: the cluster lacks something, or the user's tables of faults have a bad
-        entry; then nothing was made.
-        Raises JobError: the coordinator does not answer in time, or its pod cannot run. Where it
-        never ran, nothing of the job is left: its other pods would only take devices.
+        If the cluster already has a later attempt, the engine joins that one; no process has its
+        journal. Raises UsageError: the cluster lacks something, or the user's tables of faults have
+        a bad entry; then the engine creates nothing.
+
+        Raises JobError: the coordinator does not answer in time, or its pod cannot run. If the
+        coordinator never ran, the engine removes all objects of the job: its other pods would only
+        occupy devices.
         """
         spec = self._directory.spec()
         if spec.fault_tables:
@@ -107,13 +111,13 @@ class KubernetesEngine:
         try:
             return self._begin(attempt)
         except JobError as error:
-            with contextlib.suppress(ApiError):  # why it does not run is what is told
+            with contextlib.suppress(ApiError):  # the first error has the cause
                 if isinstance(error, HopelessError) or not self._has_run():
                     self._place.remove()
             raise
 
     def alive(self) -> Endpoint | None:
-        """Return where the job's coordinator listens, if it lives and answers."""
+        """Return the address of the job's coordinator if the coordinator runs and answers."""
         try:
             view = self.client(self._endpoint(0)).status()
         except JobError:
@@ -123,9 +127,9 @@ class KubernetesEngine:
         return endpoint if view.job_id == self._job_id else None
 
     def revive(self) -> Endpoint:
-        """Wait for the coordinator that Kubernetes starts in the place of the dead one.
+        """Wait for the coordinator that Kubernetes starts to replace the failed one.
 
-        Raises JobError: there is none in time.
+        Raises JobError: no coordinator answers in time.
         """
         endpoint = self._directory.endpoint()
         if endpoint is None:
@@ -134,10 +138,11 @@ class KubernetesEngine:
         return self._begin(endpoint.attempt)
 
     def history(self) -> list[AnyEvent]:
-        """Fetch what is new from the coordinator, if there is one, and return all.
+        """Fetch new events from the coordinator, if the job has one, and return all events.
 
-        Where it does not answer for a while, what is known here is returned; nothing, where it has
-        never run. Raises JobError: nothing is known, and it does not answer in time.
+        If the coordinator does not answer for SILENT_S seconds, the result is the copy on this
+        machine. The result is empty if the coordinator never ran. Raises JobError: there is no
+        copy, and the coordinator does not answer in time.
         """
         known = self._mirror.events()
         if not self._place.has_coordinator():
@@ -149,7 +154,7 @@ class KubernetesEngine:
             with contextlib.suppress(JobError):
                 fetched.extend(self.client(self._endpoint(0)).history(since=since))
                 return True
-            # One whose volume stays may have run in a pod that is gone.
+            # A coordinator with a persistent volume may have run in an earlier pod.
             may_have_run = known or self._pods.coordinator.claim or self._has_run()
             return not (self._place.has_coordinator() and may_have_run)
 
@@ -160,7 +165,7 @@ class KubernetesEngine:
         return self._mirror.events()
 
     def client(self, endpoint: Endpoint) -> JobClient:
-        """Return what talks to the coordinator: straight, or through the API server."""
+        """Return a client of the coordinator: directly, or through the API server."""
         secret = self._place.secret()
         if self._api.is_inside:
             return JobClient(endpoint, secret, straight(endpoint))
@@ -169,18 +174,18 @@ class KubernetesEngine:
         return JobClient(endpoint, secret, self._api.way_to(path))
 
     def replace(self, node: int) -> None:
-        """Have the kind's controller make the pod of a lost node anew.
+        """Make the kind's controller recreate the pod of a lost node.
 
-        It does so by itself once the pod is over, or its kubelet starts the container anew. One
-        that runs still is told to end, and is removed where its host does not answer; so is one
-        that would be started anew where nothing is to be.
+        If the pod has ended, its controller recreates it, or its kubelet restarts the container.
+        The engine deletes a pod that still runs, and removes it by force if its host does not
+        answer. It also deletes a pod that would restart on a host that the job must avoid.
         """
         gone = self._members.take_gone(node)
         what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"
         self._chores.do(what, lambda: self._replace(gone))
 
     def _replace(self, gone: LostPods) -> None:
-        """Have what is made anew keep off isolated hosts; then end what is to go, come what may."""
+        """Exclude isolated hosts for new pods; then end old pods, even after an error."""
         try:
             self._set_right(self._members.isolated)
         finally:
@@ -190,16 +195,16 @@ class KubernetesEngine:
     def _set_right(self, isolated: frozenset[str]) -> None:
         endpoint = self._directory.endpoint()
         if endpoint is None or self._chores.is_given_up:
-            return  # the job may be removed by now
+            return  # another process may have removed the job by now
         if not (self._eyes and self._eyes.workload_stands()):
             self._place.place_missing(endpoint.attempt, isolated)
         if isolated:
             self._place.keep_off(endpoint.attempt, isolated)
 
     def learn(self, event: AnyEvent) -> None:
-        """Note what is said about pods and hosts, and the event itself.
+        """Record facts about pods and hosts, and copy the event itself.
 
-        The journal may be lost with the coordinator's pod: then the copy is all there is.
+        The cluster may lose the journal with the coordinator's pod. Then the copy is the only one.
         """
         self._mirror.add([event])
         self._observers.note(event)
@@ -215,9 +220,9 @@ class KubernetesEngine:
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
 
-        Raises JobError: an attempt is under way, which somebody else has begun.
+        Raises JobError: an attempt runs, which another process has begun.
         """
-        with contextlib.suppress(ApiError):  # without its coordinator it is removed all the same
+        with contextlib.suppress(ApiError):  # remove the job without it
             if (attempt := under_way(self.history())) is not None:
                 raise JobError(f"attempt {attempt} of job {self._job_id} is under way")
         self._place.remove()
@@ -226,7 +231,10 @@ class KubernetesEngine:
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> Iterator[None]:
-        """Follow the job's pods meanwhile, and what is known of their devices: report, and tell."""
+        """Follow the job's pods and the state of their devices until the block ends.
+
+        `report` takes a health event. `tell` takes a text for users.
+        """
         self._hosts.tell = tell
         for event in self._mirror.events():
             self._observers.note(event)
@@ -247,10 +255,10 @@ class KubernetesEngine:
             finally:
                 self._eyes = None
 
-    # ---- beginning
+    # ---- start of an attempt
 
     def _begin(self, attempt: int) -> Endpoint:
-        """Wait for the coordinator, and have it begin the attempt if it has not."""
+        """Wait for the coordinator, and order it to begin the attempt if it has not begun."""
         endpoint = self._endpoint(attempt)
         client, known = self.client(endpoint), self._mirror.events()
         last: list[JobError] = []
@@ -264,7 +272,7 @@ class KubernetesEngine:
                 client.begin(attempt, known)
             except LeaseHeldError as error:  # that attempt is over
                 raise JobError(str(error)) from error
-            except UsageError as error:  # the files in its image
+            except UsageError as error:  # the image has an invalid file
                 raise HopelessError(str(error)) from error
             except JobError as error:
                 last[:] = [error]
@@ -279,7 +287,7 @@ class KubernetesEngine:
         return endpoint
 
     def _must_be_possible(self) -> None:
-        """Raise HopelessError: the coordinator's pod cannot run, however long one waits."""
+        """Check that the coordinator's pod can run. Raises HopelessError: it can never run."""
         for pod in self._pods_now(Role.COORDINATOR):
             seen = pod_status(pod)
             for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
@@ -288,16 +296,16 @@ class KubernetesEngine:
                     raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
 
     def _has_run(self) -> bool:
-        """Whether the coordinator's container was ever started: its image may still be fetched."""
+        """Return whether the coordinator's container ever started."""
         pods = map(pod_status, self._pods_now(Role.COORDINATOR))
         return any(pod.has_run for pod in pods if pod.role == Role.COORDINATOR.value)
 
-    # ---- what is there
+    # ---- the job's objects
 
     def _pods_now(self, role: Role | None = None) -> list[Object]:
-        """Return the job's pods: as they were a moment ago, where they are watched.
+        """Return the job's pods, from the watch if there is one.
 
-        role: no others are asked for, where they are not.
+        role: without a watch, return only pods of this role.
         """
         known = self._eyes.pods() if self._eyes is not None else None
         return self._place.our_pods(selector(self._job_id, role)) if known is None else known

@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and the labels by which they are found again. Pure."""
+"""Define the names of a job's objects, and the labels that find them. Pure."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ PREFIX = "rekindle.dev/"
 JOB = f"{PREFIX}job"  # the slug of the job's id
 ROLE = f"{PREFIX}role"
 ATTEMPT = f"{PREFIX}attempt"
-DESCRIBED = f"{PREFIX}described"  # says whether two descriptions are the same
-JOB_ID = f"{PREFIX}job-id"  # annotation: no label may be like every id
-ISOLATED = f"{PREFIX}isolated"  # of nodes: annotation and taint
+DESCRIBED = f"{PREFIX}described"  # a digest of the description, for comparison
+JOB_ID = f"{PREFIX}job-id"  # annotation: a label cannot hold every id
+ISOLATED = f"{PREFIX}isolated"  # annotation and taint of nodes
 
-HOSTS = "hosts.rekindle.dev"  # the log of hosts: no slug has a dot, so it is no job's
+HOSTS = "hosts.rekindle.dev"  # the log of hosts; a slug has no dot, so this is not a job's name
 
 HOSTNAME = "kubernetes.io/hostname"
 KUEUE = "kueue.x-k8s.io/queue-name"
 
-LONGEST_SLUG = 40  # leaves room for what controllers append to the names of pods: 63 in all
+LONGEST_SLUG = 40  # leaves room for controllers' suffixes of pod names: 63 characters in total
 _DIGITS = 8
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _SUFFIXED = re.compile(rf".*-[0-9a-f]{{{_DIGITS}}}")
 
 
 class Role(str, enum.Enum):
-    """What a pod is to its job."""
+    """The role of a pod in its job."""
 
     WORKER = "worker"
     COORDINATOR = "coordinator"
-    FLOW = "flow"  # a flow run's own pod, which people label so: it may ask coordinators
+    FLOW = "flow"  # label that users give a flow run's pod, so that it may reach coordinators
 
 
 def slug(job_id: str) -> str:
     """Return the name of a job's objects: a DNS-1035 label that no other id has.
 
-    An id that is none, or is too long, is changed, and gets a hash; so does one that already ends
-    as if it had one.
+    The function changes an invalid or too long id, and appends a hash. It also does so for an id
+    that already ends like one with a hash.
     """
     fits = len(job_id) <= LONGEST_SLUG and _LABEL.fullmatch(job_id)
     if fits and not _SUFFIXED.fullmatch(job_id):
@@ -53,7 +53,7 @@ def slug(job_id: str) -> str:
 
 
 class Names(msgspec.Struct, frozen=True):
-    """The names of a job's objects. The ConfigMap is the root: all others go when it does."""
+    """The names of a job's objects. The ConfigMap is the root, which owns all others."""
 
     slug: str
 
@@ -64,27 +64,27 @@ class Names(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        """The ConfigMap that owns all others."""
+        """Return the name of the ConfigMap that owns all others."""
         return self.slug
 
     @property
     def workload(self) -> str:
-        """The Job, JobSet and so on; also the TrainingRuntime of a TrainJob."""
+        """Return the name of the Job, JobSet and so on, and of a TrainJob's TrainingRuntime."""
         return self.slug
 
     @property
     def secret(self) -> str:
-        """The Secret with the job's secret and its description."""
+        """Return the name of the Secret with the job's secret and its description."""
         return f"{self.slug}-secret"
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's Deployment, Service and NetworkPolicy."""
+        """Return the name of the coordinator's Deployment, Service and NetworkPolicy."""
         return f"{self.slug}-coordinator"
 
     @property
     def nodes(self) -> str:
-        """The headless Service of the job's pods, and their NetworkPolicy."""
+        """Return the name of the headless Service of the job's pods, and of their NetworkPolicy."""
         return f"{self.slug}-nodes"
 
 
@@ -104,19 +104,19 @@ def selector(job_id: str, role: Role | None = None) -> str:
 
 
 def described(secret: str, *parts: object) -> str:
-    """Return what tells one description from another.
+    """Return a digest that distinguishes descriptions.
 
-    It is keyed with the job's secret: nobody who may read labels can try out what the description's
-    environment could be.
+    The job's secret is its key. So a reader of labels cannot guess values of the description's
+    environment by trial.
     """
     content = msgspec.json.encode([_said(part) for part in parts], order="deterministic")
     return hmac.new(secret.encode(), content, hashlib.sha256).hexdigest()[:32]
 
 
 def _said(value: object) -> object:
-    """Return a description without what it leaves at its default.
+    """Return a description without the fields that have their default.
 
-    So a later version of Rekindle, which knows more fields, finds it the same.
+    So a later version of Rekindle, which has more fields, computes the same digest.
     """
     if isinstance(value, msgspec.Struct):
         fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))

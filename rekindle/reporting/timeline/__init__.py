@@ -1,1 +1,1 @@
-"""A drawing of a run over time."""
+"""Draw a run over time."""

@@ -1,4 +1,4 @@
-"""The timeline picture of a run: losses, rows of ranks and incidents, legends."""
+"""Draw the timeline picture of a run: steps, rows of ranks and incidents, legends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Handle = Line2D | Patch
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that is drawn; times are seconds since the epoch."""
+    """The content of the picture; times are seconds since the epoch."""
 
     title: str
     history: Sequence[AnyEvent]
@@ -47,7 +47,7 @@ class Run:
 
 
 def run_of(history: Sequence[AnyEvent], records: Mapping[int, Sequence[StepRecord]]) -> Run:
-    """Gather what is drawn of a job from its journal and its step records."""
+    """Collect the content of the picture from a job's journal and its step records."""
     started = next((event for event in history if isinstance(event, JobStarted)), None)
     moments = [event.at for event in history]
     moments += [record.at for many in records.values() for record in many]
@@ -65,12 +65,12 @@ def run_of(history: Sequence[AnyEvent], records: Mapping[int, Sequence[StepRecor
 
 
 def colour_of(colours: Sequence[str], number: int) -> str:
-    """Return a colour for a number, again and again the same ones."""
+    """Return the colour of a number; the colours repeat."""
     return colours[number % len(colours)]
 
 
 def legend_below(axes: Axes, handles: Sequence[Handle], *, inches: float) -> None:
-    """Put the legend so far below the axes, where it hides nothing."""
+    """Put the legend this many inches below the axes, where it hides nothing."""
     figure = axes.get_figure()
     assert figure is not None
     offset = ScaledTranslation(0, -inches, figure.dpi_scale_trans)
@@ -92,7 +92,7 @@ MOST_RANKS = 32
 
 
 def draw_ranks(axes: Axes, run: Run) -> None:
-    """Draw a row per rank: when it did steps, in the colour of the generation it did them in."""
+    """Draw a row per rank: the times of its steps, in the colour of their generation."""
     ranks = list(run.records)[:MOST_RANKS]
     generations = sorted({r.generation for many in run.records.values() for r in many})
     for row, rank in enumerate(ranks):
@@ -172,7 +172,7 @@ def _strategy(incident: Incident) -> str:
 
 
 def parts_of(incident: Incident) -> dict[str, float]:
-    """Return the milliseconds of each part of an incident, of those that took place."""
+    """Return the duration of each part of an incident that took place, in milliseconds."""
     moments = (
         incident.cause.at or incident.detected,
         incident.detected,
@@ -195,7 +195,7 @@ _MOST_INCIDENTS = 12
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment to point out, e.g. when a fault was injected; `at` is seconds since the epoch."""
+    """A moment with a label, e.g. an injected fault; `at` is seconds since the epoch."""
 
     at: float
     label: str
@@ -226,11 +226,12 @@ def draw(
 
 
 def _draw_steps(axes: Axes, run: Run, marks: Sequence[Mark]) -> None:
-    """Draw steps over time, one line per rank in its node's colour, and what disturbed them."""
+    """Draw steps over time, one line per rank in its node's colour, checkpoints and incidents."""
     if run.records:
         for rank, many in run.records.items():
             node = rank // run.per_node
-            # Ranks march in step: the lines of later nodes are thinner, or they would hide others.
+            # Ranks finish steps at the same time. So later nodes have thinner lines, which hide no
+            # others.
             width = max(1.0, 3.5 - 1.5 * node)
             times, steps = _curve(many, run)
             axes.plot(times, steps, color=colour_of(NODE_COLOURS, node), linewidth=width)

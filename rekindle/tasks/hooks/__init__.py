@@ -1,1 +1,1 @@
-"""Hooks of flow runs: what is done when a run ends, fails or is cancelled."""
+"""Define the hooks of flow runs: actions when a run fails, crashes or is cancelled."""

@@ -1,14 +1,14 @@
-"""What the end of a flow run does to its job; hooks run in the flow's process or its runner's.
+"""Stop the job of a cancelled flow run. Hooks run in the flow's process or its runner's process.
 
 | the flow run | the job | the flow run then |
 |---|---|---|
-| fails, since its job has ended | has ended | stays failed |
-| fails, since the job cannot be started or steered | as it was | is run again, once |
-| fails by anything else | goes on | is run again, and adopts it |
-| crashes: its process was ended by a signal, or exited | goes on | is run again, and adopts it |
+| fails, because its job has ended | has ended | stays failed |
+| fails, because the job cannot start or be steered | is unchanged | is run again, once |
+| fails for another reason | continues | is run again, and adopts it |
+| crashes: its process exited or was killed | continues | is run again, and adopts it |
 | is cancelled by a person | is stopped, with a final checkpoint | stays cancelled |
-| is cancelled, since its runner shuts down | goes on | waits for a person's retry |
-| crashes with its runner, or in the server's eyes alone | goes on | the same, or an automation |
+| is cancelled, because its runner shuts down | continues | waits for a person's retry |
+| crashes with its runner, or only for the server | continues | waits for a retry or an automation |
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.prefect_api import Log
 from rekindle.waiting import until
 
-# A runner that is stopped cancels its flow runs with these words. Nobody wanted the job to end, so
-# it goes on, and a rerun of the flow run adopts it.
+# A runner that stops cancels its flow runs with this message. No user wants the job to end, so the
+# job continues, and a rerun of the flow run adopts it.
 RUNNER_SHUTS_DOWN = "Runner is shutting down."
 
-_GATHER_S = 10.0  # for agents that have lost their coordinator to come to another one
+_GATHER_S = 10.0  # time for agents to connect to another coordinator
 
-# How often the train flow's own process may break before a person has to look. It costs the job
-# nothing; evictions do not count, as nowhere.
+# The train flow's own process may fail this many times before a person must act. The job does not
+# stop for that. Evictions do not count, as in other policies.
 OF_FLOW_PROCESS = Policy(
     strategies=(Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB),
     max_reschedules=30,
@@ -50,9 +50,10 @@ def stop_job(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None
 
 
 def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
-    """Stop the job of a flow run that was cancelled and has no process that could; say whether.
+    """Stop the job of a cancelled flow run that has no process to stop it; return whether it did.
 
-    A run that is cancelled while it waits to be run again has none, and none of its hooks is run.
+    A run that is cancelled while it waits for a rerun has no process, and Prefect runs none of its
+    hooks.
     """
     if not (state.is_cancelled() or state.is_cancelling()):
         return False
@@ -68,7 +69,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
 
 
 def job_of(flow_run: FlowRun) -> str:
-    """Return the job of a flow run, whether or not there is one."""
+    """Return the id of a flow run's job, which may not exist."""
     name = flow_run.parameters.get("job", {}).get("name", DEFAULT_NAME)
     return jobs.job_id_of(jobs.lasting_id(flow_run), name)
 
@@ -83,11 +84,11 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         endpoint = _coordinator(job_id)
         if endpoint is None:
             log.info("Job %s does not run; there is nothing to stop", job_id)
-            if jobs.directory_of(job_id).pods.exists():  # a launch, or a release, was cut off
+            if jobs.directory_of(job_id).pods.exists():  # a launch or a release was interrupted
                 _release(job_id, log)
             return
-        # Not under the lease: the process that holds it may not be quite dead yet, and a person who
-        # cancels does not ask who steers.
+        # Without the lease: a process that is about to end may still have it. A person who cancels
+        # does not care which process steers.
         client = jobs.client_of(job_id, endpoint)
         client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
     except (RekindleError, ValueError):
@@ -99,7 +100,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
 
 
 def _remove_from_cluster(job_id: str, log: Log) -> None:
-    """Remove what a job that was stopped has left there: no flow process will."""
+    """Remove the remains of a stopped job from the cluster, because no flow process does it."""
     limit_s = _GATHER_S + jobs.directory_of(job_id).spec().policy.dump_timeout_s
     if until(lambda: attempts.end_of(jobs.history_of(job_id)) is not None, limit_s, 0.5):
         _release(job_id, log)
@@ -113,13 +114,13 @@ def _release(job_id: str, log: Log) -> None:
 
 
 def _coordinator(job_id: str) -> Endpoint | None:
-    """Return who can stop the job: another coordinator, where ranks train on without one."""
+    """Return the coordinator that can stop the job; start one if ranks train without any."""
     history = jobs.history_of(job_id)
     alive = jobs.coordinator_of(job_id)
     if alive is not None or not attempts.number(history) or attempts.end_of(history) is not None:
         return alive
     endpoint = jobs.engine_of(job_id).revive()
     client, nodes = jobs.client_of(job_id, endpoint), jobs.directory_of(job_id).spec().nodes
-    # Nodes that died with the coordinator do not come.
+    # Nodes that failed together with the coordinator do not join.
     until(lambda: sum(each.node >= 0 for each in client.status().nodes) >= nodes, _GATHER_S, 0.1)
     return endpoint

@@ -1,10 +1,11 @@
-"""Prefect's hooks for any flow and task: what a policy decides about a run that failed or crashed.
+"""Provide Prefect's hooks for any flow and task: a policy decides about a failed or crashed run.
 
     @flow(**recovery_hooks(Policy(max_reschedules=3)))
+
     @task(retries=5, retry_condition_fn=retry_condition(Policy(max_restarts=3)))
 
-Prefect swallows what a hook raises, and runs none when its server alone knows that a run is dead:
-the rescue flow is for that.
+Prefect ignores errors of a hook. It runs no hook if only its server knows that a run has ended. The
+rescue flow handles that case.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
 
 
 class FlowHooks(TypedDict):
-    """What `recovery_hooks` gives to `@flow`."""
+    """The arguments that `recovery_hooks` gives to `@flow`."""
 
     on_failure: list[FlowStateHook[..., Any]]
     on_crashed: list[FlowStateHook[..., Any]]
@@ -56,9 +57,9 @@ def recovery_hooks(policy: Policy) -> FlowHooks:
 def retry_condition(policy: Policy) -> RetryCondition:
     """Return a condition for `@task` that allows a retry while the policy has a restart left.
 
-    Prefect asks it no more often than the task's `retries` allow.
+    Prefect calls it at most as many times as the task's `retries` allow.
     """
-    # Prefect retries a task run in the process that has run it, and nowhere else.
+    # Prefect retries a task run only in the process that ran it.
     ends: dict[UUID, list[RunEnd]] = {}
 
     def may_retry(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -76,13 +77,13 @@ def retry_condition(policy: Policy) -> RetryCondition:
 
 
 def ends_of(states: Iterable[State[Any]]) -> list[RunEnd]:
-    """Return how a flow run ended, each time since a person last began it; its states in order."""
+    """Return the ends of a flow run since a person last started it. states: in their order."""
     ends: list[RunEnd] = []
     over = False
     for state in states:
         if state.type in (StateType.FAILED, StateType.CRASHED):
             if over:
-                ends.pop()  # two have told of the same end
+                ends.pop()  # two sources reported the same end
             crashed = state.type is StateType.CRASHED
             at = state.timestamp.timestamp()
             ends.append(RunEnd(message=state.message or "", crashed=crashed, at=at))
@@ -93,17 +94,21 @@ def ends_of(states: Iterable[State[Any]]) -> list[RunEnd]:
 
 
 def _by_hand(state: State[Any]) -> bool:
-    """Whether a person begins the run again: a process that lives on names its states, too."""
+    """Return whether a person starts the run again.
+
+    A continuing process also sets states with names.
+    """
     return state.is_scheduled() and state.name != RESCHEDULING
 
 
 def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) -> bool:
-    """Schedule a flow run once more, if the policy has it so; say whether that was done.
+    """Schedule a flow run again, if the policy allows it; return whether that was done.
 
-    state: the one in which it ended; where it has another by now, somebody else has taken care.
+    state: the final state of the run. If the run has another state by now, another process has
+    acted.
     """
     with get_client(sync_client=True) as client:
-        # Asked for, as the flow run that a hook is given may be old news.
+        # read again, because the hook's flow run may be out of date
         states = sorted(client.read_flow_run_states(flow_run.id), key=lambda one: one.timestamp)
         if states[-1].id != state.id:
             log.info("This run is in state %s by now; it is left alone", states[-1].name)
@@ -135,7 +140,7 @@ def _in_words(decision: Decision, again: bool) -> str:
 
 
 def _message(state: State[Any]) -> str:
-    """Return the message of the exception itself: the state's quotes it in another form."""
+    """Return the message of the exception itself; the state's message has another form."""
     if isinstance(state.data, BaseException):
         return "".join(traceback.format_exception_only(state.data)).strip()
     return state.message or ""

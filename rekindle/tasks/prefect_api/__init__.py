@@ -1,7 +1,7 @@
-"""What Rekindle asks Prefect's API."""
+"""Call Prefect's API."""
 
 import logging
 from typing import Any, TypeAlias
 
-# What the steps of a flow write to: a run's log in Prefect, or any other.
+# The target of log messages of a flow's steps: a run's log in Prefect, or any other.
 Log: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"

@@ -1,8 +1,8 @@
-"""Approval by a person in Prefect: a form on the paused flow run, and the answer to the job.
+"""Ask a person for approval in Prefect: a form on the paused flow run, and the answer to the job.
 
-The coordinator waits for the answer, and gives up in its own time; whether it comes from this form
-or from `rekindle approve` is the same to it. The flow's process may die meanwhile: the form is kept
-under a key of the decision, so the next process finds an answer that nobody has fetched yet.
+The coordinator waits for the answer up to its own time limit. It treats an answer from this form
+and one from `rekindle approve` equally. The flow's process may fail during the wait. Prefect keeps
+the form under a key of the decision, so the next process finds a new answer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _UNNAMED = "a person, in Prefect"
 
 
 class ApprovalForm(RunInput):
-    """What Prefect shows to whoever resumes the flow run."""
+    """The form that Prefect shows to a person who resumes the flow run."""
 
-    # Neither answer is a default: a resume without a look at the form is refused.
+    # The answer has no default. Prefect refuses a resume without a filled-in form.
     answer: Literal["approve", "refuse"] = Field(
         description="approve: it is done as proposed. refuse: the job ends; it can be rerun, and "
         "goes on from its newest checkpoint or its final checkpoint."
@@ -62,13 +62,13 @@ class ApprovalQuestion:
         self._log = log
         self._keys = keyset_from_base_key(f"approval-{decided.seq}")
         self._closed = threading.Event()
-        # A daemon: a server that hangs may not keep the flow's process from ending.
+        # A daemon thread: a server that hangs must not keep the flow's process from ending.
         self._thread = threading.Thread(
             target=self._run, args=(get_settings_context(),), name="approval", daemon=True
         )
 
     def open(self) -> None:
-        """Look for the answer from now on, until it is given or the question is closed."""
+        """Start to look for the answer, until it arrives or the question is closed."""
         self._thread.start()
 
     def close(self) -> None:
@@ -78,15 +78,15 @@ class ApprovalQuestion:
     def state(self, name: str, message: str) -> State[Any]:
         """Return the state in which Prefect shows the form.
 
-        It has no time-out of its own: Prefect would fail the flow run while the job goes on.
+        The state does not have a time-out: Prefect would fail the flow run while the job continues.
         """
-        # The key of the pause itself is used once: a rerun has to be able to pause again.
+        # Prefect accepts a key of a pause only once, but a rerun must be able to pause again.
         state: State[Any] = Paused(name=name, message=message, pause_key=uuid.uuid4().hex)
         state.state_details.run_input_keyset = {str(what): key for what, key in self._keys.items()}
         return state
 
     def put(self) -> None:
-        """Leave the form at the flow run, if no earlier process has done so.
+        """Attach the form to the flow run, if no earlier process has done so.
 
         Raises httpx.HTTPStatusError: Prefect refuses it.
         """
@@ -98,7 +98,7 @@ class ApprovalQuestion:
                 raise
 
     def _in_words(self) -> str:
-        """Say in Markdown what is asked, above the form."""
+        """Return the question in Markdown, which Prefect shows above the form."""
         one = self._decided
         return (
             f"**Job {self._job_id}, incident {one.incident}: may `{one.strategy.value}` be "
@@ -109,15 +109,15 @@ class ApprovalQuestion:
         patient = settings.settings.copy_with_update(updates={PREFECT_CLIENT_MAX_RETRIES: 0})
         with SettingsContext(profile=settings.profile, settings=patient):
             while not self._closed.wait(_PAUSE_S):
-                # Whatever fails here is tried again: Prefect is told of by the notices, and a
-                # coordinator that died is replaced. The journal says when the answer has arrived.
+                # Errors lead to a retry: the notifier reports errors of Prefect, and another
+                # coordinator replaces a failed one. The journal has the answer once it has arrived.
                 try:
                     self._fetch()
                 except (httpx.HTTPError, PrefectException, JobError) as error:
                     self._log.debug("The answer to incident %d: %r", self._decided.incident, error)
 
     def _fetch(self) -> None:
-        """Pass an answer on, if there is one. Raises JobError: the job does not take it (now)."""
+        """Pass an answer on, if there is one. Raises JobError: the job does not take it now."""
         given = read_flow_run_input(self._keys["response"], flow_run_id=self._flow_run_id)
         endpoint = jobs.directory_of(self._job_id).endpoint()
         if given is None or endpoint is None:

@@ -1,7 +1,7 @@
-"""Tells Prefect what happens to a job, from a thread of its own: recovery never waits for Prefect.
+"""Report a job's events to Prefect from a separate thread; recovery never waits for Prefect.
 
-A server that is down loses nothing but time: what was to be told is kept and told when it answers.
-Each state that is set raises the flow run's `run_count`, so that is no count of its reruns.
+While the server is down, the notifier keeps its notices, and sends them when the server answers.
+Each new state raises the flow run's `run_count`. So that is not the number of its reruns.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ _Notice = _StateChange | _IncidentStep | _Survivor
 
 
 class PrefectNotifier:
-    """What one flow run tells Prefect about its job; use it as a context manager.
+    """Sends one flow run's notices about its job to Prefect; use it as a context manager.
 
-    told: a file with the number of the last event of the job that Prefect was told of. Automations
-    act on each event again that is told again.
+    told: a file with the number of the last event of the job that Prefect has. Automations act
+    again on each repeated event.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PrefectNotifier:
         self._flow_run_name = flow_run_name
         self._told_file = told
         self._told = _read_number(told)
-        self._emitted: deque[tuple[float, int]] = deque()  # when, and the event's number
+        self._emitted: deque[tuple[float, int]] = deque()  # time of sending, and the event's number
         self._log = log
         self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
         self._progress: Progress | None = None
@@ -101,7 +101,7 @@ class PrefectNotifier:
         self._refusing = False
         self._closing = False
         self._changed = threading.Condition()
-        # A daemon: a server that hangs may not keep the flow's process from ending.
+        # A daemon thread: a server that hangs must not keep the flow's process from ending.
         self._thread = threading.Thread(
             target=self._run, args=(get_settings_context(),), name="notices", daemon=True
         )
@@ -111,7 +111,7 @@ class PrefectNotifier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Tell what is left, if Prefect takes it within some seconds."""
+        """Send the remaining notices, if Prefect takes them within _FLUSH_S seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -122,7 +122,7 @@ class PrefectNotifier:
             self._log.warning("Prefect was not told %d notices of this job", len(self._queue))
 
     def progress(self, event: Progress) -> None:
-        """Show the progress; only the newest counts. A job that tells no steps has none to show."""
+        """Show the newest progress. A script without a number of steps has none."""
         if not event.total:
             return
         with self._changed:
@@ -130,16 +130,16 @@ class PrefectNotifier:
             self._changed.notify()
 
     def state(self, name: str, message: str, question: ApprovalQuestion | None = None) -> None:
-        """Name the flow run's state; its type stays Running, or is Paused with a question."""
+        """Set the name of the flow run's state; its type is Running, or Paused with a question."""
         self._put(_StateChange(name, message, question))
 
     def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
-        """Emit a Prefect event for one step of an incident, unless Prefect was told before."""
+        """Emit a Prefect event for one step of an incident, unless Prefect has it already."""
         if event.seq > self._told:
             self._put(_IncidentStep(step, event, payload))
 
     def survivor(self, task_run_id: uuid.UUID) -> None:
-        """Close the task runs of the flow run that a killed process has left open, all but this."""
+        """Close the task runs that a killed process has left open, all except this one."""
         self._put(_Survivor(task_run_id))
 
     def _put(self, notice: _Notice) -> None:
@@ -148,8 +148,8 @@ class PrefectNotifier:
             self._changed.notify()
 
     def _run(self, settings: SettingsContext) -> None:
-        # Without the flow run's context Prefect asks its API for nothing more when an event is
-        # emitted; and it is this loop that tries again, not the client.
+        # Outside the flow run's context, Prefect sends no further requests when it emits an event.
+        # This loop does the retries, not the client.
         patient = settings.settings.copy_with_update(updates={PREFECT_CLIENT_MAX_RETRIES: 0})
         with (
             SettingsContext(profile=settings.profile, settings=patient),
@@ -167,7 +167,7 @@ class PrefectNotifier:
                         return
 
     def _wait(self) -> bool:
-        """Wait until something is to be told; False: all is told and no more will come."""
+        """Wait until there is a notice to send; False: all are sent and no more follow."""
         with self._changed:
             if self._failing and not self._closing:
                 self._changed.wait_for(lambda: self._closing, _RETRY_PAUSE_S)
@@ -181,7 +181,7 @@ class PrefectNotifier:
             return True
 
     def _tell(self, client: SyncPrefectClient) -> None:
-        """Tell the first notice, or else the progress; it stays to be told if this raises."""
+        """Send the first notice, or else the progress; it stays queued after an error."""
         with self._changed:
             self._telling = self._queue[0] if self._queue else self._progress
         if isinstance(self._telling, Progress):
@@ -196,7 +196,7 @@ class PrefectNotifier:
             self._log.info("Prefect's API answers again")
 
     def _note_told(self, until: float) -> None:
-        """Write down of which events Prefect was told, of those that were emitted until then."""
+        """Save the number of the last event that was emitted until then."""
         number = 0
         while self._emitted and self._emitted[0][0] <= until:
             number = self._emitted.popleft()[1]
@@ -204,7 +204,7 @@ class PrefectNotifier:
             self._told_file.write_text(str(number))
 
     def _take_off(self) -> None:
-        """Forget what was being told, unless newer news have taken its place already."""
+        """Remove the sent notice, unless a newer one has replaced it."""
         with self._changed:
             if self._progress is self._telling:
                 self._progress = None
@@ -222,7 +222,7 @@ class PrefectNotifier:
                 self._close_others(client, notice.task_run_id)
 
     def _refused(self, error: Exception) -> None:
-        # The first is worth a warning; of a flow run that was deleted all the others are refused.
+        # Only the first refusal is a warning: Prefect refuses all notices of a deleted flow run.
         level = logging.DEBUG if self._refusing else logging.WARNING
         self._log.log(level, "Prefect refuses a notice of this job: %r", error)
         self._refusing = True
@@ -234,16 +234,16 @@ class PrefectNotifier:
             self._log.warning("Prefect's API fails; the job goes on without it: %r", error)
         with self._changed:
             self._failing = True
-            # Of the states that Prefect did not see only the last one matters.
+            # If Prefect missed several states, only the last one matters.
             states = [notice for notice in self._queue if isinstance(notice, _StateChange)]
             for notice in states[:-1]:
                 self._queue.remove(notice)
 
     def _set_state(self, client: SyncPrefectClient, change: _StateChange) -> None:
-        # Not forced: a flow run that is being cancelled stays so.
+        # Without force, a flow run that is being cancelled keeps that state.
         state: State[Any] = Running(name=change.name, message=change.message)
         if change.question is not None:
-            change.question.put()  # before the pause: a form that is not there cannot be filled in
+            change.question.put()  # before the pause: a person cannot fill in an absent form
             state = change.question.state(change.name, change.message)
         result = client.set_flow_run_state(self._flow_run_id, state)
         self._log.debug("State %s: %s", change.name, result.status.value)
@@ -262,7 +262,7 @@ class PrefectNotifier:
                 client.set_task_run_state(run.id, died, force=True)
 
     def _emit(self, client: SyncPrefectClient, notice: _IncidentStep) -> None:
-        # Events go to a queue of Prefect's own that drops them when its server is away.
+        # Prefect's own queue of events drops them while its server is away.
         client.hello().raise_for_status()
         emit_event(
             f"rekindle.incident.{notice.step}",
@@ -279,7 +279,7 @@ class PrefectNotifier:
             ],
             payload=notice.payload,
             occurred=datetime.fromtimestamp(notice.event.at, tz=timezone.utc),
-            # The same id for the same event, so that a rerun of the flow may tell all of them.
+            # An event always has the same id, so a rerun of the flow may send all events again.
             id=uuid.uuid5(self._flow_run_id, f"{self._job_id}/{notice.event.seq}/{notice.step}"),
         )
 
@@ -311,7 +311,7 @@ def find_artifact(client: SyncPrefectClient, key: str) -> Artifact | None:
 
 
 def _read_number(path: Path) -> int:
-    """Return the number in a file; 0: there is none, or its writer was killed."""
+    """Return the number in a file; 0: the file is absent, or its writer was killed."""
     try:
         return int(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -319,7 +319,7 @@ def _read_number(path: Path) -> int:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the same request may be taken later: the server is away or overburdened."""
+    """Return whether a retry may succeed: the server is away or overloaded."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code in (408, 429) or error.response.is_server_error
     return isinstance(error, httpx.TransportError)

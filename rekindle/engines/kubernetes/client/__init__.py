@@ -1,1 +1,1 @@
-"""The connection to the API server."""
+"""Connect to the API server."""

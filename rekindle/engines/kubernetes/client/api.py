@@ -1,6 +1,6 @@
-"""Requests to Kubernetes' API server, in plain dictionaries, as patient as they may be.
+"""Send requests to Kubernetes' API server, in plain dictionaries, and repeat them within limits.
 
-The official client finds the server and proves who we are; its pool carries the requests.
+The official client finds the server and its credentials; the client's pool carries the requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rekindle.engines.kubernetes.client.streams import HttpStream, Stream
 
 Object = dict[str, Any]
 
-MANAGER = "rekindle"  # the owner of the fields that we apply
+MANAGER = "rekindle"  # owner of the fields that Rekindle applies
 ANSWER_S = 30.0
-PAGE = 500  # objects of a list
-PATIENCE_S = 60.0  # a server that restarts needs half of it
-# After a restart it refuses everybody until it has read its rules again: some seconds.
+PAGE = 500  # objects in a page of a list
+PATIENCE_S = 60.0  # the restart of a server takes about half of it
+# After a restart the server refuses all requests for some seconds, until it has read its rules.
 FORBIDDEN_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -41,11 +41,11 @@ _PATCHES = {
 
 
 class Api:
-    """One API server, and who we are there.
+    """One API server, and the credentials of this process.
 
-    Each request raises ApiError, or its kind that fits. What may pass is tried again meanwhile: no
-    answer, too many requests, a failure of the server, for `patience_s`; and a refusal, for a
-    shorter time, by a server that has let us do something before.
+    Each request raises ApiError or a subclass. This class repeats a request for `patience_s`
+    if the error may pass: no answer, too many requests, or a failure of the server. It repeats a
+    refused request for a shorter time, and only if the server accepted an earlier request.
     """
 
     def __init__(self, credentials: Credentials, *, patience_s: float = PATIENCE_S) -> None:
@@ -57,33 +57,33 @@ class Api:
         self._was_let_in = False
 
     def unforgiving(self) -> Api:
-        """Return one for the same server that takes each refusal as it is said, at once."""
+        """Return a client for the same server that reports each refusal immediately."""
         other = copy.copy(self)
         other._forgiving_s = 0.0
         return other
 
     @property
     def host(self) -> str:
-        """Where the server is."""
+        """Return the URL of the server."""
         return str(self._configuration.host).rstrip("/")
 
     @property
     def is_inside(self) -> bool:
-        """Whether we are a pod of that cluster, by whose service account we are let in."""
+        """Return whether this process runs in a pod of the cluster and uses its service account."""
         return str(self._configuration.ssl_ca_cert or "").startswith(_SERVICE_ACCOUNT)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.clear()
 
-    # ---- one object, or a list of them
+    # ---- one object, or a list of objects
 
     def get(self, path: str, **query: object) -> Object:
         """Read an object or a list."""
         return self._request("GET", path, query)
 
     def pages(self, path: str, **query: object) -> Iterator[Object]:
-        """Read a list page by page, as large as it may be."""
+        """Read a list of any size, page by page."""
         rest = ""
         while True:
             page = self.get(path, limit=PAGE, **query, **{"continue": rest})
@@ -101,7 +101,7 @@ class Api:
         return self._request("PATCH", path, query, body, _PATCHES[how])
 
     def apply(self, path: str, body: Object, **query: object) -> Object:
-        """Have the object be as described, in all that we say about it."""
+        """Apply an object on the server side: set each field that `body` has."""
         query = {"fieldManager": MANAGER, "force": "true", **query}
         return self._request("PATCH", path, query, body, _PATCHES["apply"])
 
@@ -114,11 +114,11 @@ class Api:
         grace_s: int | None = None,
         **query: object,
     ) -> Object:
-        """Delete an object, and what it owns; with `uid` only if it is that one.
+        """Delete an object and the objects that it owns, or the objects that selectors choose.
 
-        Or the objects of a collection that selectors choose. grace_s: of pods, 0 where their host
-        will not answer. It stands in the body: beside one, the query's propagationPolicy is not
-        looked at.
+        uid: delete the object only if it has this uid. grace_s: for pods; 0 if their host does not
+        answer. The body has the propagation policy, because the server ignores the query's
+        propagationPolicy if the request has a body.
         """
         body: Object = {"kind": "DeleteOptions", "apiVersion": "v1"}
         body["propagationPolicy"] = propagation
@@ -132,7 +132,10 @@ class Api:
 
     @contextmanager
     def stream(self, path: str, *, silence_s: float, **query: object) -> Iterator[Stream]:
-        """Open an answer that comes line by line; silence_s: it breaks off after so long."""
+        """Open an answer that arrives line by line.
+
+        It breaks off after `silence_s` without data.
+        """
         line = HttpStream(self._credentials, self.host, silence_s)
         stream = Stream(line, f"{self.host}{path}")
         try:
@@ -142,13 +145,13 @@ class Api:
             line.close()
 
     def way_to(self, path: str) -> Transport:
-        """The way to what the server passes requests on to, as it does to services."""
+        """Return the route to a coordinator through the server's proxy for services."""
         return Transport(
             connect=lambda: HttpStream(self._credentials, self.host + path, SILENCE_S),
             where=f"the job's coordinator (through {self.host})",
         )
 
-    # ---- carrying out
+    # ---- requests
 
     def _request(
         self,
@@ -208,9 +211,9 @@ class Api:
 
 
 def load(kubeconfig: str = "", context: str = "", *, patience_s: float = PATIENCE_S) -> Api:
-    """Find the API server: by a file, by the usual ones, or as a pod does.
+    """Find the API server: by a file, by the default files, or as a pod does.
 
-    Raises UsageError: there is none, or the file, the context or the user cannot be used.
+    Raises UsageError: there is no server, or the file, the context or the user is invalid.
     """
     return Api(Credentials(kubeconfig, context), patience_s=patience_s)
 
@@ -238,11 +241,11 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def may(api: Api, verb: str, resource: str, *, group: str = "", namespace: str = "") -> bool:
-    """Whether we may do this, as the server sees it now. Raises ApiError.
+    """Return whether the server allows this request now. Raises ApiError.
 
-    resource: with its subresource, as pods/log. namespace: "": in the whole cluster.
-
-    A request that is refused would be tried again for half a minute: the server may have restarted.
+    resource: with its subresource, such as pods/log. namespace: "" for the complete cluster. This
+    review is faster than a request: a refused request repeats for half a minute, because the server
+    may have restarted.
     """
     plural, _, subresource = resource.partition("/")
     asked = {"verb": verb, "group": group, "resource": plural, "subresource": subresource}

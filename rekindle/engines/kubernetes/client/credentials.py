@@ -1,4 +1,4 @@
-"""Who we are to an API server: by a kubeconfig or as a pod, and afresh when a token has run out."""
+"""Log in to an API server by a kubeconfig or as a pod, and again when a token expires."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _USUAL = "KUBECONFIG, ~/.kube/config, or the service account of a pod"
 
 
 class Credentials:
-    """What the official client knows of a server, and of us.
+    """The official client's settings for a server and for the user of this process.
 
-    It asks a kubeconfig's command anew when the token's time is up, and reads that of a service
-    account every minute; other tokens it would keep for ever. Raises UsageError: there is no
-    cluster, or its file, context or user cannot be used.
+    The client repeats a kubeconfig's command when the token expires, and reads a service account's
+    token every minute. It keeps other tokens forever. Raises UsageError: there is no cluster, or
+    its file, context or user is invalid.
     """
 
     def __init__(self, kubeconfig: str = "", context: str = "") -> None:
@@ -55,16 +55,19 @@ class Credentials:
 
     @property
     def trouble(self) -> str:
-        """What was wrong when the credentials were last read; "": nothing was."""
+        """Return the error of the last attempt to read the credentials; "": there was no error."""
         return self._trouble
 
     def connections(self) -> urllib3.PoolManager:
-        """Return a pool with no connection yet, which knows of proxies and TLS."""
+        """Return a pool without open connections that uses the settings for proxies and TLS."""
         pool: urllib3.PoolManager = RESTClientObject(self.configuration).pool_manager
         return pool
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that prove who we are, now. Raises ApiError: they cannot be had."""
+        """Return the current headers of authentication.
+
+        Raises ApiError: this process has no valid credentials.
+        """
         try:
             with self._listening():
                 proofs: dict[str, Any] = dict(self.configuration.auth_settings())
@@ -75,9 +78,9 @@ class Credentials:
         return {p["key"]: p["value"] for p in proofs.values() if p["in"] == "header" and p["value"]}
 
     def renew(self) -> bool:
-        """Read everything anew, for the server knows us no more; whether that has changed anything.
+        """Read all settings again after the server refused them; return whether the key differs.
 
-        What cannot be read now, because it is being written, say, is kept as it was.
+        If the settings are unreadable now, for example during a write, the old ones stay.
         """
         before = dict(self.configuration.api_key)
         try:
@@ -99,20 +102,20 @@ class Credentials:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hear what the client tells of a user's command: in the log, and nowhere else."""
+        """Record log messages about a user's command; the client reports errors only there."""
         ear = _Ear()
         logging.getLogger().addHandler(ear)
         try:
             yield
         finally:
             logging.getLogger().removeHandler(ear)
-            # On a terminal a command writes what it has to say there itself.
+            # On a terminal the command writes its messages to the terminal.
             above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
             self._trouble = "; ".join(ear.heard) + above
 
 
 class _Ear(logging.Handler):
-    """Keeps what the client's reader of kubeconfigs says."""
+    """Records the messages of the client's reader of kubeconfigs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

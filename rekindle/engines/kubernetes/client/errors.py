@@ -1,4 +1,4 @@
-"""What the API server answers where it does not do what was asked."""
+"""Define the errors for refusals of the API server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rekindle.errors import JobError
 class ApiError(JobError):
     """A request that the API server refused, or did not answer in time.
 
-    status: HTTP's; 0: there was no answer. reason: the API's own word (AlreadyExists, Expired).
-    passing: the same request may succeed later. after_s: the pause that the server asks for; or 0.
+    status: HTTP's; 0: there was no answer. reason: the API's word (AlreadyExists, Expired).
+    passing: the same request may succeed later. after_s: the pause that the server requests, or 0.
     """
 
     def __init__(
@@ -27,23 +27,23 @@ class ApiError(JobError):
 
 
 class MissingObjectError(ApiError):
-    """There is no such object, or no such kind."""
+    """The object or the kind does not exist."""
 
 
 class ConflictError(ApiError):
-    """It exists already, or is another one, or newer, than was named."""
+    """The object exists already, or has another uid or a newer version than the request names."""
 
 
 class ForbiddenError(ApiError):
-    """Whoever we are may not do this."""
+    """The user of this process does not have the right."""
 
 
 class ExpiredError(ApiError):
-    """What was asked for is older, or newer, than what the server remembers."""
+    """The requested version is older, or newer, than the versions that the server knows."""
 
 
 class DamagedError(JobError):
-    """What another program has written into an object is not what it would write: not trusted."""
+    """An object's content, written by another program, is damaged; Rekindle does not use it."""
 
 
 _ALL_RIGHTS = "rekindle kubernetes check names every right that is missing"
@@ -57,18 +57,18 @@ _KINDS: Mapping[int, type[ApiError]] = {
 
 
 def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
-    """Make an error of a Status object. asked: the request in a few words."""
+    """Make an error of a Status object. asked: a short name of the request."""
     reason, message = str(said.get("reason", "")), str(said.get("message", ""))
     kind = _KINDS.get(status, ApiError)
     if status == 504 and "Too large resource version" in message:
-        kind = ExpiredError  # of a server that lags behind, or was restored from a backup
+        kind = ExpiredError  # for a server that lags behind, or was restored from a backup
     said_of_us = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
     told = f"{asked}: {message or reason or f'HTTP {status}'}{said_of_us}"
     return kind(told, status=status, reason=reason)
 
 
 def said_in(data: bytes) -> Mapping[str, Any]:
-    """Read a Status object; what is none becomes a message."""
+    """Read a Status object; other text becomes its message."""
     try:
         said = json.loads(data)
     except ValueError:

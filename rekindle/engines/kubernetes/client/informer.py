@@ -1,6 +1,6 @@
-"""Objects as they are, and as they change: one list, and one watch that outlives what breaks it.
+"""Follow objects and their changes: one list, and one watch that survives broken connections.
 
-`beside` runs the threads that follow them.
+`beside` runs the threads that follow objects.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError, ExpiredError, MissingObjectError
 from rekindle.engines.kubernetes.client.streams import Stream
 
-WATCH_S = 290  # the server ends a watch then, and the next goes on from where it was
-SILENCE_S = 320.0  # longer than a watch: its server, or the way to it, is gone
+WATCH_S = 290  # the server ends a watch after this time; the next watch continues from its version
+SILENCE_S = 320.0  # longer than a watch: after it the server, or the connection, is down
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
@@ -30,8 +30,8 @@ def _whole(found: Object) -> Object:
 class Informer:
     """Follows the objects of one collection that selectors choose.
 
-    keep: what is kept of an object, and told; its metadata's uid and resourceVersion are needed.
-    objects: those there are, by their uid. lists, watches: how many there were.
+    keep: returns the part of an object to keep and yield; metadata.uid and metadata.resourceVersion
+    are necessary. objects: the present objects, by uid. lists, watches: their numbers so far.
     """
 
     api: Api
@@ -46,16 +46,16 @@ class Informer:
     _stream: Stream | None = None
 
     def end(self) -> None:
-        """Have changes() end, from another thread."""
+        """Stop changes(), from another thread."""
         self._ended.set()
         if self._stream is not None:
             self._stream.break_off()
 
     def changes(self) -> Iterator[tuple[Object, bool]]:
-        """Yield each object that is new or has changed, and whether it is still there, until end().
+        """Yield each object that is new or has changed, and whether it exists, until end().
 
-        What changed twice between two looks may be told once. Raises ForbiddenError: we may not
-        look; MissingObjectError: there is no such kind.
+        Two quick changes of an object may appear as one. Raises ForbiddenError: the server does not
+        allow it. Raises MissingObjectError: the kind does not exist.
         """
         version, pause_s = "", _FIRST_PAUSE_S
         while not self._ended.is_set():
@@ -73,13 +73,13 @@ class Informer:
             except ApiError as error:
                 if error.status in (401, 403) and not self.lists:
                     raise
-                # One that is refused after it was let in meets a server that has just begun.
+                # After a success, a refusal comes from a server that has just restarted.
             if self._ended.wait(random.uniform(0.5, 1.0) * pause_s):
                 return
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _list(self) -> Generator[tuple[Object, bool], None, str]:
-        """List all, yield what differs from what is known, and return the list's version."""
+        """List all objects, yield differences from the known ones, and return the version."""
         found: dict[str, Object] = {}
         version = ""
         selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
@@ -99,7 +99,7 @@ class Informer:
         return version
 
     def _watch(self, version: str) -> Iterator[tuple[Object | None, bool, str]]:
-        """Watch on from a version: each change, whether it is there, and the version then."""
+        """Watch from a version: yield each change, whether it exists, and the new version."""
         self.watches += 1
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         selectors = {"labelSelector": self.labels, "fieldSelector": self.fields}
@@ -141,10 +141,10 @@ def _version(seen: Object) -> str:
 def beside(
     works: Mapping[str, Callable[[], None]], stop: Callable[[], object], limit_s: float
 ) -> Iterator[None]:
-    """Run each of these works, by its name, in a daemon thread until the block ends.
+    """Run each of these functions, by its name, in a daemon thread until the block ends.
 
-    stop: has all of them end. They have `limit_s` seconds for it, because a server that is away
-    may hold them up.
+    stop: orders all of them to end. They have `limit_s` seconds for that in total, because a server
+    that does not answer may delay them.
     """
     threads = [
         threading.Thread(target=work, name=f"rekindle-{name}", daemon=True)

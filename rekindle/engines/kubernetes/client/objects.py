@@ -1,4 +1,4 @@
-"""A job's objects in the cluster: made once, found again, and removed."""
+"""Create a job's objects in the cluster once, find them again, and remove them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError, ConflictError, MissingObjectError
 from rekindle.errors import UsageError
 
-GONE_S = 120.0  # longer than pods may take to end by themselves, in most jobs
+GONE_S = 120.0  # longer than pods take to end in most jobs
 _POLL_S, _LONGEST_POLL_S = 0.1, 0.5
 _PLURALS = {
     "ConfigMap": "configmaps",
@@ -35,7 +35,7 @@ def collection(api_version: str, plural: str, namespace: str) -> str:
 
 
 def plural_of(obj: Object) -> str:
-    """Return what objects of its kind are called in paths and rights."""
+    """Return the plural of an object's kind, as paths and rights use it."""
     return _PLURALS[obj["kind"]]
 
 
@@ -50,7 +50,7 @@ def path_of(obj: Object) -> str:
 
 
 def find(api: Api, path: str) -> Object | None:
-    """Read an object; None: there is none, or it is about to go."""
+    """Read an object; None: it does not exist, or is being deleted."""
     try:
         found = api.get(path)
     except MissingObjectError as error:
@@ -61,9 +61,10 @@ def find(api: Api, path: str) -> Object | None:
 
 
 def ensure(api: Api, obj: Object) -> Object:
-    """Create an object, or find the one that was created before, by whomever for the same job.
+    """Create an object, or return the one that any process created before for the same job.
 
-    One that is being deleted is waited for. Raises UsageError: the name is another's; ApiError.
+    The function waits for the end of an object that is being deleted. Raises UsageError: an object
+    of another job has the name. Raises ApiError: the deletion takes longer than GONE_S.
     """
     deadline = time.monotonic() + GONE_S
     while True:
@@ -74,7 +75,7 @@ def ensure(api: Api, obj: Object) -> Object:
             _must_be_ours(found, obj)
             if _owners(obj) <= _owners(found):
                 return found
-            # What belonged to an earlier root is about to be collected.
+            # The cluster is about to collect an object of an earlier root.
         if time.monotonic() > deadline:
             name = f"{obj['kind']} {obj['metadata']['name']}"
             raise ApiError(f"{name} is being deleted, and is still there after {GONE_S:g} s")
@@ -99,7 +100,7 @@ def _must_be_ours(found: Object, wanted: Object) -> None:
 
 
 def wait_gone(api: Api, path: str, *, what: str) -> None:
-    """Wait until an object is gone. Raises ApiError: it stays."""
+    """Wait until an object does not exist. Raises ApiError: it still exists after GONE_S."""
     wait_until(lambda: _is_gone(api, path), f"{what} to go", GONE_S)
 
 
@@ -112,7 +113,7 @@ def _is_gone(api: Api, path: str) -> bool:
 
 
 def wait_until(done: Callable[[], bool], what: str, limit_s: float) -> None:
-    """Look again and again, ever less often. Raises ApiError: not within the limit."""
+    """Poll a condition, with growing pauses. Raises ApiError: it is not true within the limit."""
     deadline, pause_s = time.monotonic() + limit_s, _POLL_S
     while not done():
         if time.monotonic() > deadline:

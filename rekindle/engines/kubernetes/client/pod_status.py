@@ -1,4 +1,4 @@
-"""What a pod's object tells of the pod: pure.
+"""Read the state of a pod from its object. Pure.
 
 `recovery/faults/tables/data/kubernetes_pods.toml` has entries for these names of reasons.
 """
@@ -13,24 +13,24 @@ import msgspec
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.labels import ROLE
 
-# They say no more than the exit status, or nothing at all.
+# These reasons add nothing to the exit status.
 _SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a pod does not run, in Kubernetes' word and in its sentence."""
+    """The reason why a pod does not run: Kubernetes' word, and its sentence."""
 
     word: str
     sentence: str = ""
 
 
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod.
+    """The state of one pod.
 
-    ip, host: "": it has none yet. waits: it is placed nowhere, or cannot start. exit_code: of its
-    container, if it has ended. ending: it was told to end, within grace_s. started: when its
-    container was, if it runs, after so many restarts. Times are in seconds since the epoch; the
-    cluster cuts them to whole ones.
+    `ip`, `host`: "" if it has none yet. `waits`: it has no node, or cannot start. `exit_code`: of
+    its container, if that has ended. `ending`: its deletion was requested, with `grace_s` seconds.
+    `started`: when its running container started. `restarts`: of its containers. Times are in
+    seconds since the epoch; the cluster rounds them down to seconds.
     """
 
     name: str
@@ -50,29 +50,29 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more, and nothing will."""
+        """Return whether all of its containers have ended for good."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
     def has_run(self) -> bool:
-        """Whether its container was ever started."""
+        """Return whether its container ever started."""
         return self.started > 0 or self.exit_code is not None or self.restarts > 0
 
     @property
     def stays(self) -> bool:
-        """Whether nobody has told it to end, and its kubelet would start its container anew."""
+        """Return whether it has no order to end, so that its kubelet restarts its container."""
         return not self.ending and not self.is_over
 
     def is_of(self, address: str, at: float) -> bool:
-        """Whether it had this address at that time; addresses come again."""
+        """Return whether it had this address at that time; the cluster assigns addresses again."""
         return self.ip == address and self.created <= at
 
     def ran(self, at: float) -> bool:
-        """Whether its container ran at that time already, and has not ended since."""
+        """Return whether its container has run since that time or earlier, without an end."""
         return 0 < self.started <= at
 
     def in_words(self) -> str:
-        """Say what holds it up, or ended it."""
+        """Return a sentence about the cause of its wait or its end."""
         told = "; ".join(f"{r.word}: {r.sentence}" if r.sentence else r.word for r in self.reasons)
         if not told and self.exit_code is not None:
             told = f"its container ended with status {self.exit_code}"
@@ -112,13 +112,13 @@ def _running_since(containers: list[Object]) -> Iterator[str | None]:
 
 
 def _seconds(stamp: str | None) -> float:
-    # The Z for UTC is not read before Python 3.11.
+    # Python before 3.11 does not read the Z for UTC.
     stamp = (stamp or "").replace("Z", "+00:00")
     return datetime.datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
 
 
 def _reasons(status: Object) -> Iterator[Reason]:
-    """Every reason that is given, the most telling first."""
+    """Yield every reason, the most specific first."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             yield from _said(condition)

@@ -1,6 +1,6 @@
-"""Answers that come bit by bit, by the connections that the API client makes: proxies, TLS and all.
+"""Read answers in parts, over connections with the API client's settings for proxies and TLS.
 
-What goes wrong raises OSError, as with http.client's own.
+Errors are OSError, as in http.client.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PIECE = 65536
 
 
 class HttpStream:
-    """One request and its answer, on a connection of its own; another thread may break it off.
+    """One request and its answer, on a separate connection; another thread may break it off.
 
-    root: goes before each target. silence_s: it breaks off after so long without a byte.
+    root: the start of each URL. silence_s: seconds without a byte until the answer breaks off.
     """
 
     def __init__(self, credentials: Credentials, root: str, silence_s: float) -> None:
-        # One that has been used before may be dead by now: there is no second try here.
+        # A used connection may be closed by now, and this class does not repeat a request.
         self._pool = credentials.connections()
         self._credentials = credentials
         self._root = root
@@ -39,7 +39,7 @@ class HttpStream:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Ask; once more with new credentials, if there are some, where the old ones are none."""
+        """Send the request; repeat it once with new credentials if the server refuses it."""
         self._response = self._send(method, target, body, headers or {})
         if self.status == 401 and self._credentials.renew():
             self.close()
@@ -62,16 +62,16 @@ class HttpStream:
             raise ConnectionError(str(error)) from error
 
     def getresponse(self) -> HttpStream:
-        """Return what answers: this."""
+        """Return the answer, which is this object."""
         return self
 
     @property
     def status(self) -> int:
-        """That of the answer."""
+        """Return the HTTP status of the answer."""
         return int(self._answer().status)
 
     def read(self) -> bytes:
-        """Return all that is left of the answer."""
+        """Return the rest of the answer."""
         rest = bytearray(self._rest)
         self._rest.clear()
         while piece := self._piece():
@@ -79,7 +79,10 @@ class HttpStream:
         return bytes(rest)
 
     def readline(self, most: int = 0) -> bytes:
-        """Return the next line, or so many bytes of it; the last may be empty, and lack its end."""
+        """Return the next line, or at most `most` bytes of it.
+
+        The last line may be empty, and may lack its end.
+        """
         begin = 0
         while (end := self._rest.find(b"\n", begin)) < 0 and not 0 < most <= len(self._rest):
             begin = len(self._rest)
@@ -99,9 +102,9 @@ class HttpStream:
             raise ConnectionError(str(error)) from error
 
     def break_off(self) -> None:
-        """End the answer, for whoever reads it, from another thread."""
+        """End the answer for its reader, from another thread."""
         if self._response is not None:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has ended by itself
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # it has already ended
                 self._response.shutdown()
 
     def close(self) -> None:
@@ -116,14 +119,14 @@ class HttpStream:
 
 
 class Stream:
-    """The lines of an answer. where: what is asked, in a few words."""
+    """The lines of an answer. where: a short name of the request."""
 
     def __init__(self, line: HttpStream, where: str) -> None:
         self._line = line
         self._where = where
 
     def open(self, method: str, target: str) -> None:
-        """Ask. Raises ApiError."""
+        """Send the request. Raises ApiError."""
         try:
             self._line.request(method, target, headers={"Accept": "application/json"})
             if self._line.status >= 300:
@@ -134,13 +137,13 @@ class Stream:
             raise ApiError(f"{method} {self._where}: no answer: {error}") from error
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield each whole line. Raises ApiError: it broke off, or fell silent."""
+        """Yield each complete line. Raises ApiError: the answer broke off, or fell silent."""
         return (line for line in self.pieces() if line.endswith(b"\n"))
 
     def pieces(self, most: int = 0) -> Iterator[bytes]:
-        """Yield each line, in pieces of at most so many bytes, and what there is of the last.
+        """Yield each line in pieces of at most `most` bytes, and the incomplete last line.
 
-        Raises ApiError: it broke off, or fell silent.
+        Raises ApiError: the answer broke off, or fell silent.
         """
         try:
             while piece := self._line.readline(most):
@@ -149,5 +152,5 @@ class Stream:
             raise ApiError(f"{self._where}: the answer broke off: {error}") from error
 
     def break_off(self) -> None:
-        """End the answer, for whoever reads it, from another thread."""
+        """End the answer for its reader, from another thread."""
         self._line.break_off()

@@ -1,1 +1,1 @@
-"""The objects of a job, rendered without a cluster."""
+"""Render the objects of a job without a cluster."""

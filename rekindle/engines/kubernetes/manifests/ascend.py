@@ -1,7 +1,7 @@
-"""What is particular to Ascend and MindCluster: labels, annotations, ports, mounts. Pure.
+"""Render the parts for Ascend and MindCluster: labels, annotations, ports, mounts. Pure.
 
-Everything is left out that nobody asked for. Sources: MindCluster's resumable training, the
-documents on AscendJob and on process-level recovery.
+The manifests have no part that the settings do not request. Sources: MindCluster's documents on
+resumable training, AscendJob and process-level recovery.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def job_labels(ascend: Ascend, *, process_level: bool) -> dict[str, str]:
-    """Return the labels of the workload. process_level: whether processes are to be recovered."""
+    """Return the labels of the workload. process_level: MindCluster shall recover processes."""
     process = ascend.process_recover or ("on" if process_level else "")
     return {
         key: value
@@ -192,7 +192,7 @@ def _number(value: int | None) -> str:
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Which workload it is, and what device its pods ask for."""
+    """The workload, and the device that its pods request."""
 
     workload: str
     namespace: str
@@ -200,7 +200,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """What the containers of a job have on top."""
+    """The additional parts of a job's containers."""
 
     env: list[Manifest] = []
     ports: list[Manifest] = []
@@ -209,7 +209,7 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level: bool) -> Extras:
-    """Return what a pod's container has on top, as asked for."""
+    """Return the additional parts of a pod's container that the settings request."""
 
     def wanted(said: bool | None) -> bool:
         return by_mindcluster if said is None else said
@@ -268,7 +268,7 @@ RESET_CONFIG = "reset-config-"
 
 
 def reset_config(workload: str, namespace: str) -> Manifest:
-    """Return the ConfigMap in which MindCluster tells a job's processes to begin anew."""
+    """Return the ConfigMap through which MindCluster orders a job's processes to restart."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -282,5 +282,5 @@ def reset_config(workload: str, namespace: str) -> Manifest:
 
 
 def is_mindclusters(manifest: Manifest) -> bool:
-    """Whether MindCluster goes on to write there: it is made once, and never put back."""
+    """Return whether MindCluster writes to this object; Rekindle then creates it only once."""
     return str(manifest["metadata"]["name"]).startswith(RESET_CONFIG)

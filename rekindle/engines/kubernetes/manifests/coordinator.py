@@ -1,7 +1,7 @@
-"""The objects around a job's workload: its coordinator, what it is told, who may reach whom. Pure.
+"""Render the objects of a job's coordinator: pod, description, Services, NetworkPolicies. Pure.
 
-The description goes into the Secret, whole: its environment may hold credentials (a store's are
-among them), and so may its arguments.
+The Secret has the complete description, because its environment and arguments may contain
+credentials, such as those of a store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from rekindle.job.spec import JobSpec, job_directory
 
 Manifest = dict[str, Any]
 
-_USER = 65532  # nobody's in particular; the image needs not know it
+_USER = 65532  # a user id without an account; the image does not need to have it
 _PORT = "http"
 _DEAD_HOST_S = 15
 
 
 def root(spec: JobSpec, pods: KubernetesSettings, own: dict[str, str]) -> Manifest:
-    """Return the ConfigMap that owns all other objects; it says what to look for, and no secret.
+    """Return the ConfigMap that owns all other objects.
+
+    It names the job's objects and has no secret.
 
     own: its labels.
     """
@@ -45,7 +47,7 @@ def root(spec: JobSpec, pods: KubernetesSettings, own: dict[str, str]) -> Manife
 
 
 def secret(spec: JobSpec, pods: KubernetesSettings, value: str) -> Manifest:
-    """Return the Secret: the job's secret, and its description."""
+    """Return the Secret with the job's secret and its description."""
     found = _object("v1", "Secret", spec, pods, Names.of(spec.job_id).secret)
     content = {names.SECRET_FILE: value.encode(), names.SPEC_FILE: msgspec.json.encode(spec)}
     found["type"] = "Opaque"
@@ -54,13 +56,13 @@ def secret(spec: JobSpec, pods: KubernetesSettings, value: str) -> Manifest:
 
 
 def deployment(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
-    """Return the Deployment that keeps one coordinator alive."""
+    """Return the Deployment that keeps one coordinator running."""
     found = _object("apps/v1", "Deployment", spec, pods, Names.of(spec.job_id).coordinator)
     own = labels.labels(spec.job_id, Role.COORDINATOR)
     found["metadata"]["labels"] = own
     found["spec"] = {
         "replicas": 1,
-        "strategy": {"type": "Recreate"},  # never two of them
+        "strategy": {"type": "Recreate"},  # never two coordinators
         "selector": {"matchLabels": own},
         "template": {"metadata": {"labels": own}, "spec": _pod(spec, pods)},
     }
@@ -84,7 +86,8 @@ def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        # On a dead host it would stay for 5 minutes: agents wait less long for another one.
+        # By default the pod stays on a dead host for 5 minutes; agents wait less long for a
+        # coordinator.
         "tolerations": [
             {
                 "key": f"node.kubernetes.io/{taint}",
@@ -164,7 +167,7 @@ def services(spec: JobSpec, pods: KubernetesSettings) -> list[Manifest]:
 
 
 def policies(spec: JobSpec, pods: KubernetesSettings) -> list[Manifest]:
-    """Return the NetworkPolicies; none where pods use their hosts' network, which has none."""
+    """Return the NetworkPolicies. There are none if pods use their hosts' network."""
     if not pods.network_policy or pods.host_network:
         return []
     own = Names.of(spec.job_id)
@@ -199,7 +202,7 @@ def _peer(peer: Peer) -> Manifest:
 
 
 def owned(obj: Manifest, owner_uid: str) -> Manifest:
-    """Return the object as one that goes when the job's ConfigMap, which has this uid, does."""
+    """Return a copy that the cluster deletes with the job's ConfigMap, which has this uid."""
     new = copy.deepcopy(obj)
     new["metadata"]["ownerReferences"] = [
         {
@@ -208,7 +211,7 @@ def owned(obj: Manifest, owner_uid: str) -> Manifest:
             "name": Names(obj["metadata"]["labels"][labels.JOB]).root,
             "uid": owner_uid,
             "controller": False,
-            # To block would need the right to change finalizers.
+            # Blocking needs the right to change finalizers.
             "blockOwnerDeletion": False,
         }
     ]

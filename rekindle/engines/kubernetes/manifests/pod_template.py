@@ -1,4 +1,4 @@
-"""The pod in which an agent runs: one node of the job. Pure."""
+"""Render the pod of an agent, which is one node of the job. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.job.spec import JobSpec
 
 Manifest = dict[str, Any]
 
-# What the operator of a kind looks for.
+# The container name that the operator of a kind requires.
 _CONTAINERS = {
     WorkloadKind.ASCENDJOB: "ascend",
     WorkloadKind.PYTORCHJOB: "pytorch",
@@ -32,16 +32,16 @@ _CONTAINERS = {
 _OTHER_CONTAINER = "training"
 _SHM = "/dev/shm"
 
-JOIN_S = "600"  # a coordinator's image may have to be pulled, and an attempt to begin
+JOIN_S = "600"  # seconds; a node may have to pull the coordinator's image first
 
 
 def container_name(kind: WorkloadKind) -> str:
-    """Return what the container is called in which the agent runs."""
+    """Return the name of the container in which the agent runs."""
     return _CONTAINERS.get(kind, _OTHER_CONTAINER)
 
 
 def address(spec: JobSpec, pods: KubernetesSettings) -> str:
-    """Return where the job's coordinator is reached inside the cluster."""
+    """Return the address of the job's coordinator inside the cluster."""
     service = Names.of(spec.job_id).coordinator
     return f"{service}.{pods.namespace}.svc:{names.POD_PORT}"
 
@@ -49,9 +49,9 @@ def address(spec: JobSpec, pods: KubernetesSettings) -> str:
 def pod_template(
     spec: JobSpec, pods: KubernetesSettings, *, attempt: int, restart: str
 ) -> Manifest:
-    """Return the template of the job's pods, with what people say of it.
+    """Return the template of the job's pods, with the user's patch.
 
-    restart: the restartPolicy; "": the kind says it elsewhere. Raises UsageError: the patch of the
+    restart: the restartPolicy; "": the kind has it elsewhere. Raises UsageError: the patch of the
     template does not fit.
     """
     extras = ascend.extras(
@@ -126,7 +126,7 @@ def _container(spec: JobSpec, pods: KubernetesSettings, extras: ascend.Extras) -
 
 
 def _resources(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
-    """Requests and limits; the processor alone is not limited, to be used while others idle."""
+    """Return requests and limits. CPUs have no limit, so that a pod may use idle ones."""
     limits: Manifest = {"memory": pods.memory} if pods.memory else {}
     if count := devices(spec, pods):
         limits[pods.device] = str(count)
@@ -197,7 +197,7 @@ def _mount(volume: Volume) -> Manifest:
 
 
 def _refuse_our_names(patch: Manifest) -> None:
-    """Raise UsageError if a patch sets what the agent in the pod is told by."""
+    """Check a patch. Raises UsageError: it sets a variable that Rekindle sets for the agent."""
     spec = patch.get("spec")
     containers = spec.get("containers") if isinstance(spec, dict) else None
     for container in containers if isinstance(containers, list) else ():
@@ -209,7 +209,10 @@ def _refuse_our_names(patch: Manifest) -> None:
 
 
 def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
-    """Raise UsageError if a patch takes away what a pod of the job is found by."""
+    """Check a patch.
+
+    Raises UsageError: it changes a label by which Rekindle finds the job's pods.
+    """
     kept = (patched.get("metadata") or {}).get("labels") or {}
     for key, value in template["metadata"]["labels"].items():
         if key.startswith(labels.PREFIX) and kept.get(key) != value:
@@ -217,9 +220,9 @@ def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
 
 
 def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:
-    """Return the template with a demand that its pods be placed on none of these nodes.
+    """Return the template with the requirement that its pods avoid these nodes.
 
-    What is demanded of nodes already stays demanded.
+    Existing requirements for nodes stay.
     """
     nodes = sorted(set(avoid))
     if not nodes:
@@ -230,7 +233,7 @@ def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:
     demanded = _below(
         _below(affinity, "nodeAffinity"), "requiredDuringSchedulingIgnoredDuringExecution"
     )
-    terms = demanded.get("nodeSelectorTerms") or [{}]  # any one of them is enough
+    terms = demanded.get("nodeSelectorTerms") or [{}]  # a node that meets one of them is acceptable
     demanded["nodeSelectorTerms"] = [
         term | {"matchExpressions": [*term.get("matchExpressions", []), off]} for term in terms
     ]

@@ -1,4 +1,4 @@
-"""What Kubernetes takes for a name, a key, an amount; refusals say what would be right. Pure."""
+"""Check names, keys and amounts as Kubernetes does; each error describes a valid value. Pure."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _CIDR = re.compile(r"[0-9a-fA-F.:]+/\d{1,3}")
 
 
 def is_label(text: str) -> bool:
-    """Whether this is a DNS label."""
+    """Return whether this is a DNS label."""
     return bool(_LABEL.fullmatch(text))
 
 
 def is_cidr(text: str) -> bool:
-    """Whether this looks like a range of addresses."""
+    """Return whether this looks like a range of addresses."""
     return bool(_CIDR.fullmatch(text))
 
 
 def quantity(where: str, text: str) -> None:
-    """Raise UsageError if this is no amount of a resource; none at all is fine."""
+    """Check an amount of a resource; an empty text is valid. Raises UsageError: it is invalid."""
     number = _QUANTITY.fullmatch(text)
     if text and not (number and float(number[1]) > 0):
         raise UsageError(f"{where} is {text!r}; give a quantity, as 4, 500m or 64Gi")
 
 
 def amount(text: object) -> Decimal:
-    """Return an amount of a resource as a number. Raises UsageError: it is none."""
+    """Return an amount of a resource as a number. Raises UsageError: it is invalid."""
     found = _QUANTITY.fullmatch(str(text))
     if not found:
         raise UsageError(f"{text!r} is no amount of a resource; give 4, 500m or 64Gi, say")
@@ -50,7 +50,7 @@ def amount(text: object) -> Decimal:
 
 
 def label(where: str, text: str) -> None:
-    """Raise UsageError if this is no DNS label."""
+    """Check a DNS label. Raises UsageError: it is invalid."""
     if not _LABEL.fullmatch(text):
         raise UsageError(
             f"{where} is {text!r}; use at most 63 of a-z 0-9 -, a letter or digit at both ends"
@@ -58,7 +58,7 @@ def label(where: str, text: str) -> None:
 
 
 def subdomain(where: str, text: str) -> None:
-    """Raise UsageError if no object can be named so."""
+    """Check the name of an object. Raises UsageError: it is invalid."""
     if not _SUBDOMAIN.fullmatch(text):
         raise UsageError(
             f"{where} is {text!r}; use at most 253 of a-z 0-9 - . , a letter or digit at both ends"
@@ -66,7 +66,7 @@ def subdomain(where: str, text: str) -> None:
 
 
 def key(where: str, text: str) -> None:
-    """Raise UsageError if this is no key of a label or annotation."""
+    """Check the key of a label or annotation. Raises UsageError: it is invalid."""
     prefix, slash, name = text.rpartition("/")
     if (slash and not _SUBDOMAIN.fullmatch(prefix)) or not _KEY_NAME.fullmatch(name):
         raise UsageError(
@@ -76,20 +76,20 @@ def key(where: str, text: str) -> None:
 
 
 def value(where: str, text: str) -> None:
-    """Raise UsageError if this is no value of a label."""
+    """Check the value of a label. Raises UsageError: it is invalid."""
     if not _VALUE.fullmatch(text):
         raise UsageError(f"{where} is {text!r}; give at most 63 of A-Z a-z 0-9 - _ .")
 
 
 def device(name: str) -> None:
-    """Raise UsageError if this is no extended resource."""
+    """Check the name of an extended resource. Raises UsageError: it is invalid."""
     key("device", name)
     if "/" not in name:
         raise UsageError(f"device is {name!r}; give a resource with its domain, as nvidia.com/gpu")
 
 
 def no_choice(where: str, given: str, choice: Iterable[str]) -> UsageError:
-    """Return the error about a word that is none of those that are known."""
+    """Return the error for a word that is not a known one. It suggests a similar word."""
     known = tuple(choice)
     like = difflib.get_close_matches(given, known, n=1)
     meant = f"; is {like[0]} meant?" if like else ""

@@ -1,4 +1,4 @@
-"""All objects of a job, rendered: the part of this package that others call. Pure."""
+"""Render all objects of a job: the interface of this package. Pure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _VOLCANO = (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
 
 
 class Manifests(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's objects, in the order in which they are made.
+    """A job's objects, in the order of their creation.
 
-    root: the ConfigMap that owns all others. around: what the coordinator needs. beside: what has
-    to be there before the workload.
+    `root`: the ConfigMap that owns all others. `around`: the coordinator's objects. `beside`:
+    objects that must exist before the workload.
     """
 
     root: Manifest
@@ -50,19 +50,20 @@ class Manifests(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def every(self) -> tuple[Manifest, ...]:
-        """All of them."""
+        """Return all objects."""
         return (self.root, *self.around, *self.beside, self.workload)
 
 
 def adapter(kind: WorkloadKind) -> Adapter:
-    """Return what knows this kind of workload."""
+    """Return the adapter of this kind of workload."""
     return _ADAPTERS[kind]
 
 
 def keeps_off(pods: KubernetesSettings) -> KeepsOff:
-    """Return what is done about isolated hosts.
+    """Return how the job's pods avoid isolated hosts.
 
-    Where nothing marks the host for all, the kind's controller has to place single pods elsewhere.
+    If no mark on the host keeps all pods away, the kind's controller must place single pods
+    elsewhere.
     """
     marked = pods.isolated_hosts is not IsolationMode.AVOID
     return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
@@ -79,7 +80,8 @@ def render(
     """Return all objects of a job.
 
     secret: the job's. avoid: names of nodes.
-    Raises UsageError: the pods cannot be as said, or a patch does not fit.
+
+    Raises UsageError: the settings of the pods are invalid, or a patch does not fit.
     """
     check_pods(pods, spec)
     told = msgspec.structs.replace(spec, keeps_off=keeps_off(pods))
@@ -124,7 +126,7 @@ def _queue(pods: KubernetesSettings) -> dict[str, str]:
 
 
 def _patched(workload: Manifest, pods: KubernetesSettings) -> Manifest:
-    """Return the workload with people's patch. Raises UsageError: it does not fit."""
+    """Return the workload with the user's patch. Raises UsageError: the patch does not fit."""
     new = merge(workload, pods.overrides, "overrides")
     for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):
         if _at(new, where) != _at(workload, where):
@@ -144,7 +146,7 @@ def _at(manifest: Any, path: tuple[str, ...]) -> Any:
 
 
 def _finish(kind: Adapter, manifest: Manifest, avoid: tuple[str, ...]) -> None:
-    """Keep the pods off these nodes. Raises UsageError: a patch has left no pods."""
+    """Make the pods avoid these nodes. Raises UsageError: a patch has removed the pods."""
     try:
         for holder in kind.templates(manifest):
             holder["template"] = keep_off(holder["template"], avoid)

@@ -1,4 +1,4 @@
-"""The settings of a job's pods: values alone (`validation` checks them)."""
+"""Declare the settings of a job's pods; `validation` checks the values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PULL = ("", "Always", "IfNotPresent", "Never")
 
 
 class WorkloadKind(str, enum.Enum):
-    """What Kubernetes calls a job."""
+    """The kind of a job's workload in Kubernetes."""
 
     INDEXED_JOB = "indexed-job"
     JOBSET = "jobset"
@@ -28,16 +28,16 @@ class WorkloadKind(str, enum.Enum):
 
 
 class Recovery(str, enum.Enum):
-    """Who mends a job."""
+    """The system that recovers a job."""
 
     REKINDLE = "rekindle"
-    MINDCLUSTER = "mindcluster"  # its labels are set, and its files are mounted
+    MINDCLUSTER = "mindcluster"  # Rekindle sets MindCluster's labels, and mounts its files
 
 
 class IsolationMode(str, enum.Enum):
-    """What becomes of a host that is isolated, besides that no job of ours is placed there."""
+    """The treatment of an isolated host; Rekindle places no job there in any case."""
 
-    AVOID = "avoid"  # nothing: others may use it
+    AVOID = "avoid"  # no mark: other pods may use it
     CORDON = "cordon"
     TAINT = "taint"
 
@@ -56,7 +56,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def sources(self) -> list[str]:
-        """The fields that say what is mounted."""
+        """Return the names of the fields that state the source."""
         every = ("claim", "host_path", "config_map", "secret", "empty_dir")
         return [name for name in every if getattr(self, name)]
 
@@ -100,7 +100,7 @@ class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the nodes of a job become pods of a cluster."""
+    """The settings for the pods of a job's nodes."""
 
     image: Annotated[
         str,
@@ -316,36 +316,36 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def by_mindcluster(self) -> bool:
-        """Whether MindCluster is to mend the job, too."""
+        """Return whether MindCluster also recovers the job."""
         return self.recovery is Recovery.MINDCLUSTER
 
     @property
     def process_level(self) -> bool:
-        """Whether MindCluster is to recover processes, not only to place the job anew."""
+        """Return whether MindCluster recovers processes, and not only reschedules the job."""
         return self.by_mindcluster and bool(self.recover_strategy)
 
     @property
     def one_per_host(self) -> bool:
-        """Whether no host may hold two nodes of the job."""
-        alone = bool(self.device) or self.host_network  # where two would be in each other's way
+        """Return whether a host may hold only one node of the job."""
+        alone = bool(self.device) or self.host_network  # nodes would share devices or ports
         return alone if self.anti_affinity is None else self.anti_affinity
 
 
 def replicas(spec: JobSpec) -> int:
-    """Return how many pods a job has: its nodes and those in reserve."""
+    """Return the number of pods of a job: its nodes and its spares."""
     return spec.nodes + spec.spares
 
 
 def devices(spec: JobSpec, pods: KubernetesSettings) -> int:
-    """Return how many devices each pod asks for."""
+    """Return the number of devices that each pod requests."""
     return (pods.devices_per_node or spec.processes_per_node) if pods.device else 0
 
 
 def final_checkpoint_s(spec: JobSpec) -> int:
-    """Return the shortest grace in which an agent can write its node's final checkpoint."""
+    """Return the shortest grace period, in seconds, for the final checkpoint of a node."""
     return math.ceil(spec.policy.dump_timeout_s) + 30
 
 
 def grace_s(spec: JobSpec, pods: KubernetesSettings) -> int:
-    """Return how long a pod that is told to end may take."""
+    """Return the grace period of a pod, in seconds."""
     return pods.termination_grace_s or final_checkpoint_s(spec)

@@ -1,4 +1,4 @@
-"""Strategic merge patches: maps are merged, lists of named things by their key, others replaced."""
+"""Apply strategic merge patches: merge maps, merge lists of named items by key, replace others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Manifest = dict[str, Any]
 PATCH = "$patch"
 _DELETE, _REPLACE = "delete", "replace"
 
-# Field -> what tells its items apart. Where two are named (ports of a container, of a Service), the
-# first that an item has counts.
+# The key of the items of a field. Ports of a container and of a Service have different keys. The
+# first key that an item has counts.
 _KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -33,11 +33,12 @@ _KEYS: dict[str, tuple[str, ...]] = {
 
 
 def merge(manifest: Manifest, patch: Manifest, name: str = "") -> Manifest:
-    """Return `manifest` with `patch` in it; neither is changed. name: what errors call the patch.
+    """Return `manifest` with `patch` applied; both stay unchanged. name: of the patch, for errors.
 
-    A value of null removes a field. `$patch: delete` in an item of a list removes the item that
-    has its key, in a map the map; `$patch: replace` has a map, or a list that it is an item of,
-    take the place of what is there. Raises UsageError: the patch does not fit; it names where.
+    A value of null removes a field. `$patch: delete` in an item of a list removes the item that has
+    the same key, in a map the map. `$patch: replace` makes a map replace the old map. As an item of
+    a list, it makes that list replace the old list. Raises UsageError: the patch does not fit; the
+    error names the place.
     """
     try:
         return _map(manifest, patch, "")
@@ -98,7 +99,7 @@ def _list(key: str, old: list[Any], patch: list[Any], where: str) -> list[Any]:
 
 
 def _fresh(key: str, value: Any, where: str) -> Any:
-    """Return what a patch puts where nothing is: as if there were an empty one."""
+    """Return the value of a patch for an absent field, as if an empty one existed."""
     if isinstance(value, dict):
         return _map({}, value, where)
     if isinstance(value, list):
@@ -107,7 +108,7 @@ def _fresh(key: str, value: Any, where: str) -> Any:
 
 
 def _clean(value: Any, where: str) -> Any:
-    """Return what is taken over whole, without nulls and directives."""
+    """Return a value without nulls and directives."""
     if isinstance(value, dict):
         return _map({}, value, where or "patch")
     if isinstance(value, list):
@@ -138,7 +139,7 @@ def _is_deletion(value: Any, where: str) -> bool:
 
 
 def _says(item: Any, word: str) -> bool:
-    """Whether an item of a list is no item, but says what is to be done with the list."""
+    """Return whether an item of a list is only a directive for the list."""
     return isinstance(item, dict) and item == {PATCH: word}
 
 

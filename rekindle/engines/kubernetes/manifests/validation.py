@@ -1,4 +1,4 @@
-"""Whether what people say of a job's pods can be meant. Pure; every refusal says what to do."""
+"""Check the settings of a job's pods. Pure. Each error names the correction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GANGS = (
 
 
 def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
-    """Raise UsageError if the job's pods cannot be as said: which field, and what is right."""
+    """Check the settings of a job's pods. Raises UsageError: the field and its valid values."""
     check_words(pods)
     _check_grace(pods, spec)
     _check_checkpoints(pods, spec)
@@ -45,7 +45,7 @@ def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
             f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
             f"{replicas(spec)}"
         )
-    # MindCluster's operator makes other roles and variables for it.
+    # MindCluster's operator creates other roles and variables for it.
     mindspore = Framework.MINDSPORE.value
     if (
         spec.framework.value == mindspore != pods.ascend.framework
@@ -58,7 +58,7 @@ def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
 
 
 def check_words(pods: KubernetesSettings) -> None:
-    """Raise UsageError if no job's pods can be so."""
+    """Check the settings that do not depend on a job. Raises UsageError: a value is invalid."""
     try:
         check_limits(pods, "kubernetes")
         check_limits(pods.ascend, "ascend")
@@ -170,9 +170,9 @@ def _check_source(where: str, volume: Volume) -> None:
 
 
 def _check_checkpoints(pods: KubernetesSettings, spec: JobSpec) -> None:
-    """A checkpoint in a container's own files is gone with it."""
+    """Check that checkpoints outlast their container, which loses its own files."""
     store = spec.checkpoint_store
-    patched = pods.overrides or pods.pod_overrides  # which may mount what we know nothing of
+    patched = pods.overrides or pods.pod_overrides  # patches may mount other volumes
     if patched or not spec.checkpoint_every or isinstance(parse(store), S3Location):
         return
     if not _lasts(pods, store):
@@ -183,7 +183,7 @@ def _check_checkpoints(pods: KubernetesSettings, spec: JobSpec) -> None:
 
 
 def _check_home(pods: KubernetesSettings) -> None:
-    """Nor does what ranks record outlast it there."""
+    """Check that the records of ranks outlast their container."""
     if pods.home and not _lasts(pods, pods.home):
         raise UsageError(
             f"home {pods.home} would be lost with each container: give a folder below the "
@@ -243,7 +243,7 @@ def _check_recovery(pods: KubernetesSettings) -> None:
 
 
 def check_ascend(ascend: Ascend) -> None:
-    """Raise UsageError if MindCluster has no such words."""
+    """Check the words of MindCluster. Raises UsageError: MindCluster does not have one."""
     for name, choice in (
         ("framework", words.FRAMEWORKS),
         ("fault_scheduling", words.SCHEDULING),

@@ -1,9 +1,9 @@
-"""ClusterD over gRPC: switch a job's data trace, and read it.
+"""Read and switch a job's data trace through ClusterD, over gRPC or a ConfigMap.
 
-Needs grpcio, which is imported here alone. Messages and method are those of profiling.proto and
-TrainingDataTrace in github.com/Ascend/mind-cluster (component/clusterd/pkg/interface/grpc, at
-be58626): strings and one number, which need no generated code. ClusterD's streams are not for
-observers: whoever subscribes takes the place of the job's own TaskD.
+Only this module imports grpcio. Messages and method come from profiling.proto and TrainingDataTrace
+in github.com/Ascend/mind-cluster (component/clusterd/pkg/interface/grpc, at be58626). They consist
+of strings and one number, so generated code is unnecessary. Rekindle does not subscribe to
+ClusterD's streams: a subscriber replaces the job's own TaskD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PREFIX, _KEY = "data-trace-", "profilingSwitch"
 
 
 def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
-    """Return the ConfigMap that TaskD is switched by. Pure."""
+    """Return the ConfigMap that switches TaskD. Pure."""
     said = msgspec.json.encode(dict(zip(FIELDS, values(switch), strict=True))).decode()
     return {
         "apiVersion": "v1",
@@ -41,7 +41,7 @@ def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
 
 
 def read_trace(configmap: Object) -> Switch:
-    """Read it, whoever wrote it. Pure. Raises DamagedError."""
+    """Read the switch in a ConfigMap of any writer. Pure. Raises DamagedError."""
     what = f"{name_of(configmap)}: {_KEY}"
     text = text_of(configmap, _KEY)
     if text is None:
@@ -51,15 +51,16 @@ def read_trace(configmap: Object) -> Switch:
 
 
 def traced(api: Api, namespace: str, job_id: str) -> Switch:
-    """Return what is on now. Raises ApiError, DamagedError."""
+    """Return the switch that is on now. Raises ApiError, DamagedError."""
     found = find(api, path_of(data_trace(job_id, namespace, Switch())))
     return read_trace(found) if found else Switch()
 
 
 def switch_trace(api: Api, namespace: str, job_id: str, switch: Switch) -> None:
-    """Write the ConfigMap; it goes when the job does.
+    """Write the ConfigMap; the cluster deletes it with the job.
 
-    Raises UsageError: there is no such job, or its pods do not look there; ApiError.
+    Raises UsageError: the job does not exist, or its pods do not mount the folder of the switch.
+    Raises ApiError.
     """
     job, pods = Names.of(job_id), collection("v1", "pods", namespace)
     root = find(api, f"{collection('v1', 'configmaps', namespace)}/{job.root}")
@@ -85,14 +86,14 @@ ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
 METHOD = "/TrainingDataTrace/ModifyTrainingDataTraceSwitch"
 ANSWER_S = 10.0
 _DONE = 200
-_TEXT, _NUMBER = 2, 0  # wire types: of a length and so many bytes; of a varint
+_TEXT, _NUMBER = 2, 0  # wire types: a length and that many bytes; a varint
 
 
 def modify_trace(address: str, job: str, switch: Switch) -> None:
     """Switch the trace of a job ("namespace/name"). address: "host:port".
 
-    ClusterD writes the job's ConfigMap, and tells the TaskD that listens. Raises UsageError: grpcio
-    is not installed; JobError: ClusterD does not answer, or refuses.
+    ClusterD writes the job's ConfigMap, and notifies the TaskD that listens. Raises UsageError:
+    grpcio is not installed. Raises JobError: ClusterD does not answer, or refuses.
     """
     try:
         import grpc
@@ -110,15 +111,15 @@ def modify_trace(address: str, job: str, switch: Switch) -> None:
 
 
 def request(job: str, switch: Switch) -> bytes:
-    """Encode a DataTypeReq: jobNsName is field 1, profilingSwitch with fields 1 to 5 field 2."""
+    """Encode a DataTypeReq: field 1 is jobNsName, field 2 profilingSwitch with fields 1 to 5."""
     fields = [_text(number, said) for number, said in enumerate(values(switch), 1)]
     return _text(1, job) + _field(2, b"".join(fields))
 
 
 def response(content: bytes) -> tuple[str, int]:
-    """Decode a DataTypeRes: message is field 1, code field 2.
+    """Decode a DataTypeRes: message is field 1, code is field 2.
 
-    Raises JobError: it is no such message.
+    Raises JobError: the content has another format.
     """
     message, code = "", 0
     try:
@@ -150,7 +151,7 @@ def _varint(number: int) -> bytes:
 
 
 def _fields(content: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Yield each field with its number. Raises IndexError, ValueError: it is torn, or another."""
+    """Yield each field with its number. Raises IndexError, ValueError: incomplete or other data."""
     at = 0
     while at < len(content):
         key, at = _read_varint(content, at)

@@ -1,4 +1,4 @@
-"""The state of all hosts, from MindCluster's ConfigMaps on devices, switches, nodes. Pure."""
+"""Read the state of all hosts from MindCluster's ConfigMaps on devices, switches, boards. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.engines.kubernetes.mindcluster.reports import (
 from rekindle.recovery.faults.tables.keys import ascend_key, shown
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
-_OVER = 0  # a switch's event that tells of the end of a fault
+_OVER = 0  # a switch's event that reports the end of a fault
 
 
 class _SwitchFault(msgspec.Struct, frozen=True, rename="pascal"):
@@ -39,15 +39,15 @@ class SwitchInfo(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def switch_info(configmap: Object) -> Report:
-    """Read the switches of a host's own ConfigMap. Raises DamagedError."""
+    """Read the switches from a host's own ConfigMap. Raises DamagedError."""
     what = f"{name_of(configmap)}: SwitchInfoCfg"
     return switches(decode(text_of(configmap, "SwitchInfoCfg") or "", SwitchInfo, what), what)
 
 
 def switches(info: SwitchInfo, what: str) -> Report:
-    """Read faults of switches: objects, or the same as text, or codes alone, by version.
+    """Read faults of switches. Raises DamagedError.
 
-    Raises DamagedError.
+    Their form depends on MindCluster's version: objects, objects as text, or only codes.
     """
     faults, remarks = [], []
     for one in info.fault_code or ():
@@ -83,7 +83,7 @@ class _NodeInfo(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 def node_info(configmap: Object) -> Report:
-    """Read the board of a host's own ConfigMap. Raises DamagedError."""
+    """Read the board from a host's own ConfigMap. Raises DamagedError."""
     what = f"{name_of(configmap)}: NodeInfo"
     cover = decode(text_of(configmap, "NodeInfo") or "", _NodeInfo, what)
     check(bytes(cover.node_info), cover.check_code, what)
@@ -104,7 +104,7 @@ def board_report(board: Board) -> Report:
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)))
 
 
-# Training goes on with these: what no table lists is then no reason to end it.
+# Training continues with these levels. So a code that no table lists does not end it then.
 _MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
 _BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
 _SEPARATED = "is kept out of use for its many faults, until a person releases it"
@@ -112,7 +112,7 @@ _ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultO
 
 
 class DeviceList(msgspec.Struct, frozen=True, rename="pascal"):
-    """Names of chips and, as text once more, their faults, by the name of the resource."""
+    """The names of chips and, as JSON text, their faults, by the name of the resource."""
 
     device_list: dict[str, str] | None = None
     update_time: int = 0
@@ -128,7 +128,7 @@ class _Level(msgspec.Struct, frozen=True):
 
 
 class _CardFault(msgspec.Struct, frozen=True):
-    """Of the names of its level the first is the newest; all of them mean the same."""
+    """A fault of a chip. The names of its level mean the same; the first is the newest name."""
 
     fault_type: str = ""
     npu_name: str = ""
@@ -140,7 +140,7 @@ class _CardFault(msgspec.Struct, frozen=True):
 
 
 def device_info(configmap: Object) -> Report:
-    """Read the chips of a host's own ConfigMap. Raises DamagedError."""
+    """Read the chips from a host's own ConfigMap. Raises DamagedError."""
     what = f"{name_of(configmap)}: DeviceInfoCfg"
     cover = decode(text_of(configmap, "DeviceInfoCfg") or "", _DeviceInfo, what)
     check(bytes(cover.device_info), cover.check_code, what)
@@ -157,7 +157,7 @@ def chips(info: DeviceList, what: str) -> Report:
     remarks: list[tuple[int, str]] = []
     lists = info.device_list or {}
     for key, text in lists.items():
-        if key.endswith("-Fault") and text not in ("", "null"):  # a nil list in Go
+        if key.endswith("-Fault") and text not in ("", "null"):  # Go writes null for a nil list
             for card in decode(text, list[_CardFault], f"{what}, {key}"):
                 _add_card(card, faults, remarks)
     named = {fault.chip for fault in faults} | {chip for chip, _ in remarks}
@@ -187,18 +187,17 @@ def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[in
 
 DEVICES = "mindx-dl-deviceinfo-"
 NODES = "mindx-dl-nodeinfo-"
-_SWITCHES = "mindx-dl-switchinfo-"  # in ClusterD's ConfigMaps alone
+_SWITCHES = "mindx-dl-switchinfo-"  # only ClusterD's ConfigMaps have switches in this form
 _CLUSTER = "cluster-info-"
-COMPLETE = (
-    "cluster-info-node"  # tells of all boards with faults; those that it leaves out are sound
-)
+COMPLETE = "cluster-info-node"  # it lists all boards with faults; the other boards are healthy
 _TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
 
 
 def read(configmap: Object) -> tuple[Told, ...]:
-    """Read one of these ConfigMaps; nothing comes of others. Raises DamagedError: none of it holds.
+    """Read a ConfigMap of devices, nodes or the cluster; return an empty tuple for others.
 
-    Of a `cluster-info-*` a damaged host leaves the others as they are.
+    In a `cluster-info-*` a damaged host does not affect the others. Raises DamagedError: all of the
+    ConfigMap is damaged.
     """
     name = name_of(configmap)
     if name.startswith(DEVICES):
@@ -221,10 +220,10 @@ def _told(host: str, topic: Topic, reading: Callable[[], Report]) -> Told:
 
 
 def _all_hosts(configmap: Object) -> Iterator[Told]:
-    """Read one of ClusterD's ConfigMaps, which has no check code: host by host."""
+    """Read one of ClusterD's ConfigMaps, which has no check code, host by host."""
     name = name_of(configmap)
     text = text_of(configmap, name)
-    if not text:  # nothing to tell, or a part that is no longer needed
+    if not text:  # an empty part, or one that is no longer in use
         return
     for key, raw in decode(text, dict[str, msgspec.Raw], name).items():
         for prefix, topic in _TOPICS.items():
@@ -243,23 +242,24 @@ def _reader(topic: Topic, raw: msgspec.Raw, what: str) -> Callable[[], Report]:
             return lambda: board_report(decode(raw, Board, what))
 
 
-_Place = tuple[str, Topic]  # a host, and what of it
+_Place = tuple[str, Topic]  # a host, and a topic of it
 
 
 class HostReports:
-    """The last word of each host that could be trusted, and what could not be."""
+    """The last valid report of each host and topic, and the damaged parts."""
 
     def __init__(self) -> None:
-        self._reports: dict[str, dict[Topic, tuple[str, Report]]] = {}  # with who said so
+        self._reports: dict[str, dict[Topic, tuple[str, Report]]] = {}  # with its ConfigMap
         self._damage: dict[_Place, str] = {}
-        self._broken: dict[str, str] = {}  # ConfigMaps of which nothing can be read
+        self._broken: dict[str, str] = {}  # ConfigMaps that are completely damaged
 
     def take(self, configmap: Object, *, there: bool) -> None:
-        """Take a ConfigMap that is new, has changed, or is gone; one that is damaged is no news."""
+        """Take a ConfigMap that is new, has changed, or is gone. Damaged parts change no report."""
         name = name_of(configmap)
         self._broken.pop(name, None)
         if not there:
-            # NodeD removes that of a sound board. What chips have is not mended by its silence.
+            # NodeD removes the ConfigMap of a healthy board. The silence of a device plugin does
+            # not mean that its chips are healthy.
             if name.startswith(NODES):
                 self._forget(name.removeprefix(NODES), Topic.BOARD, name)
             return
@@ -276,11 +276,11 @@ class HostReports:
                 self._forget(host, Topic.BOARD, name)
 
     def of(self, host: str) -> list[Report]:
-        """Return what is known of a host."""
+        """Return the reports on a host."""
         return [report for _, report in self._reports.get(host, {}).values()]
 
     def damage(self, host: str) -> list[str]:
-        """Return what of a host could not be trusted when it was read last."""
+        """Return the parts that were damaged when they were last read, of one host."""
         own = [text for (where, _), text in self._damage.items() if where == host]
         return own + list(self._broken.values())
 
@@ -291,7 +291,7 @@ class HostReports:
         self._damage.pop((told.host, told.topic), None)
         topics = self._reports.setdefault(told.host, {})
         by, before = topics.get(told.topic, (name, Report()))
-        # A host may move from one of ClusterD's parts to another, and stand in both meanwhile.
+        # A host may move from one of ClusterD's parts to another. For a short time both list it.
         if by == name or told.report.updated >= before.updated:
             topics[told.topic] = name, told.report
 

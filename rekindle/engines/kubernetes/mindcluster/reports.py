@@ -1,4 +1,4 @@
-"""What MindCluster's JSON documents say of one host. Pure."""
+"""Decode MindCluster's JSON documents about one host. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def text_of(configmap: Object, key: str) -> str | None:
-    """Return what stands under a key; None: there is none. Raises DamagedError: it is no text."""
+    """Return the text under a key; None: the key is absent. Raises DamagedError: it is not text."""
     data = configmap.get("data") or {}
     found = data.get(key) if isinstance(data, Mapping) else data
     if found is not None and not isinstance(found, str):
@@ -27,12 +27,12 @@ def text_of(configmap: Object, key: str) -> str | None:
 
 
 def name_of(configmap: Object) -> str:
-    """Return what a ConfigMap is called."""
+    """Return the name of a ConfigMap."""
     return str(configmap["metadata"]["name"])
 
 
 def decode(text: str | msgspec.Raw, kind: type[T], what: str) -> T:
-    """Decode JSON. what: names it. Raises DamagedError: it is torn, or of another form."""
+    """Decode JSON. what: its name. Raises DamagedError: it is incomplete, or has another form."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -40,7 +40,7 @@ def decode(text: str | msgspec.Raw, kind: type[T], what: str) -> T:
 
 
 def check(content: bytes, code: Any, what: str) -> None:
-    """Compare a check code: SHA-256 of the JSON as its writer has put it, in hexadecimal.
+    """Compare a check code: the hexadecimal SHA-256 of the JSON text as written.
 
     Raises DamagedError: they differ.
     """
@@ -52,7 +52,7 @@ _CHIP = re.compile(r".*-([0-9]{1,4})")
 
 
 class Topic(str, enum.Enum):
-    """What of a host is spoken of; each is known, or damaged, alone."""
+    """A topic of a host. A topic can be damaged while others are known."""
 
     CHIPS = "chips"
     SWITCHES = "switches"
@@ -60,9 +60,9 @@ class Topic(str, enum.Enum):
 
 
 class ActiveCode(msgspec.Struct, frozen=True):
-    """A fault code that is present. chip: its number on the host; -1: it is of no chip.
+    """A present fault code. chip: its number on the host; -1: it does not concern one chip.
 
-    severity: for a code that no table lists: MINOR where MindCluster lets training go on.
+    severity: for a code that no table lists: MINOR if MindCluster lets training continue.
     """
 
     code: str
@@ -72,9 +72,9 @@ class ActiveCode(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is known of one topic. updated: when it was written, in seconds; 0: it does not say.
+    """The state of one topic. updated: when it was written, in seconds; 0: unknown.
 
-    remarks: what has no code: (chip or -1, sentence about it).
+    remarks: problems without a code, each as (chip or -1, sentence).
     """
 
     faults: tuple[ActiveCode, ...] = ()
@@ -83,7 +83,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a ConfigMap tells about a topic of a host: a report, or why it is not trusted."""
+    """A ConfigMap's data on a topic of a host: a report, or the damage that makes it unusable."""
 
     host: str
     topic: Topic
@@ -92,11 +92,11 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def chip_number(npu_name: str) -> int:
-    """Return a chip's number on its host: Ascend910-4, npu-4; -1: none is named."""
+    """Return a chip's number on its host from a name such as Ascend910-4, npu-4; -1: no number."""
     match = _CHIP.fullmatch(npu_name.strip())
     return int(match[1]) if match else -1
 
 
 def chip_numbers(npu_names: str) -> tuple[int, ...]:
-    """Return the numbers of chips that are named with commas between them, in their order."""
+    """Return the sorted numbers of the chips in a list with commas."""
     return tuple(sorted({chip_number(name) for name in npu_names.split(",")} - {-1}))

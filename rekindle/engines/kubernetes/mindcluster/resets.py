@@ -1,7 +1,7 @@
-"""MindCluster's own recovery of a job: its ConfigMap `reset-config-<job>`. Pure.
+"""Read MindCluster's own recovery of a job from the ConfigMap `reset-config-<job>`. Pure.
 
-ClusterD writes there for whoever starts the processes, and the device plugin where it resets chips:
-which ranks are at fault, whether more faults may come, how often all processes began anew.
+ClusterD writes it for the starter of the processes, and the device plugin for resets of chips. It
+has the failed ranks, whether more faults may follow, and the number of restarts of all processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.reports import check, decode, name_of, text_of
 from rekindle.recovery.policy.annotations import PROCESS_RECOVER
 
-# What the device plugin has chips do, as people read it.
+# The device plugin's actions, as texts for users.
 _POLICIES = {
     "ignore": "passes it over",
     "restart_request": "has its request made again",
@@ -27,10 +27,10 @@ _POLICIES = {
 
 
 class RankState(msgspec.Struct, frozen=True, rename="pascal"):
-    """One rank that is at fault. rank_id: in MindCluster's own numbering.
+    """One failed rank. rank_id: its number for MindCluster.
 
     status: fault (of a process), unrecovered, recovered, failed. policy: "": none, as for a
-    process. error_code_hex: codes with commas between them, or nothing.
+    process. error_code_hex: codes with commas between them, or "".
     """
 
     rank_id: int
@@ -40,7 +40,7 @@ class RankState(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class ResetInfo(msgspec.Struct, frozen=True, rename="pascal"):
-    """All that reset.json says. retry_time: how often all processes have begun anew."""
+    """The content of reset.json. retry_time: the number of restarts of all processes."""
 
     rank_list: list[RankState] | None = None
     retry_time: int = 0
@@ -50,15 +50,12 @@ class ResetInfo(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def ranks(self) -> dict[int, RankState]:
-        """The ranks at fault, by their number."""
+        """Return the failed ranks, by their number."""
         return {one.rank_id: one for one in self.rank_list or ()}
 
 
 def read_reset(configmap: Object) -> ResetInfo:
-    """Read a reset-config; one that nobody has written to yet has no check code.
-
-    Raises DamagedError.
-    """
+    """Read a reset-config; an unused one has no check code. Raises DamagedError."""
     what = f"{name_of(configmap)}: reset.json"
     text = text_of(configmap, "reset.json")
     if text is None:
@@ -73,7 +70,7 @@ def read_reset(configmap: Object) -> ResetInfo:
 
 
 def progress(before: ResetInfo, now: ResetInfo) -> Iterator[str]:
-    """Say what has become of the recovery since, one sentence for each change."""
+    """Yield the changes of the recovery between two states, one sentence each."""
     if now.fault_flushing and not before.fault_flushing:
         yield "has seen a fault, and waits a moment for others"
     if now.graceful_exit and not before.graceful_exit:
@@ -110,14 +107,14 @@ _SWITCHED = {
 
 
 class _Group(msgspec.Struct, frozen=True):
-    """What a PodGroup says; ClusterD switches its recovery by a label there."""
+    """The state of a PodGroup; ClusterD switches its recovery by a label there."""
 
     result: str = ""
     switch: str = "on"
 
 
 class ResetProcess:
-    """What of it is known. reset: its steps; damage: why they cannot be read, if so."""
+    """The known state of a recovery. reset: its steps. damage: why they are unreadable, or ""."""
 
     def __init__(self, workload: str) -> None:
         self.reset = ResetInfo()
@@ -126,7 +123,7 @@ class ResetProcess:
         self._groups: dict[str, _Group] = {}  # by uid
 
     def take_reset(self, configmap: Object, *, there: bool) -> list[str]:
-        """Take the reset-config as it is now; return what is new, in sentences."""
+        """Take the current reset-config; return the changes as sentences."""
         self.damage = ""
         try:
             now = read_reset(configmap) if there else ResetInfo()
@@ -137,7 +134,7 @@ class ResetProcess:
         return [f"MindCluster {text}" for text in progress(before, now)]
 
     def take_group(self, group: Object, *, there: bool) -> list[str]:
-        """Take a PodGroup, if it is the job's; return what is new, in sentences."""
+        """Take a PodGroup, if it belongs to the job; return the changes as sentences."""
         metadata = group["metadata"]
         owners = {one["name"] for one in metadata.get("ownerReferences") or ()}
         if self._workload not in owners:

@@ -1,4 +1,4 @@
-"""Watches MindCluster's ConfigMaps, and keeps what concerns the job's hosts."""
+"""Watch MindCluster's ConfigMaps, and report the data on the job's hosts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.journal.journal import AnyEvent, SignSeen
 
 BY = "mindcluster"
-_LONGEST = 200  # characters of what is put down about a rank
-_ALLOCATED = "huawei.com/AscendReal"  # by the device plugin, once it has given a pod its chips
-_RANK_INDEX = "hccl/rankIndex"  # what MindCluster calls a node's rank
+_LONGEST = 200  # characters of the text about a rank
+_ALLOCATED = "huawei.com/AscendReal"  # the device plugin writes it once a pod has its chips
+_RANK_INDEX = "hccl/rankIndex"  # MindCluster's name for a node's rank
 
 
 class Placed(msgspec.Struct, frozen=True):
     """A pod that runs on a host.
 
-    ip: by which its node is known. chips: their numbers on the host, in the order of the pod's
-    devices; none: it is not known which. index: its rank among the pods, to MindCluster; -1: none.
+    `ip` identifies its node. `chips`: their numbers on the host, in the order of the pod's devices;
+    empty if unknown. `index`: its rank among the pods, for MindCluster, or -1.
     """
 
     uid: str
@@ -49,7 +49,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def placed(pod: Object, device: str) -> Placed | None:
-    """Read a pod; None: it runs nowhere, or no ranks. device: the resource that it asks for."""
+    """Read a pod; None: it does not run, or has no ranks. device: the resource that it requests."""
     seen, metadata = pod_status(pod), pod["metadata"]
     has_ranks = (metadata.get("labels") or {}).get(ROLE) == Role.WORKER.value
     if not has_ranks or seen.is_over or not (seen.host and seen.ip):
@@ -66,21 +66,21 @@ def placed(pod: Object, device: str) -> Placed | None:
 
 
 def signs(place: Placed, reports: Iterable[Report], node: int, ranks: int) -> list[HealthEvent]:
-    """Return what a node is to be told of its host. ranks: how many it has.
+    """Return the health events of a host for its node. ranks: the number of the node's ranks.
 
-    A chip that another pod has is none of its business.
+    Chips of other pods do not count.
     """
     faults = [fault for report in reports for fault in report.faults]
     return [_of_host(place, one, node, ranks) for one in faults if is_ours(place, one.chip)]
 
 
 def is_ours(place: Placed, chip: int) -> bool:
-    """Whether a chip is the pod's; -1, what is of no chip, concerns everybody on the host."""
+    """Return whether a chip belongs to the pod. -1 concerns the complete host, and so each pod."""
     return chip < 0 or chip in place.chips
 
 
 def remarks(place: Placed, reports: Iterable[Report]) -> list[str]:
-    """Return what people are to be told of a host: what has no code, or is of an unknown chip."""
+    """Return texts for users about a host: problems without a code or with an unknown owner."""
     found = []
     for report in reports:
         told = [(chip, text) for chip, text in report.remarks if is_ours(place, chip)]
@@ -103,7 +103,7 @@ def _chip(number: int) -> str:
 
 
 def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> HealthEvent:
-    """Where a rank has several chips, the node is told."""
+    """Make a health event. It is for the node, not a device, if a rank has several chips."""
     named = fault.chip >= 0 and len(place.chips) == ranks
     return HealthEvent(
         source=EventSource.ASCEND,
@@ -113,12 +113,12 @@ def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> HealthE
         by=BY,
         severity=fault.severity,
         origin=fault.origin,
-        host=place.host,  # another pod, elsewhere, may be the node by now
+        host=place.host,  # another pod on another host may be the node by now
     )
 
 
 def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> list[HealthEvent]:
-    """Return what a node is to be told of MindCluster's recovery: which of its ranks it lists."""
+    """Return the health events for the node's ranks in MindCluster's recovery."""
     devices = len(place.chips) or ranks
     if place.index < 0:
         return []
@@ -142,7 +142,7 @@ def _listed(rank: RankState) -> str:
 
 
 def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[HealthEvent]]:
-    """Return the signs that whoever steered the job before has reported, and not as over; by host.
+    """Return the events, by host, that an earlier process reported and that are not over.
 
     events: of the job's journal.
     """
@@ -161,17 +161,17 @@ def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[HealthEvent]]:
     return hosts
 
 
-MAKER = "huawei.com/"  # of the devices that MindCluster knows
-LOOK_S = 1.0  # between two looks at which pods there are
-_PACE_S = 0.2  # between two looks at all: in a large cluster some host is heard of all the time
-_LONGEST_PAUSE_S = 30.0  # between two tries to report what was refused
-_JOIN_S = 2.0  # for a thread that may wait for a server that is away; it ends by itself
-_OWN = "mx-consumer-cim=true"  # label of what the device plugin and NodeD write
-_CLUSTERD = "mx-consumer-volcano=true"  # label of what ClusterD writes
-_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; the second is ClusterD's, too
+MAKER = "huawei.com/"  # prefix of the devices that MindCluster knows
+LOOK_S = 1.0  # between two checks for new pods
+_PACE_S = 0.2  # between any two checks: a large cluster has changes at any time
+_LONGEST_PAUSE_S = 30.0  # between two attempts to report a refused event
+_JOIN_S = 2.0  # for a thread that waits for a server that does not answer; it ends on its own
+_OWN = "mx-consumer-cim=true"  # label of the ConfigMaps of the device plugin and NodeD
+_CLUSTERD = "mx-consumer-volcano=true"  # label of ClusterD's ConfigMaps
+_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; ClusterD also uses the second one
 
 
-_Name = tuple[EventSource, str, int]  # what is equal is the same fault of a pod: also its device
+_Name = tuple[EventSource, str, int]  # key of a pod's fault; the number is the device
 
 
 class _Takes(Protocol):
@@ -183,9 +183,9 @@ class _TellsNews(Protocol):
 
 
 class ReportHandlers(NamedTuple):
-    """Who hears of signs (may raise JobError) and of sentences; who knows pods and their nodes.
+    """Takes health events (may raise JobError) and sentences; finds pods and their nodes.
 
-    journal: what has happened to the job so far.
+    journal: the job's events so far.
     """
 
     report: Callable[[HealthEvent], None]
@@ -198,17 +198,18 @@ class ReportHandlers(NamedTuple):
 def watch_hosts(
     api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
 ) -> AbstractContextManager[None]:
-    """Watch meanwhile, if the job's devices are MindCluster's."""
+    """Return a context that watches, if MindCluster manages the job's devices."""
     if not pods.device.startswith(MAKER):
         return nullcontext()
     return HostEyes(api, pods, spec, ears).open()
 
 
 class HostEyes:
-    """A thread for each collection that is followed, and one that looks at what they bring.
+    """Watches MindCluster: a thread for each followed collection, and one that reports.
 
-    What is present is compared with what was reported, for each pod: so a fault is reported once,
-    also where its host became a node's later, and again while it cannot be reported.
+    The reporting thread compares the present faults of each pod with the reported ones. So it
+    reports a fault once, also if a pod of its host becomes a node later. It repeats a report that
+    fails.
     """
 
     def __init__(
@@ -219,21 +220,21 @@ class HostEyes:
         self._workload = Names.of(spec.job_id).workload
         self._ranks = spec.processes_per_node
         self._ears = ears
-        self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what is to do
-        self._followers: dict[str, Informer | None] = {}  # by what they follow; None: it cannot be
+        self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls
+        self._followers: dict[str, Informer | None] = {}  # by collection; None: unreadable
         self._ended = threading.Event()
         self._known = HostReports()
         self._recovery = ResetProcess(self._workload)
         self._refused: list[str] = []
         self._reported: dict[str, dict[_Name, HealthEvent]] = {}  # by pod
         self._before = reported_before(ears.journal)  # by host
-        self._said: set[str] = set()  # sentences that still hold
+        self._said: set[str] = set()  # sentences that are still true
         self._pause_s = LOOK_S
         self._followed = self._all_followed()
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Watch meanwhile."""
+        """Watch until the block ends."""
         with beside({**self._followed, "npu-look": self._look_on}, self._close, _JOIN_S):
             yield
 
@@ -244,10 +245,10 @@ class HostEyes:
                 follower.end()
         self._heard.put(lambda: None)
 
-    # ---- what is followed
+    # ---- followed collections
 
     def _all_followed(self) -> dict[str, Callable[[], None]]:
-        """Return the work that follows each collection."""
+        """Return the function that follows each collection."""
         boards = Informer(self._api, _maps(_BOARDS), labels=_OWN)
         found = {
             "npu-chips": self._follow_chips,
@@ -265,19 +266,19 @@ class HostEyes:
         return found
 
     def _is_complete(self) -> bool:
-        """Whether all that there was at first has been heard, or is about to be."""
+        """Return whether the queue has had the first objects of all collections."""
         known = dict(self._followers)
         heard = all(one and one.watches for what, one in known.items() if what != "groups")
         return heard and len(known) == len(self._followed)
 
     def _follow_chips(self) -> None:
-        """Follow what device plugins write, or where that may not be read, what ClusterD does."""
+        """Follow the device plugins' ConfigMaps. If the server refuses that, follow ClusterD's."""
         take = self._known.take
         if self._follow("chips", Informer(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
             self._follow_all("chips", Informer(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
 
     def _tells(self, take: _TellsNews) -> _Takes:
-        """Make what returns sentences say them."""
+        """Make a function that sends the sentences of `take` to the user."""
 
         def told(thing: Object, *, there: bool) -> None:
             for sentence in take(thing, there=there):
@@ -286,7 +287,7 @@ class HostEyes:
         return told
 
     def _follow_all(self, what: str, follower: Informer, take: _Takes) -> None:
-        """Follow to the end; that it cannot be done is said."""
+        """Follow a collection to the end. If the server refuses, queue a sentence about that."""
         error = self._follow(what, follower, take)
         if error is not None:
             self._followers[what] = None
@@ -297,7 +298,10 @@ class HostEyes:
             self._heard.put(lambda: self._refused.append(refused))
 
     def _follow(self, what: str, follower: Informer, take: _Takes) -> ApiError | None:
-        """Follow to the end; return why it cannot be done. take: is called by who looks."""
+        """Follow a collection to the end; return the error if that is impossible.
+
+        take: the reporting thread calls it.
+        """
         self._followers[what] = follower
         if self._ended.is_set():
             return None
@@ -308,7 +312,7 @@ class HostEyes:
             return error
         return None
 
-    # ---- what is made of it
+    # ---- reports
 
     def _look_on(self) -> None:
         while not self._ended.is_set():
@@ -321,7 +325,7 @@ class HostEyes:
             self._ended.wait(_PACE_S)
 
     def _look(self, *, complete: bool) -> None:
-        """Report what differs from what was reported, and say what has not been said."""
+        """Report new and past faults, and write new sentences."""
         holding = [*self._refused, *filter(None, [self._recovery.damage])]
         reported: dict[str, dict[_Name, HealthEvent]] = {}
         refused = False
@@ -353,7 +357,7 @@ class HostEyes:
     def _report(
         self, known: dict[_Name, HealthEvent], present: list[HealthEvent], node: int
     ) -> bool:
-        """Bring what is reported of a node to what is present; say whether all of it was taken."""
+        """Report the differences of known and present faults; return whether all were accepted."""
         now = {_name(sign): sign for sign in present}
         over = [known[name] for name in known.keys() - now]
         gone = [msgspec.structs.replace(sign, node=node, gone=True) for sign in over]
@@ -361,7 +365,7 @@ class HostEyes:
         for sign in (*gone, *(now[name] for name in now.keys() - known)):
             try:
                 self._ears.report(sign)
-            except JobError:  # its coordinator is away, or it ends, or that node left
+            except JobError:  # the coordinator is away, the job ends, or the node left
                 taken = False
                 continue
             if sign.gone:
@@ -386,9 +390,9 @@ def _inherit(
     *,
     complete: bool,
 ) -> None:
-    """Take what somebody else has reported for reported, so that it is told once, and when over.
+    """Count events of an earlier process as reported, to report them once and to report their end.
 
-    What may only not have been heard yet is left in `before`.
+    Events whose source may only be late stay in `before`.
     """
     names = set(map(_name, present))
     for sign in list(before):

@@ -1,1 +1,1 @@
-"""Which pods and hosts hold the nodes of a job."""
+"""Place the nodes of a job on pods and hosts."""

@@ -1,4 +1,4 @@
-"""The log of hosts as a ConfigMap that all jobs of a namespace share, whoever steers them."""
+"""Keep the log of hosts in a ConfigMap that all jobs of a namespace share."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rekindle.waiting import retry
 
 # A ConfigMap holds 1 MiB (1,048,576 bytes of keys and values), and etcd takes requests of 1.5 MiB.
 MOST_BYTES = 768 * 1024
-_LONGEST_TEXT = 300  # characters of what was said of a fault
-_MOST_JOBS = 1000  # of which it is known what they have told before
+_LONGEST_TEXT = 300  # characters of the text of a fault
+_MOST_JOBS = 1000  # with a known position in their journals
 _NUMBER = re.compile("[0-9]{1,15}")
 _TRIES_S, _PAUSE_S = 30.0, 0.5
-_TOLD = "told.json"  # until where each job's events are noted, once older ones were folded
+_TOLD = "told.json"  # last event of each job before a condensation of the log
 
-_Place = tuple[float, int]  # of an event in its job's journal: its time, and its number
+_Place = tuple[float, int]  # position of an event in its job's journal: its time, and its number
 _Told = dict[str, _Place]
 _NEVER: _Place = (-1.0, -1)
 
@@ -43,7 +43,7 @@ _NEVER: _Place = (-1.0, -1)
 class ClusterHostLog:
     """One ConfigMap, a JSON line for each event; any number of processes add to it.
 
-    Once it is full, what does not count any more is left out of it.
+    If it is full, the log drops the events that no longer count.
     """
 
     def __init__(self, api: Api, namespace: str) -> None:
@@ -52,12 +52,12 @@ class ClusterHostLog:
         self._maps = collection("v1", "configmaps", namespace)
 
     def append(self, event: AnyHostEvent) -> None:
-        """Add an event, unless it was told before.
+        """Add an event, unless the log has or had it.
 
-        Raises ApiError: it cannot be written. JobError: what is there is no log.
+        Raises ApiError: the server does not write it. Raises JobError: the ConfigMap is not a log.
         """
         add = functools.partial(self._append, _bounded(event))
-        retry(add, ConflictError, _TRIES_S, _PAUSE_S)  # another process may be faster
+        retry(add, ConflictError, _TRIES_S, _PAUSE_S)  # another process may write at the same time
 
     def _append(self, event: AnyHostEvent) -> None:
         found = self._read()
@@ -65,15 +65,15 @@ class ClusterHostLog:
             self._write(found, [*self._events(found), event])
 
     def hosts(self) -> dict[str, Host]:
-        """Return all hosts that anything is known of. Raises as append() does."""
+        """Return all hosts that the log names. Raises as append() does."""
         return fold(self.events())
 
     def events(self) -> list[AnyHostEvent]:
-        """Return all that is noted, in its order. Raises as append() does."""
+        """Return all events in their order. Raises as append() does."""
         return self._events(self._read())
 
     def _read(self) -> Object:
-        """The ConfigMap; without a version: there is none."""
+        """Return the ConfigMap; it has no version if it does not exist."""
         path = f"{self._maps}/{labels.HOSTS}"
         return find(self._api, path) or {"metadata": {}}
 
@@ -96,7 +96,7 @@ class ClusterHostLog:
         return JobError(f"{what} cannot be read: {error}; mend or remove it")
 
     def _is_known(self, found: Object, event: AnyHostEvent) -> bool:
-        """Whether it is there, or was before it was folded with all that its job had told."""
+        """Return whether the log has the event, or had it before a condensation."""
         known = any(each == event or each.is_same_source(event) for each in self._events(found))
         job, when = _place(event)
         return known or (bool(job) and when <= self._told(found).get(job, _NEVER))
@@ -112,7 +112,7 @@ class ClusterHostLog:
         metadata: Object = {"labels": {labels.ROLE: "hosts"}}
         version = found["metadata"].get("resourceVersion")
         if version:
-            metadata["resourceVersion"] = version  # else the server takes the last word
+            metadata["resourceVersion"] = version  # without a version the last writer would win
             patch = {"metadata": metadata, "data": data}
             self._api.patch(f"{self._maps}/{labels.HOSTS}", patch)
         else:
@@ -130,13 +130,13 @@ def _bounded(event: AnyHostEvent) -> AnyHostEvent:
 
 
 def _place(event: AnyHostEvent) -> tuple[str, _Place]:
-    """The job that told it, and where in its journal; no job: a person said so."""
+    """Return an event's job and its position in the journal; "": the event comes from a person."""
     job, _, number = event.source.rpartition("#")
     return job, (event.at, int(number) if _NUMBER.fullmatch(number) else -1)
 
 
 def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
-    """Until where each job's events are noted; of jobs without number the latest are kept."""
+    """Return the position of each job's last event; keep the latest _MOST_JOBS jobs."""
     until = dict(before)
     for job, place in map(_place, events):
         if job:
@@ -145,10 +145,10 @@ def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
 
 
 def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
-    """Leave out what does not count, then old checks, at last the best of a host, then old faults,
-    until there is room again.
+    """Return fewer events, so that the log has room again.
 
-    Raises JobError: isolated hosts alone are too many.
+    The order of removal: events that do not count, old checks, the best checks of a host, old
+    faults. Raises JobError: isolated hosts alone are too many.
     """
     kept = condensed(events, time.time())
     for each in _dispensable(kept):

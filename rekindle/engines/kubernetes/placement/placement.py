@@ -1,4 +1,4 @@
-"""A job's objects in the cluster: put in place, placed anew, and removed."""
+"""Create, reschedule and remove a job's objects in the cluster."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory, replace_file
 
 ENDED_GRACE_S = 5  # for pods of an attempt that is over
-OVERDUE_S = 10.0  # after which the host of a pod that should have ended is taken for dead
+OVERDUE_S = 10.0  # after that the host of a pod that should have ended counts as dead
 _NO_POD = "ReplicaFailure"  # the condition of a Deployment that cannot create its pod
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Placement:
-    """What is made of one job. Whoever makes it may die at any moment: the next finds the names.
+    """The objects of one job. The creating process may end at any moment; the next finds the names.
 
-    directory: the job's on this machine, with its description and its secret.
+    directory: the job's directory on this machine, with its description and its secret.
     """
 
     def __init__(
@@ -54,17 +54,18 @@ class Placement:
         self._hosts = hosts
         self._job_id = directory.spec().job_id
         self._secret = ""
-        self._kept_off: tuple[int, frozenset[str]] = (-1, frozenset())  # by an attempt, hosts
+        self._kept_off: tuple[int, frozenset[str]] = (-1, frozenset())  # attempt, avoided hosts
         self.kind = adapter(pods.kind)
         self.names = Names.of(self._job_id)
 
-    # ---- putting in place
+    # ---- creation
 
     def around(self, attempt: int, isolated: frozenset[str] = frozenset()) -> Manifests:
-        """Put in place all but the workload, as it was or is to be; return the manifests.
+        """Create or update all objects except the workload; return all manifests.
 
-        isolated: hosts that this very attempt has isolated. One may have been released since: it
-        refuses what comes from there all the same.
+        isolated: hosts that this attempt has isolated. They count even if a person has released one
+        since, because the attempt refuses agents from there.
+
         Raises UsageError: the job is in another cluster.
         """
         self._must_be_here()
@@ -74,7 +75,7 @@ class Placement:
         uid = root["metadata"]["uid"]
         secret, *others = wanted.around
         self._keep_secret(ensure(self._api, owned(secret, uid)))
-        # With the secret that counts, which may be another process's.
+        # The cluster's secret counts, which may come from another process.
         wanted = self._render(attempt, isolated)
         for each in (*others, *wanted.beside):
             if is_mindclusters(each):
@@ -85,9 +86,9 @@ class Placement:
         return msgspec.structs.replace(wanted, root=root, workload=workload)
 
     def place(self, wanted: Manifests) -> None:
-        """Have the workload run as wanted: a new one, or the one that is there placed anew.
+        """Run the workload as wanted: create it, or reschedule the present one.
 
-        Raises JobError: a later attempt is placed.
+        Raises JobError: the cluster has a later attempt.
         """
         path = self.workload_path
         found = find(self._api, path)
@@ -102,7 +103,7 @@ class Placement:
         phase = self.kind.status(found).phase
         over = phase in (WorkloadPhase.SUCCEEDED, WorkloadPhase.FAILED)
         if theirs == ours and not over and phase is not WorkloadPhase.SUSPENDED:
-            return  # whoever placed it died then, or is another process
+            return  # the process that placed it ended then, or is another one
         suspend = self.kind.suspend_patch()
         resume = self.kind.resume_patch(wanted.workload, self._isolated())
         if suspend is None or resume is None or over:
@@ -117,9 +118,9 @@ class Placement:
         self._api.patch(path, resume | labels)
 
     def place_missing(self, attempt: int, isolated: frozenset[str]) -> None:
-        """Make the workload anew if somebody has removed it, or its controller has given it up.
+        """Recreate the workload if it was removed, or if its controller has given it up.
 
-        isolated: as above.
+        isolated: as in around().
         """
         found = find(self._api, self.workload_path)
         if found is not None and self.kind.status(found).phase is WorkloadPhase.FAILED:
@@ -129,9 +130,9 @@ class Placement:
             ensure(self._api, self.around(attempt, isolated).workload)
 
     def keep_off(self, attempt: int, isolated: frozenset[str]) -> None:
-        """Have pods that are made later keep off isolated hosts, where the kind can; once.
+        """Make later pods avoid isolated hosts, if the kind can; once per attempt and set of hosts.
 
-        isolated: as above.
+        isolated: as in around().
         """
         if not self.kind.follows or self._kept_off == (attempt, isolated):
             return
@@ -155,13 +156,16 @@ class Placement:
         self._directory.cluster.unlink(missing_ok=True)
 
     def end_pod(self, pod: Object, grace_s: int) -> None:
-        """Have this very pod end."""
+        """End this pod, and not a later one of the same name."""
         path = self.path("v1", "pods", pod["metadata"]["name"])
         with contextlib.suppress(MissingObjectError, ConflictError):
             self._api.delete(path, uid=pod["metadata"]["uid"], grace_s=grace_s)
 
     def _must_be_here(self) -> None:
-        """Two clusters must not have the job: settings may name another one since it was placed."""
+        """Check that the job is in this cluster: settings may name another one since its placement.
+
+        Raises UsageError: the job is in another cluster.
+        """
         noted = self._directory.cluster
         before = noted.read_text() if noted.exists() else ""
         if before in ("", self._api.host):
@@ -186,12 +190,12 @@ class Placement:
         return self._hosts.isolated()
 
     def _is_suspended(self, path: str) -> bool:
-        """Whether it may be changed: its controller has seen that it is to stand still."""
+        """Return whether the workload may change: it is suspended and has no active pods."""
         found = self._api.get(path)
         active = (found.get("status") or {}).get("active")
         return self.kind.status(found).phase is WorkloadPhase.SUSPENDED and not active
 
-    # ---- ending
+    # ---- end
 
     def _delete(self, path: str, found: Object) -> None:
         with contextlib.suppress(MissingObjectError):
@@ -200,9 +204,10 @@ class Placement:
         wait_gone(self._api, path, what=f"the workload of job {self._job_id}")
 
     def _end_pods(self, labels: str) -> None:
-        """Have these pods gone: the attempt is over, and nothing in them is waited for.
+        """End these pods of a past attempt without waiting for their work.
 
-        One whose host does not answer would stay for ever, and is removed by force.
+        This method removes a pod by force if its host does not answer. Otherwise it would stay
+        forever.
         """
         asked: dict[str, float] = {}
 
@@ -222,7 +227,7 @@ class Placement:
         wait_until(gone, f"the pods of job {self._job_id} to go", GONE_S)
 
     def _wait_collected(self) -> None:
-        """Wait until all that the job's root owns is gone, too."""
+        """Wait until the objects that the job's root owns are gone."""
         for pod in self.our_pods():
             if not pod["metadata"].get("ownerReferences"):  # its workload was removed without it
                 self.end_pod(pod, ENDED_GRACE_S)
@@ -234,10 +239,10 @@ class Placement:
         ):
             wait_gone(self._api, self.path(version, plural, name), what=f"{plural}/{name}")
 
-    # ---- what is there
+    # ---- queries
 
     def secret(self) -> str:
-        """Return the job's secret: that of the cluster, else the one that was made here."""
+        """Return the job's secret: the cluster's, or this machine's if the cluster has none."""
         if not self._secret:
             found = find(self._api, self.path("v1", "secrets", self.names.secret))
             if found is None:
@@ -250,42 +255,42 @@ class Placement:
         replace_file(self._directory.path / names.SECRET_FILE, self._secret.encode())
 
     def attempt(self) -> int:
-        """Return the attempt that is placed; -1: none is."""
+        """Return the placed attempt; -1: none."""
         found = find(self._api, self.workload_path)
         return -1 if found is None else _attempt_of(found)
 
     def has_coordinator(self) -> bool:
-        """Whether there is to be one; it may not answer."""
+        """Return whether the coordinator's Deployment exists; the coordinator may not answer."""
         return self._coordinator() is not None
 
     def _coordinator(self) -> Object | None:
         return find(self._api, self.path("apps/v1", "deployments", self.names.coordinator))
 
     def our_pods(self, labels: str = "", **query: str) -> list[dict[str, Any]]:
-        """Return the job's pods, or those of these labels."""
+        """Return the job's pods, or those with these labels."""
         chosen = labels or selector(self._job_id)
         return list(self._api.get(self._pods_path, labelSelector=chosen, **query)["items"] or ())
 
     def coordinator_words(self) -> list[str]:
-        """Say what holds the job's pods up, and why the coordinator's pod cannot be created."""
+        """Return sentences about pods that wait, and about a refused coordinator's pod."""
         words = [seen.in_words() for seen in map(pod_status, self.our_pods()) if seen.reasons]
         failed = [one for one in conditions(self._coordinator() or {}) if one["type"] == _NO_POD]
         return words + [one["message"] for one in failed]
 
     @property
     def workers(self) -> str:
-        """The label selector of the pods of nodes and spares."""
+        """Return the label selector of the pods of nodes and spares."""
         return f"{self.kind.pods_selector(self.names.workload)},{selector(self._job_id)}"
 
     @property
     def workload_path(self) -> str:
-        """The path of the workload."""
+        """Return the path of the workload."""
         gvk = self.kind.gvk
         return self.path(gvk.api_version, gvk.plural, self.names.workload)
 
     @property
     def pods_maker(self) -> str:
-        """The name of the object whose controller creates the pods of nodes and spares."""
+        """Return the name of the object whose controller creates the pods of nodes and spares."""
         inside = self._pods.kind in (WorkloadKind.JOBSET, WorkloadKind.TRAINJOB)
         return f"{self.names.workload}-{NODES}-0" if inside else self.names.workload
 
@@ -294,10 +299,10 @@ class Placement:
         return self.path("v1", "pods")
 
     def path(self, version: str, plural: str, *rest: str) -> str:
-        """Return the path of an object in the job's namespace, or of all."""
+        """Return the path of an object or a collection in the job's namespace."""
         return "/".join((collection(version, plural, self._pods.namespace), *rest))
 
 
 def _attempt_of(workload: Object) -> int:
-    """Which attempt a workload was placed for."""
+    """Return the attempt of a workload; -1: its label is absent."""
     return int((workload["metadata"].get("labels") or {}).get(ATTEMPT, -1))

@@ -1,4 +1,4 @@
-"""Brings the pods that a job wants, again where that fails, and keeps track of them."""
+"""Request the pods that a job needs, with retries, and record which pods are its nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rekindle.recovery.journal.journal import (
     NodeWanted,
 )
 
-CLOSE_S = 90.0  # for what is left to do: the API server is asked for a minute
+CLOSE_S = 90.0  # for the last requests: one request to the API server takes up to a minute
 AGAIN_S = 10.0
 
 
@@ -35,7 +35,7 @@ class _Chore:
 
 
 class RetryQueue:
-    """Runs requests in their order: in a thread while the queue is open, else in the caller.
+    """Runs requests in their order: in a thread while the queue is open, otherwise in the caller.
 
     The queue reports a failed request once, and repeats it after the requests that came later.
     """
@@ -59,12 +59,12 @@ class RetryQueue:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the chore that asks is no longer waited for, and has to leave all as it is."""
+        """Return whether the queue no longer waits for this thread, which must then stop."""
         return threading.current_thread() in self._given_up
 
     @contextmanager
     def open(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Run requests until the block ends, then those that are left. tell: takes a sentence."""
+        """Run requests until the block ends, then the remaining ones. tell: takes a sentence."""
         self._tell = tell
         mine = self._queue = queue.SimpleQueue()
         thread = threading.Thread(
@@ -98,7 +98,7 @@ class RetryQueue:
             self._fails(each, again=True)
 
     def _fails(self, chore: _Chore, *, again: bool = False) -> bool:
-        """Do it; say whether it may be tried again."""
+        """Run a request; return whether it failed and a retry may succeed."""
         if self.is_given_up:
             return False
         self._under_way = chore.what
@@ -112,28 +112,28 @@ class RetryQueue:
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The pod that a node was when it joined, in seconds since the epoch."""
+    """The pod of a node when it joined, in seconds since the epoch."""
 
     address: str
     at: float
 
     def is_pod(self, seen: PodStatus) -> bool:
-        """Whether it is this one."""
+        """Return whether this is the pod."""
         return seen.is_of(self.address, self.at)
 
 
 class LostPods(msgspec.Struct, frozen=True):
-    """Pods that are nodes no more. lost: whose agent is away; sent_away: told to end."""
+    """Pods that are no longer nodes. lost: its agent is away. sent_away: the job replaced them."""
 
     lost: Joined | None = None
     sent_away: tuple[Joined, ...] = ()
 
 
 class PodMembership:
-    """What is told of the nodes, one event after the other, and of the pods that they are.
+    """Follows the nodes through the job's events, and records their pods.
 
-    keeps_off: whether what is placed in the place of a pod keeps off the hosts that this attempt
-    has isolated; then nothing new is to stay there.
+    keeps_off: replacement pods avoid the hosts that this attempt has isolated. Then no new pod may
+    stay on such a host.
     """
 
     def __init__(self, *, keeps_off: bool) -> None:
@@ -141,17 +141,17 @@ class PodMembership:
         self._joined: dict[int, Joined] = {}  # the pods that are nodes now
         self._sent_away: list[Joined] = []
         self._isolated: set[str] = set()
-        self._nodes: dict[str, int] = {}  # what the pods of addresses are, or were
-        self._wanted: set[int] = set()  # nodes that no pod is
-        self._expected: dict[str, int] = {}  # which of them pods by uid may be, that are not yet
+        self._nodes: dict[str, int] = {}  # the present or former node of each address
+        self._wanted: set[int] = set()  # nodes without a pod
+        self._expected: dict[str, int] = {}  # by uid: the expected node of a pod that waits
 
     @property
     def isolated(self) -> frozenset[str]:
-        """The hosts that this attempt has isolated."""
+        """Return the hosts that this attempt has isolated."""
         return frozenset(self._isolated)
 
     def learn(self, event: AnyEvent) -> None:
-        """Note what an event says."""
+        """Record an event."""
         match event:
             case JobStarted():
                 self._wanted = set(range(event.nodes))
@@ -163,22 +163,22 @@ class PodMembership:
             case NodeWanted() if event.node != names.SPARE:
                 self._wanted.add(event.node)
             case NodeJoined(node=names.SPARE):
-                self._nodes.pop(event.address, None)  # of a pod that was a node before
+                self._nodes.pop(event.address, None)  # the address of a pod that was a node before
             case NodeJoined():
                 self._wanted.discard(event.node)
                 self._nodes[event.address] = event.node
                 self._joined[event.node] = Joined(event.address, event.at)
 
     def take_gone(self, node: int) -> LostPods:
-        """Return what is to go now that another one is wanted for a node; it is told once."""
+        """Return the pods to end because a node needs another one; each only once."""
         sent_away, self._sent_away = tuple(self._sent_away), []
         return LostPods(self._joined.pop(node, None), sent_away)
 
     def to_end(self, pods: Iterable[Object], gone: LostPods) -> list[Object]:
-        """Return the pods that have to be ended, as nothing else would end them.
+        """Return the pods that the engine must end, because nothing else ends them.
 
-        A lost one runs still, and one that was sent away would be started anew where it is, as
-        would be one that was refused because of its host.
+        These are pods that still run although their agent was lost, and pods that would restart on
+        a host that they must leave: the job replaced them, or refused them because of the host.
         """
         return [pod for pod in pods if self._is_to_end(pod_status(pod), gone)]
 
@@ -194,11 +194,11 @@ class PodMembership:
         return on_isolated and self._keeps_off and not is_node
 
     def at(self, address: str) -> int | None:
-        """Return which node the pod of an address is, or was."""
+        """Return the present or last node of an address."""
         return self._nodes.get(address)
 
     def node_of(self, pod: PodStatus) -> int | None:
-        """Return the node that a pod is; one that waits may be any that is wanted."""
+        """Return the node of a pod. A pod that waits may become any missing node."""
         node = self._nodes.get(pod.ip) if pod.ip else None
         if node is not None or pod.role != Role.WORKER.value or not pod.waits:
             return node

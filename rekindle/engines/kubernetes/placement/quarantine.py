@@ -1,7 +1,7 @@
-"""Isolated hosts: which are known, and how their nodes are cordoned or tainted.
+"""Isolate hosts: keep the list of them, and cordon or taint their nodes.
 
-What is decided of a node is a pure function of its object; the server takes a change only if the
-node is still as it was when that was decided.
+The change of a node is a pure function of its object. The server accepts the change only if the
+node has not changed since.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _UNREADABLE = "its annotation cannot be read"
 
 
 class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a node is kept from work, as its annotation says it.
+    """The reason for a node's isolation, stored in its annotation.
 
-    by: the job. namespace: of the log of hosts that isolates it. at: seconds since the epoch.
-    source: the event that it was isolated by. ours: False: somebody else had it cordoned before.
+    `by`: the job. `namespace`: of the log of hosts that isolates it. `at`: seconds since the epoch.
+    `source`: the event that caused it. If another user cordoned the node before, `ours` is False.
     """
 
     how: IsolationMode
@@ -48,13 +48,13 @@ class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def done(self) -> str:
-        """What a node is that bears the mark."""
+        """Return a text about a node that has the mark."""
         word = "tainted" if self.how is IsolationMode.TAINT else "cordoned"
         return word if self.ours else f"{word} by somebody else"
 
 
 def mark_on(node: Object) -> IsolationMark | None:
-    """Read the mark of a node; one that cannot be read is nobody's."""
+    """Read the mark of a node; an unreadable mark belongs to no namespace."""
     text = (node["metadata"].get("annotations") or {}).get(labels.ISOLATED)
     if text is None:
         return None
@@ -69,16 +69,16 @@ def mark_on(node: Object) -> IsolationMark | None:
 
 
 def holds(node: Object, mark: IsolationMark) -> bool:
-    """Whether the node is as its mark says, or a person has undone it by hand."""
+    """Return whether the node matches its mark; False: a person has undone the change."""
     if mark.how is IsolationMode.TAINT:
         return any(_is_our_taint(each) for each in _taints(node))
     return bool(node["spec"].get("unschedulable"))
 
 
 def marking(node: Object, wanted: IsolationMark) -> Object | None:
-    """Return the patch that marks a node; None: nothing is to be done.
+    """Return the patch that marks a node; None: no change is necessary.
 
-    What a person has undone is not done again because of the same event.
+    The same event does not repeat a change that a person has undone.
     """
     known = mark_on(node)
     if known is not None and (known.source == wanted.source or holds(node, known)):
@@ -94,9 +94,9 @@ def marking(node: Object, wanted: IsolationMark) -> Object | None:
 
 
 def unmarking(node: Object, namespace: str) -> Object | None:
-    """Return the patch that puts a node back; None: it bears no mark of this namespace's log.
+    """Return the patch that releases a node; None: it has no mark of this namespace's log.
 
-    Where somebody else had cordoned it, it stays so.
+    A node that another user had cordoned stays cordoned.
     """
     mark = mark_on(node)
     if mark is None or mark.namespace not in ("", namespace):
@@ -127,17 +127,20 @@ def _is_our_taint(taint: Object) -> bool:
 
 
 class Quarantine:
-    """Marks nodes, and puts them back. Everything raises ApiError; ForbiddenError at once."""
+    """Marks nodes and releases them.
+
+    Every method raises ApiError; ForbiddenError without retries.
+    """
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def put(self, host: str, mark: IsolationMark) -> None:
-        """Mark a node, if there is one of this name, and it is not marked."""
+        """Mark a node if it exists and has no mark."""
         self._change(host, lambda node: marking(node, mark))
 
     def take(self, host: str, namespace: str) -> Object | None:
-        """Put a node back; return it as it was, None: there is none."""
+        """Release a node; return it as it was. None: it does not exist."""
         return self._change(host, lambda node: unmarking(node, namespace))
 
     def nodes(self) -> Iterable[Object]:
@@ -163,7 +166,7 @@ class Quarantine:
                 return None
             return node
 
-        # A conflict: the node has changed, or is another one of this name.
+        # On a conflict the node has changed, or another node has this name.
         return retry(change, ConflictError, _TRIES_S, _PAUSE_S)
 
     def _must_be_allowed(self, verb: str) -> None:
@@ -177,9 +180,9 @@ _LONGEST_REASON = 300
 
 
 class Hosts:
-    """The cluster's log of hosts; this machine's has what could not be written there.
+    """The cluster's log of hosts; this machine's log has events that the cluster's could not take.
 
-    home: the folder of this machine's log. tell: takes a sentence about what is amiss.
+    `home`: the folder of this machine's log. `tell` takes a sentence about a problem.
     """
 
     def __init__(self, api: Api, pods: KubernetesSettings, home: Path) -> None:
@@ -191,9 +194,9 @@ class Hosts:
         self._how = pods.isolated_hosts
 
     def isolated(self) -> tuple[str, ...]:
-        """Return the hosts on which nothing is placed, by what was said of each last.
+        """Return the hosts on which Rekindle places nothing, by the last event of each.
 
-        Raises JobError: this machine's log cannot be read.
+        Raises JobError: this machine's log is unreadable.
         """
         said = self._here.events()
         try:
@@ -204,10 +207,10 @@ class Hosts:
         return tuple(sorted(host.host for host in known.values() if host.isolated))
 
     def note(self, event: AnyHostEvent) -> None:
-        """Take down what was learned of a host, and mark the node of one that is isolated.
+        """Record an event of a host, and mark the node of an isolated one.
 
-        Telling it twice does no harm. Raises JobError: it is known to this machine alone, if at
-        all, or the node cannot be marked.
+        A second call with the same event does no harm. Raises JobError: only this machine's log has
+        the event, or no log has it, or the node has no mark.
         """
         try:
             self._log.append(event)
@@ -226,7 +229,7 @@ class Hosts:
 
     def _mark(self, event: HostIsolated) -> None:
         if not self._is_isolated(event):
-            return  # it was released since
+            return  # a person has released it since
         mark = IsolationMark(
             how=self._how,
             by=event.by,
@@ -236,7 +239,7 @@ class Hosts:
             source=f"{event.source}@{event.at}",
         )
         self._marks.put(event.host, mark)
-        if not self._is_isolated(event):  # a person has released it while it was marked
+        if not self._is_isolated(event):  # a person has released it during the change
             self._marks.take(event.host, self._namespace)
 
     def _is_isolated(self, event: HostIsolated) -> bool:

@@ -1,1 +1,1 @@
-"""What is checked in the cluster before a job is launched."""
+"""Check the cluster before the launch of a job."""

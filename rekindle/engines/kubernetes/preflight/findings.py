@@ -1,4 +1,4 @@
-"""What was found out about a cluster before anything is made in it."""
+"""Define the results of the checks of a cluster."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 
 
 class FindingState(str, enum.Enum):
-    """Whether it is as a job needs it."""
+    """The result of a check."""
 
     OK = "ok"
     MISSING = "missing"
-    UNKNOWN = "unknown"  # nobody would say, or it depends on what others do
+    UNKNOWN = "unknown"  # no answer, or it depends on other users
 
 
 class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a job needs.
+    """One requirement of a job.
 
-    what: in a word or two. said: what was found. do: what to do about it. optional: a job runs
-    without it.
+    `what`: a short name. `said`: the result. `do`: the correction. `optional`: a job runs without
+    it.
     """
 
     what: str
@@ -30,25 +30,25 @@ class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
     optional: bool = False
 
     def in_words(self) -> str:
-        """Say it in a sentence, with what to do."""
+        """Return a sentence with the result and the correction."""
         return f"{self.what}: {self.said}" + (f" ({self.do})" if self.do else "")
 
 
 def ok(what: str, said: str = "") -> PreflightFinding:
-    """Return that it is there."""
+    """Return the finding that a requirement is met."""
     return PreflightFinding(what=what, state=FindingState.OK, said=said)
 
 
 def missing(what: str, said: str, do: str = "") -> PreflightFinding:
-    """Return that a job cannot be without it."""
+    """Return the finding that a requirement is not met."""
     return PreflightFinding(what=what, state=FindingState.MISSING, said=said, do=do)
 
 
 def unknown(what: str, said: str, do: str = "") -> PreflightFinding:
-    """Return that nobody can tell."""
+    """Return the finding that the result is unknown."""
     return PreflightFinding(what=what, state=FindingState.UNKNOWN, said=said, do=do)
 
 
 def lacking(found: Iterable[PreflightFinding]) -> list[PreflightFinding]:
-    """Return what a job cannot be without."""
+    """Return the findings that prevent a job."""
     return [one for one in found if one.state is FindingState.MISSING and not one.optional]

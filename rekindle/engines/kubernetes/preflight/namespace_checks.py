@@ -1,4 +1,4 @@
-"""The objects that a job's pods name, and the devices that they ask for: are they there?"""
+"""Check that the objects and devices exist that a job's pods name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Manifest = dict[str, Any]
 
 
 def pod_templates(kind: WorkloadKind, wanted: Manifests) -> list[Manifest]:
-    """Return the templates of a job's pods: of its nodes and spares, and last of its coordinator.
+    """Return the templates of a job's pods: of its nodes and spares, then of its coordinator.
 
-    A leader's template is left out where it equals the workers'.
+    A leader's template is absent if it equals the workers'.
     """
     holders = [
         each for one in (*wanted.beside, wanted.workload) for each in adapter(kind).templates(one)
@@ -36,16 +36,16 @@ def pod_templates(kind: WorkloadKind, wanted: Manifests) -> list[Manifest]:
 
 
 class Mention(msgspec.Struct, frozen=True):
-    """An object that a pod names. api_version, plural: where it is looked for."""
+    """An object that a pod names. api_version, plural: of its collection."""
 
     kind: str
     name: str
     api_version: str
     plural: str
-    everywhere: bool = False  # it is none of a namespace
+    everywhere: bool = False  # it does not belong to a namespace
 
 
-# Fields of a pod's spec: what they name.
+# Fields of a pod's spec, and the objects that they name.
 _FIELDS = {
     "serviceAccountName": ("ServiceAccount", "v1", "serviceaccounts", False),
     "priorityClassName": ("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses", True),
@@ -54,7 +54,7 @@ _FIELDS = {
 
 
 def mentions(spec: Manifest) -> Iterator[Mention]:
-    """Yield what a pod's spec names and does not call optional; one may come twice."""
+    """Yield the objects that a pod's spec names as required; an object may repeat."""
     for field, (kind, version, plural, everywhere) in _FIELDS.items():
         if name := spec.get(field):
             yield Mention(kind, name, version, plural, everywhere)
@@ -92,7 +92,7 @@ _MAKE = {
 def mentioned(
     api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
 ) -> Iterator[PreflightFinding]:
-    """Look for everything that the pods name and the job does not bring along."""
+    """Look for all objects that the pods name and the job does not create."""
     own = {(one["kind"], one["metadata"]["name"]) for one in wanted.every}
     named = (each for pod in pod_templates(kind, wanted) for each in mentions(pod["spec"]))
     for each in dict.fromkeys(named):
@@ -141,7 +141,7 @@ def devices(api: Api, kind: WorkloadKind, wanted: Manifests) -> Iterator[Preflig
 
 
 def _devices_of(spec: Manifest) -> dict[str, Decimal]:
-    """Return the extended resources of one pod. The API server wants each of them as a limit."""
+    """Return the extended resources of one pod. The API server requires each of them as a limit."""
     found: dict[str, Decimal] = {}
     for container in spec["containers"]:
         for name, value in ((container.get("resources") or {}).get("limits") or {}).items():

@@ -1,6 +1,6 @@
-"""What the engine asks of an API server, as rights: the one list of them. Pure.
+"""List the rights that the engine needs at an API server. Pure.
 
-deploy/base/role.yaml hands them out; the tests hold the two, and a job's requests, to each other.
+deploy/base/role.yaml grants them. Tests compare this list, the role, and the requests of a job.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 
 
 class Right(msgspec.Struct, frozen=True, kw_only=True):
-    """To do these things with one resource.
+    """The right to use these verbs on one resource.
 
-    resource: with its subresource, as pods/log. without: what is not possible without it; "": a
-    job. everywhere: it is none of a namespace.
+    resource: with its subresource, such as pods/log. without: the function that needs it; "": a job
+    does. everywhere: the resource does not belong to a namespace.
     """
 
     group: str
@@ -30,11 +30,11 @@ class Right(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> str:
-        """The resource and its group, as kubectl has them."""
+        """Return the resource and its group in kubectl's format."""
         return named(self.group, self.resource)
 
 
-# Nodes are of no namespace: a ClusterRole hands this out, for who wants it.
+# Nodes do not belong to a namespace. An optional ClusterRole grants this right.
 NODES = Right(
     group="",
     resource="nodes",
@@ -43,7 +43,7 @@ NODES = Right(
     everywhere=True,
 )
 
-# For dry runs alone: controllers create the pods of jobs. The Role of deploy/ does not grant it.
+# Only for dry runs: controllers create the pods of jobs. The Role of deploy/ does not grant it.
 PODS = Right(
     group="",
     resource="pods",
@@ -53,9 +53,10 @@ PODS = Right(
 
 
 def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
-    """Return what a job of these objects cannot do without.
+    """Return the rights that a job of these objects requires.
 
-    inside: whoever steers it is a pod of the cluster, and reaches its coordinator directly.
+    inside: the process that steers it is a pod of the cluster, and reaches its coordinator
+    directly.
     """
     secret, *others = wanted.around
     verbs: dict[tuple[str, str], dict[str, None]] = {}
@@ -63,11 +64,11 @@ def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tu
     def ask(group: str, resource: str, *asked: str) -> None:
         verbs.setdefault((group, resource), {}).update(dict.fromkeys(asked))
 
-    # The root is deleted, and all that it owns goes with it.
+    # The engine deletes the root, and the cluster deletes the objects that the root owns.
     ask(*place(wanted.root), "create", "get", "delete")
     ask(*place(secret), "create", "get")
     for each in (*others, *wanted.beside):
-        ask(*place(each), "create", "patch")  # applied
+        ask(*place(each), "create", "patch")  # by a server-side apply
     ask("apps", "deployments", "get")
     ask("", "services", "get")
     if not inside:
@@ -83,7 +84,7 @@ def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tu
 
 
 def useful(kind: WorkloadKind) -> Iterator[Right]:
-    """Yield what is handed out besides: a job does without it."""
+    """Yield the optional rights of the role."""
     gvk = adapter(kind).gvk
     for group, resource, verbs, without in (
         (gvk.group, gvk.plural, ("list", "watch"), "workloads cannot be followed"),
@@ -103,5 +104,5 @@ def place(obj: Object) -> tuple[str, str]:
 
 
 def named(group: str, resource: str) -> str:
-    """Return a resource as kubectl has it."""
+    """Return a resource in kubectl's format."""
     return f"{resource}.{group}" if group else resource

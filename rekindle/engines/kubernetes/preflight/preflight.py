@@ -1,6 +1,6 @@
-"""Asks a cluster, before anything is made in it, for all that a job needs there.
+"""Check, before the creation of objects, that a cluster meets the requirements of a job.
 
-Nothing is left behind: rights are asked for by reviews, objects are sent as dry runs.
+The checks leave nothing behind: they use reviews for rights, and dry runs for objects.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _INSTALL = {
 
 
 def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
-    """Raise UsageError, with all that is missing, before a job's first object is made.
+    """Check the cluster before the creation of a job's first object.
 
-    A job whose root is there was let in before: nothing more is asked about it. Raises ApiError:
-    the server does not answer.
+    A job whose root exists passed the checks before, and is not checked again. Raises UsageError
+    with all missing things. Raises ApiError: the server does not answer.
     """
     wanted = render(spec, pods, secret="-")
     try:
         if find(api, path_of(wanted.root)) is not None:
             return
     except ForbiddenError:
-        pass  # which right that is, and whether others are missing, is told below
+        pass  # the findings below name this right and the other missing ones
     found = lacking(survey(api, pods.kind, wanted, whole=False))
     if found:
         told = "".join(f"\n  {one.in_words()}" for one in found)
@@ -82,10 +82,10 @@ def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
 def survey(
     api: Api, kind: WorkloadKind, wanted: Manifests, *, whole: bool = True
 ) -> list[PreflightFinding]:
-    """Find out whether a cluster has all that a job of these objects needs, most basic first.
+    """Check the requirements of a job of these objects; return the findings, most basic first.
 
-    whole: also what it does without, what may change yet (which nodes there are), and what
-    webhooks and schemas say of each object; otherwise of the workload alone.
+    whole: also check optional parts, things that may still change (such as the nodes), and each
+    object against webhooks and schemas; otherwise only the workload.
     """
     api = api.unforgiving()
     namespace = wanted.root["metadata"]["namespace"]
@@ -116,7 +116,7 @@ def survey(
 
 
 def _server(api: Api) -> Iterator[PreflightFinding]:
-    """Whether it answers, and who we are to it."""
+    """Check that the server answers, and that it accepts the user."""
     try:
         version = api.get("/version").get("gitVersion")
     except ForbiddenError as error:
@@ -140,7 +140,7 @@ def _server(api: Api) -> Iterator[PreflightFinding]:
         else:
             yield unknown("user", f"who we are is not told: {error}")
         return
-    except ApiError as error:  # of a server older than 1.28, say
+    except ApiError as error:  # a server older than 1.28, for example
         yield unknown("user", f"who we are is not told: {error}")
         return
     yield ok("user", name) if name != _NOBODY else _stranger("it takes us for nobody")
@@ -169,7 +169,7 @@ def _right_to(named: str) -> str:
 
 
 def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
-    """Ask whether we may; all that is refused is one finding."""
+    """Check a right; all refused verbs are one finding."""
     what, optional = _right_to(right.named), bool(right.without)
     where = "" if right.everywhere else namespace
 
@@ -199,7 +199,7 @@ def _kind(obj: Object) -> str:
 
 
 def _resource(api: Api, obj: Object) -> PreflightFinding:
-    """Whether the server has such objects at all."""
+    """Check that the server has this kind of object."""
     what, version, plural = _kind(obj), obj["apiVersion"], plural_of(obj)
     if "/" not in version:
         return ok(what)
@@ -227,9 +227,10 @@ def _versions(api: Api, group: str) -> str:
 def _dry_run(
     api: Api, one: Object, wanted: Manifests, without: set[str], *, strict: bool
 ) -> PreflightFinding:
-    """Have the server say what it would say of an object, and not make it.
+    """Check an object by a dry run, which creates nothing.
 
-    without: what was found missing. strict: fields that the server does not know are refused, too.
+    without: names of missing requirements. strict: also refuse fields that the server does not
+    know.
     """
     what = f"dry run of {one['kind']} {one['metadata']['name']}"
     if lost := without & {_kind(one), _right_to(named(*place(one)))}:
@@ -254,9 +255,9 @@ def _dry_run(
 def _pods_dry_run(
     api: Api, kind: WorkloadKind, wanted: Manifests, namespace: str
 ) -> Iterator[PreflightFinding]:
-    """Have the server say whether quotas, limits and webhooks let one pod of each template in.
+    """Check by dry runs that quotas, limits and webhooks admit one pod of each template.
 
-    The dry run of a workload does not show that: its controller creates the pods later.
+    The dry run of a workload does not show that, because its controller creates the pods later.
     """
     right = _right(api, PODS, namespace)
     if right.state is not FindingState.OK:
@@ -290,9 +291,9 @@ def _pod_refused(what: str, error: ApiError) -> PreflightFinding:
 
 
 def is_premature(said: str) -> bool:
-    """Whether a webhook refuses a TrainJob because its runtime, which comes first, is not there.
+    """Return whether a webhook refuses a TrainJob because its runtime does not exist yet.
 
-    Kubeflow Trainer's and Kueue's do; the texts are theirs.
+    Kubeflow Trainer's and Kueue's webhooks do. The texts come from them.
     """
     said = said.lower()
     return "must be created before" in said or ("runtime" in said and "not found" in said)

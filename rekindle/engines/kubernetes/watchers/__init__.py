@@ -1,1 +1,1 @@
-"""What is learned of pods and hosts while a job runs."""
+"""Watch pods and hosts while a job runs."""

@@ -1,4 +1,4 @@
-"""Watches the workload of a job and its pods, and queues what it sees."""
+"""Watch the workload of a job and its pods, and queue health events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.errors import JobError, UnansweredError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 AGAIN_S = 1.0
-LATE_S = 300.0  # after which a sign explains nothing any more
+LATE_S = 300.0  # after that an event no longer explains a fault
 _CLOSE_S = 5.0
 _NAME = re.compile(r'"[^"]*"')
 _COMBINED = "(combined from similar events): "  # the text of client-go's recorder
@@ -30,10 +30,11 @@ Report = Callable[[HealthEvent], None]
 
 
 class HealthEventQueue:
-    """A thread that tells signs in their order; none is lost because nobody answers just now.
+    """A thread that reports health events in their order. It keeps events until they are accepted.
 
-    report: takes a sign; raises UnansweredError where it was not heard, JobError where it means
-    nothing: its node came back, or the job ends. tell: takes a sentence for people.
+    `report` takes an event. It raises UnansweredError if the coordinator did not receive it, and
+    JobError if the event is obsolete: its node came back, or the job ends. `tell` takes a sentence
+    for users. The queue drops an event after LATE_S seconds.
     """
 
     def __init__(self, report: Report, tell: Callable[[str], None]) -> None:
@@ -44,7 +45,7 @@ class HealthEventQueue:
 
     @contextmanager
     def open(self) -> Iterator[Report]:
-        """Tell meanwhile what is given to what is yielded, which waits for nothing."""
+        """Report events until the block ends; yield the function that queues an event."""
         with beside({"signs": self._work}, self._close, _CLOSE_S):
             yield lambda sign: self._signs.put((sign, time.monotonic()))
 
@@ -74,14 +75,14 @@ class HealthEventQueue:
 
 BY = "kubernetes"
 _BETWEEN_ROUNDS_S = 1.0
-CLOSE_S = 5.0  # for threads to end: a server that does not answer is asked for a minute
+CLOSE_S = 5.0  # for threads to end: a request to a silent server takes up to a minute
 
 
 class JobWatcher:
     """One list and one watch of the pods, of the workload, and of warnings about it.
 
-    node_of: which node a pod is, or is to be; None: that is not known yet. report: takes a sign.
-    tell: takes a sentence for people.
+    `node_of` returns the present or future node of a pod; None: unknown. `report` takes an event.
+    `tell` takes a sentence for users.
     """
 
     def __init__(
@@ -102,13 +103,13 @@ class JobWatcher:
         self._node_of = node_of
         self._report = report
         self._tell = tell
-        self._told: dict[str, tuple[object, ...]] = {}  # of each object, by its uid
+        self._told: dict[str, tuple[object, ...]] = {}  # last text by uid
         self._unreported: dict[str, PodStatus] = {}
         self._closed = threading.Event()
 
     @contextmanager
     def open(self, see: Callable[[Object, bool], None]) -> Iterator[None]:
-        """Look meanwhile. see: takes each pod that is new or has changed, and if it is there."""
+        """Watch until the block ends. see: takes each new or changed pod, and whether it exists."""
 
         def look_at_pod(pod: Object, there: bool) -> None:
             self._look_at_pod(pod)
@@ -128,24 +129,24 @@ class JobWatcher:
         for follower in (self._pods, self._workload, self._events):
             follower.end()
 
-    # ---- what is known
+    # ---- known objects
 
     def pods(self) -> list[Object] | None:
-        """Return the job's pods as they were a moment ago; None: they are not known yet."""
+        """Return the job's pods, from the watch; None: they are not known yet."""
         return self.known() if self._pods.lists else None
 
     def known(self) -> list[Object]:
-        """Return those of the job's pods that are known."""
+        """Return the known pods of the job."""
         return list(self._pods.objects.values())
 
     def workload_stands(self) -> bool:
-        """Whether the workload is known to be there, and not to have failed."""
+        """Return whether the workload is known to exist without a failure."""
         found = list(self._workload.objects.values())
         return any(
             self._place.kind.status(each).phase is not WorkloadPhase.FAILED for each in found
         )
 
-    # ---- looking
+    # ---- events
 
     def _follow(self, follower: Informer, look: Callable[[Object, bool], None]) -> None:
         try:
@@ -155,7 +156,7 @@ class JobWatcher:
                     self._told.pop(changed["metadata"]["uid"], None)
                     self._unreported.pop(changed["metadata"]["uid"], None)
         except ApiError as error:
-            # The agents' own lines tell of what is lost; only its reasons are missed.
+            # The agents' connections also report losses. Only the reasons are missing.
             self._tell(f"{follower.path} cannot be watched: {error}")
 
     def _look_at_pod(self, changed: Object) -> None:
@@ -184,7 +185,7 @@ class JobWatcher:
             self._tell(f"{kind} {metadata['name']} is {seen.phase.value}" + f" ({why})" * bool(why))
 
     def _look_at_event(self, event: Object, there: bool) -> None:
-        """Show a warning about the workload, such as the reason why its pods cannot be created.
+        """Report a warning about the workload, such as the reason why its pods cannot be created.
 
         Each refused pod has another name. So texts that differ only in names count as equal.
         """
@@ -195,13 +196,13 @@ class JobWatcher:
             self._tell(f"{about['kind']} {about['name']}: {reason} at {at}: {text}")
 
     def _is_old(self, uid: str, news: tuple[object, ...]) -> bool:
-        """Whether this was told of the object last."""
+        """Return whether this was the last text about the object."""
         if self._told.get(uid) == news:
             return True
         self._told[uid] = news
         return False
 
-    # ---- every now and then
+    # ---- periodic work
 
     def _go_round(self) -> None:
         ending: dict[str, float] = {}
@@ -211,9 +212,10 @@ class JobWatcher:
             ending = self._end_overdue(ending, time.monotonic())
 
     def _end_overdue(self, since: dict[str, float], now: float) -> dict[str, float]:
-        """Remove pods that were told to end long ago: their host does not answer.
+        """Remove pods that have not ended in time, because their host does not answer.
 
-        Some kinds make no other one before. since: when each was first seen ending; returned anew.
+        Some kinds create no replacement before that. since: the first time that each was seen
+        ending. Return the new `since`.
         """
         ending = {
             seen.uid: (pod, seen)
@@ -235,7 +237,10 @@ class JobWatcher:
 
 
 def _sign(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:
-    """A pod that waits is no node yet that could be told by where it is."""
+    """Make a health event.
+
+    A pod that waits is not a node yet, so its host and address do not identify it.
+    """
     host, address = ("", "") if pod.waits else (pod.host, pod.ip)
     return HealthEvent(
         source=EventSource.POD_REASON,

@@ -1,6 +1,7 @@
-"""Follows the output of a pod's container into a file.
+"""Follow the output of a pod's container into a file.
 
-No line that the server still has is lost. Lines may be there twice where a stream broke off.
+The file gets every line that the server still has. A line may appear twice where a stream broke
+off.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rekindle.engines.kubernetes.client.errors import ApiError, MissingObjectErr
 from rekindle.engines.kubernetes.client.informer import SILENCE_S
 from rekindle.engines.kubernetes.client.streams import Stream
 
-PIECE = 1 << 16  # bytes of a line that are written at once
-TAIL = 1 << 20  # bytes at the file's end whose lines are recognised when they come again
+PIECE = 1 << 16  # bytes of a line that one write takes
+TAIL = 1 << 20  # bytes at the file's end in which repeated lines are recognised
 # A node writes the time in its own zone, with up to nine digits after the second.
 _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
-_OVERLAP = timedelta(seconds=1)  # the server compares whole seconds, and lines may be out of order
+_OVERLAP = timedelta(seconds=1)  # the server compares seconds, and lines may be out of order
 
 _Time = tuple[datetime, bytes]  # the second, and the digits after it
 
@@ -35,7 +36,7 @@ _Time = tuple[datetime, bytes]  # the second, and the digits after it
 class LogFile:
     """Appends the lines of streams to a file. Every method may raise OSError.
 
-    BlockingIOError: another process writes the file.
+    Raises BlockingIOError: another process writes the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,13 +47,13 @@ class LogFile:
         except OSError:
             os.close(self._handle)
             raise
-        self._last: _Time | None = None  # until the stream comes to it: earlier lines are known
-        self._known = Counter[bytes]()  # how often each line may come again
+        self._last: _Time | None = None  # until the stream reaches it: earlier lines are known
+        self._known = Counter[bytes]()  # number of expected repetitions of each line
         self._in_line = self._skips = False
 
     @property
     def size(self) -> int:
-        """The number of bytes in the file."""
+        """Return the number of bytes in the file."""
         return os.fstat(self._handle).st_size
 
     def close(self) -> None:
@@ -60,13 +61,13 @@ class LogFile:
         os.close(self._handle)
 
     def resume(self, before: datetime | None = None) -> str:
-        """Prepare for the next stream. Return the `sinceTime` to ask for; "" asks for all lines.
+        """Prepare for the next stream. Return the `sinceTime` to request; "" requests all lines.
 
-        The last line in the file decides, or the last line in it from before a second.
+        The result follows from the last line in the file, or the last line older than `before`.
         """
         tail = os.pread(self._handle, TAIL, max(0, self.size - TAIL))
         if tail and not tail.endswith(b"\n"):
-            _write(self._handle, b"\n")  # the line broke off
+            _write(self._handle, b"\n")  # the last line is incomplete
         self._in_line = False
         lines = [(line[:PIECE], _time(line)) for line in tail.removesuffix(b"\n").split(b"\n")]
         times = [time for _, time in lines if time and (before is None or time[0] < before)]
@@ -78,7 +79,7 @@ class LogFile:
         return since.isoformat() if since else ""
 
     def add(self, piece: bytes) -> None:
-        """Take a line of the stream, or the next piece of one. The last piece has its end."""
+        """Take a line of the stream, or the next piece of one. The last piece has the line end."""
         if not self._in_line:
             self._skips = self._comes_again(piece.removesuffix(b"\n"))
         self._in_line = not piece.endswith(b"\n")
@@ -86,7 +87,7 @@ class LogFile:
             _write(self._handle, piece)
 
     def _comes_again(self, line: bytes) -> bool:
-        """Whether a line of the stream is in the file already."""
+        """Return whether the file already has a line of the stream."""
         time = _time(line)
         if self._last and time and time < self._last:
             return True
@@ -110,15 +111,15 @@ def _write(handle: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-TAIL_LINES = 500  # of a pod whose output is not streamed
+TAIL_LINES = 500  # lines of a pod without a stream
 _TAIL_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-_LAST_S = 3.0  # for the lines that are there when the job is left
-_GONE = 400  # the status for the output of a run that the node has removed
+_LAST_S = 3.0  # for the present lines, when the process leaves the job
+_GONE = 400  # the status if the node has removed the output of a run
 
 
 class Runs(msgspec.Struct, frozen=True):
-    """How often a container was started again, whether it runs, and whether it ever will.
+    """The number of restarts of a container, whether it runs, and whether its pod is over.
 
     before: the second in which the previous run ended, by the node's clock.
     """
@@ -131,7 +132,7 @@ class Runs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pod: Object, container: str) -> Runs:
-        """Read it from the pod's object."""
+        """Read the state from the pod's object."""
         status = pod.get("status") or {}
         for each in status.get("containerStatuses") or ():
             if each["name"] == container:
@@ -149,12 +150,12 @@ class Runs(msgspec.Struct, frozen=True):
 
     @property
     def ends(self) -> int:
-        """How often it has ended."""
+        """Return the number of ended runs."""
         return self.restarts + (self.began and not self.runs)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A container whose output is wanted: its pod, and where the output is read and written."""
+    """A container whose output is wanted: its pod, and the file for the output."""
 
     path: str  # of the pod
     uid: str
@@ -165,11 +166,11 @@ class Source(msgspec.Struct, frozen=True):
 class LogStream:
     """Reads a container's output into its file.
 
-    A kubelet streams the output of the run that it has now, and no answer names the run. The
-    server learns of the next run a moment later. So lines of that run may be in the file already
-    when the rest of the previous run is read.
+    A kubelet streams the output of the present run, and no answer names the run. The server learns
+    of the next run a moment later. So lines of that run may be in the file already before the rest
+    of the previous run.
 
-    amiss: is called with each error.
+    The function `amiss` takes each error.
     """
 
     def __init__(self, api: Api, source: Source, amiss: Callable[[Exception], None]) -> None:
@@ -177,24 +178,24 @@ class LogStream:
         self._source = source
         self._amiss = amiss
         self._ended = threading.Event()
-        self._until = 0.0  # when it stops at the latest, once it is to end
+        self._until = 0.0  # latest time of the end, after end()
         self._stream: Stream | None = None  # while it is followed
-        self._restarts = 0  # those of the run that is followed
-        self._seen = 0  # those that the pod has had
+        self._restarts = 0  # restarts before the followed run
+        self._seen = 0  # of the pod
 
     def end(self) -> None:
-        """Have follow() read the lines that are there, and return; from another thread."""
+        """Make follow() read the present lines and return; from another thread."""
         self._until = time.monotonic() + _LAST_S
         self._ended.set()
         self._break_off()
 
     def see(self, runs: Runs) -> None:
-        """Note the state of the container; from another thread."""
+        """Record the state of the container; from another thread."""
         self._seen = runs.restarts
         self._break_off()
 
     def _break_off(self) -> None:
-        """End the stream that is followed, if it is to end."""
+        """End the followed stream, if it must end."""
         stream = self._stream
         if stream is not None and self._is_to_break_off():
             stream.break_off()
@@ -219,13 +220,13 @@ class LogStream:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def tail(self, runs: Runs) -> None:
-        """Read the end of the output of a container that has ended. Raises ApiError, OSError."""
+        """Read the last lines of a container that has ended. Raises ApiError, OSError."""
         with closing(LogFile(self._source.file)) as file:
             previous = "true" if runs.runs else ""
             self._read(file, previous=previous, tailLines=TAIL_LINES, limitBytes=_TAIL_BYTES)
 
     def _pass(self, file: LogFile) -> bool:
-        """Read on from the end of the file. Return whether nothing more can come."""
+        """Read from the end of the file. Return whether no more lines can follow."""
         runs = self._look()
         if runs is None:
             return True
@@ -241,7 +242,7 @@ class LogStream:
         return runs.is_over
 
     def _look(self) -> Runs | None:
-        """Ask for the state of the container. None: its pod is gone."""
+        """Request the state of the container. None: its pod is gone."""
         try:
             pod = self._api.get(self._source.path)
         except MissingObjectError:
@@ -251,7 +252,7 @@ class LogStream:
         return Runs.of(pod, self._source.container)
 
     def _follow(self, file: LogFile) -> None:
-        """Read while the container runs, until the server knows that it was started again."""
+        """Read while the container runs, until the server reports a restart."""
         with self._ask(file.resume(), follow="true") as stream:
             self._stream = stream
             try:
@@ -268,7 +269,7 @@ class LogStream:
         return self._ended.is_set() or self._seen > self._restarts
 
     def _read_previous(self, file: LogFile, runs: Runs) -> None:
-        """Read the rest of the previous run, unless its node has removed its output."""
+        """Read the rest of the previous run, unless its node has removed the output."""
         try:
             self._read(file, runs.before, previous="true")
         except ApiError as error:
@@ -276,7 +277,7 @@ class LogStream:
                 raise
 
     def _read(self, file: LogFile, before: datetime | None = None, **query: object) -> None:
-        """Read the lines that are there of one run."""
+        """Read the present lines of one run."""
         with self._ask(file.resume(before), **query) as stream:
             for piece in stream.pieces(PIECE):
                 file.add(piece)

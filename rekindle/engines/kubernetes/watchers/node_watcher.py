@@ -1,4 +1,4 @@
-"""Watches the cluster's nodes and the output of pods while a process steers the job."""
+"""Watch the cluster's nodes and the output of pods while a process steers the job."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal.journal import AnyEvent, FaultSeen, NodeJoined
 
-REMOVED = "Exists=False"  # no condition of Kubernetes': the Node object was deleted
+REMOVED = "Exists=False"  # the Node object was deleted; Kubernetes has no such condition
 
-_Ailments = dict[str, str]  # conditions, as Type=Status, and what is said of them
+_Ailments = dict[str, str]  # conditions, as Type=Status, and their messages
 
 
 class NodeWatcher:
-    """One thread that follows all nodes, if we may; of each it keeps what ails it, and no more.
+    """A thread that follows all nodes, if it has the right; it keeps only their bad conditions.
 
-    fault_tables: the user's own file; empty: there is none.
+    fault_tables: the user's own file; "": none.
     """
 
     def __init__(self, api: Api, fault_tables: str = "") -> None:
         self._api = api
         self._fault_tables = fault_tables
-        self._hosts: dict[int, str] = {}  # of the job's nodes now, or when they were lost
+        self._hosts: dict[int, str] = {}  # hosts of the job's nodes, now or when they were lost
         self._ailing: dict[str, _Ailments] = {}
         self._lock = threading.Lock()
         self._report: Callable[[HealthEvent], None] = _to_nobody
@@ -48,14 +48,14 @@ class NodeWatcher:
     def open(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> Iterator[None]:
-        """Follow meanwhile. report: takes a sign. tell: takes a sentence."""
+        """Follow nodes until the block ends. `report` takes an event, `tell` a sentence."""
         self._report = report
         follower = Informer(self._api, NODES, keep=_conditions_alone)
         with beside({"nodes": lambda: self._follow(follower, tell)}, follower.end, CLOSE_S):
             yield
 
     def joined(self, node: int, host: str) -> None:
-        """Know that a node of the job is on this host from now on; what ails that is reported."""
+        """Record the host of a node, and report the host's bad conditions."""
         with self._lock:
             self._hosts[node] = host
             present = list(self._ailing.get(host, ()))
@@ -65,7 +65,7 @@ class NodeWatcher:
     def _follow(self, follower: Informer, tell: Callable[[str], None]) -> None:
         try:
             if not may(self._api, "watch", "nodes"):
-                return  # the agents' own lines tell of what is lost
+                return  # the agents' connections report losses
             tables = load_tables(self._fault_tables)
             if not has_user_file(self._fault_tables):
                 tell(
@@ -105,7 +105,7 @@ class NodeWatcher:
 
 
 def _ailments(node: Object, tables: Tables) -> _Ailments:
-    """Return the conditions that the tables of faults know as anything but well."""
+    """Return the conditions to which the tables of faults assign an urgency."""
     return {
         f"{each['type']}={each['status']}": " ".join((each.get("message") or "").split())[:300]
         for each in (node.get("status") or {}).get("conditions") or ()
@@ -114,25 +114,25 @@ def _ailments(node: Object, tables: Tables) -> _Ailments:
 
 
 def _conditions_alone(node: Object) -> Object:
-    """Leave out the rest, such as the images that are there: some 20 kB of each node."""
+    """Remove all other fields, such as the list of images: about 20 kB of each node."""
     metadata = {key: node["metadata"][key] for key in ("name", "uid", "resourceVersion")}
     conditions = (node.get("status") or {}).get("conditions") or []
     return {"metadata": metadata, "status": {"conditions": conditions}}
 
 
 def _to_nobody(sign: HealthEvent) -> None:
-    """Before anybody watches."""
+    """Ignore an event before open()."""
 
 
 class LogAndNodeWatchers:
-    """Looks at one job; it may be opened again once it is closed."""
+    """The observers of one job. They may be opened again after they are closed."""
 
     def __init__(self, api: Api, pods: KubernetesSettings, directory: JobDirectory) -> None:
         self._api = api
         self._pods = collection("v1", "pods", pods.namespace)
         self._container = container_name(pods.kind)
         self._folder = directory.path / names.LOGS_DIRECTORY
-        self._addresses: dict[int, str] = {}  # of the nodes now, or when they were lost
+        self._addresses: dict[int, str] = {}  # addresses of the nodes, now or when they were lost
         self._node_eyes = NodeWatcher(api, directory.spec().fault_tables)
         self._logs: PodLogs | None = None  # while it is open
         self._tell: Callable[[str], None] = print
@@ -141,7 +141,7 @@ class LogAndNodeWatchers:
     def open(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
     ) -> Iterator[Callable[[Object, bool], None]]:
-        """Look meanwhile; what is yielded is to be told of each pod, and if it is there."""
+        """Observe until the block ends; yield the function that takes pods and their existence."""
         self._tell = tell
         self._logs = logs = PodLogs(self._api, self._folder, self._pods, self._container)
         try:
@@ -151,7 +151,7 @@ class LogAndNodeWatchers:
             self._logs = None
 
     def note(self, event: AnyEvent) -> None:
-        """Know which pod is which node; say where the output of one that is lost is."""
+        """Record the pod of each node; log where the output of a lost node is."""
         match event:
             case NodeJoined(node=node, address=address, host=host) if node >= 0:
                 self._addresses[node] = address

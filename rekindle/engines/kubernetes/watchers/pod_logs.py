@@ -1,4 +1,4 @@
-"""The output of a job's pods, read into files of the job's directory while it is steered."""
+"""Copy the output of a job's pods into files of the job's directory while a process steers it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rekindle.engines.kubernetes.labels import ROLE, Role
 from rekindle.engines.kubernetes.watchers.log_stream import LogStream, Runs, Source
 from rekindle.waiting import join_all
 
-MOST = 32  # pods whose output is read as it comes; the coordinator's always is
-_FORGOTTEN_S = 60.0  # after which trouble is new
-_CLOSE_S = 10.0  # for the last lines, when the job is left
+MOST = 32  # pods with a stream; the coordinator always has one
+_FORGOTTEN_S = 60.0  # after that the same error is reported again
+_CLOSE_S = 10.0  # for the last lines, when the process leaves the job
 
 
 class _Pod(msgspec.Struct, eq=False):
@@ -28,14 +28,14 @@ class _Pod(msgspec.Struct, eq=False):
     runs: Runs
     stream: LogStream | None = None  # while it is read
     address: str = ""
-    waits: bool = False  # its output is not read yet
-    kept: int = 0  # how many of its ends have their last lines here
+    waits: bool = False  # its output has no stream yet
+    kept: int = 0  # number of ends whose last lines are in the file
 
 
 class PodLogs:
-    """Reads the output of the first pods as it comes; of others the last lines, where they end.
+    """Streams the output of the first pods; of the others it reads the last lines at their end.
 
-    folder: where the files go. path: the collection of the pods. container: the agent's in them.
+    folder: for the files. path: the collection of the pods. container: the agent's name in them.
     """
 
     def __init__(self, api: Api, folder: Path, path: str, container: str) -> None:
@@ -51,11 +51,11 @@ class PodLogs:
         self._waiting: deque[_Pod] = deque()
         self._failed: deque[tuple[_Pod, Runs]] = deque()
         self._streams: dict[threading.Thread, LogStream | None] = {}
-        self._amiss: dict[str, tuple[float, float]] = {}  # since when, and when last
+        self._amiss: dict[str, tuple[float, float]] = {}  # time of the first and of the last error
 
     @contextmanager
     def open(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Read meanwhile. tell: takes a sentence for people."""
+        """Read until the block ends. tell: takes a sentence for users."""
         self._tell = tell
         try:
             yield
@@ -63,7 +63,7 @@ class PodLogs:
             self._close()
 
     def see(self, pod: Object, there: bool) -> None:
-        """Take what has become of a pod."""
+        """Record a new state of a pod."""
         uid = pod["metadata"]["uid"]
         with self._lock:
             known = self._pods.get(uid)
@@ -89,7 +89,7 @@ class PodLogs:
                 known.waits = False
 
     def file_of(self, address: str) -> Path | None:
-        """Return where the output is of the pod that has, or had last, this address."""
+        """Return the output file of the pod that has, or had last, this address."""
         with self._lock:
             file = self._files.get(address)
         return file if file and file.exists() else None
@@ -97,14 +97,14 @@ class PodLogs:
     def _source(self, pod: Object) -> Source:
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         container = "coordinator" if _is_coordinator(pod) else self._container
-        # A pod that takes the place of another may have its name.
+        # A pod that replaces another one may have its name.
         file = self._folder / f"{name}-{uid[:8]}.log"
         return Source(f"{self._path}/{name}", uid, container, file)
 
-    # ---- with the lock
+    # ---- under the lock
 
     def _begin(self, pod: _Pod, *, is_first: bool) -> None:
-        """Have its output read, or put it into the queue for that."""
+        """Start a stream for its output, or queue the pod for one."""
         if is_first or len(self._streams) < MOST:
             self._start(lambda: self._read(pod))
         else:
@@ -124,7 +124,7 @@ class PodLogs:
                 return pod
         return None
 
-    # ---- in threads of their own
+    # ---- in separate threads
 
     def _read(self, first: _Pod) -> None:
         pod: _Pod | None = first
@@ -157,7 +157,7 @@ class PodLogs:
                 self._failed.popleft()
 
     def _say(self, error: Exception) -> None:
-        """Tell what is in the way, once; what may pass is not worth it."""
+        """Report an error once. Errors that may pass are not reported."""
         forbidden = isinstance(error, ForbiddenError)
         passing = isinstance(error, ApiError) and not forbidden
         if passing or isinstance(error, BlockingIOError):  # another process writes the file
@@ -167,7 +167,7 @@ class PodLogs:
             since, last = self._amiss.get(kind, (now, now))
             if now - last > _FORGOTTEN_S:
                 since = now
-            # A server that has begun anew refuses everybody for a while.
+            # A server that has just restarted refuses all requests for a while.
             is_news = now - since >= (FORBIDDEN_S if forbidden else 0.0)
             self._amiss[kind] = (math.inf if is_news else since, now)
         if is_news:

@@ -1,1 +1,1 @@
-"""The kinds of workload that can hold a job's nodes, one file each."""
+"""Define the kinds of workload for a job's nodes, one file each."""

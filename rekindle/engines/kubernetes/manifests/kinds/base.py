@@ -1,4 +1,4 @@
-"""A kind of workload as a row: its manifest, its abilities, and how to read its state."""
+"""Describe a kind of workload: its manifest, its abilities, and the reader of its state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rekindle.job.spec import JobSpec
 
 Manifest = dict[str, Any]
 
-FOREVER = 2**31 - 1  # a limit of retries that is none: the coordinator decides when to give up
+FOREVER = 2**31 - 1  # a practically infinite limit of retries: the coordinator decides when to stop
 
 
 class WorkloadPhase(str, enum.Enum):
-    """Where a workload is, whatever its kind calls it."""
+    """The phase of a workload, independent of its kind."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -28,7 +28,7 @@ class WorkloadPhase(str, enum.Enum):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What a workload says of itself."""
+    """The state of a workload, from its object."""
 
     phase: WorkloadPhase
     reason: str = ""
@@ -36,7 +36,7 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Gvk(msgspec.Struct, frozen=True):
-    """What a kind is called in the API."""
+    """The name of a kind in the API."""
 
     group: str
     version: str
@@ -45,12 +45,12 @@ class Gvk(msgspec.Struct, frozen=True):
 
     @property
     def api_version(self) -> str:
-        """The group and the version, as manifests have them."""
+        """Return the group and the version, in the format of manifests."""
         return f"{self.group}/{self.version}"
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's workload is made of; `template` is that of its pods, rendered for the kind."""
+    """The parts of a job's workload. `template` is its pods' template, rendered for the kind."""
 
     spec: JobSpec
     pods: KubernetesSettings
@@ -60,46 +60,46 @@ class Rendered(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the workload is called."""
+        """Return the name of the workload."""
         return Names.of(self.spec.job_id).workload
 
     @property
     def replicas(self) -> int:
-        """How many pods it has."""
+        """Return the number of its pods."""
         return replicas(self.spec)
 
     @property
     def least(self) -> int:
-        """How many of them the job cannot begin without."""
+        """Return the smallest number of pods with which the job can begin."""
         return self.spec.least_nodes
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of workload. All of it is pure: manifests in, manifests and values out."""
+    """A kind of workload. Its functions are pure: they map manifests to manifests and values."""
 
     gvk: Gvk
     pods_label: str  # the label of its pods that has the workload's name
-    # The spec of the workload, and labels of the workload besides the job's.
+    # The spec of the workload, and labels of the workload in addition to the job's.
     spec: Callable[[Rendered], Manifest]
     labels: Callable[[KubernetesSettings], dict[str, str]] = lambda pods: {}
-    # The objects that have to be there before the workload.
+    # The objects that must exist before the workload.
     beside: Callable[[Rendered], list[Manifest]] = lambda job: []
     # The kind of the object that has the pod templates ("": the workload), and the maps in its spec
-    # that have one by the key `template`.
+    # that have a template as `template`.
     templates_in: str = ""
     holders: Callable[[Manifest], list[Manifest]]
-    # The restartPolicy of the pods. "": it stands beside the templates.
+    # The restartPolicy of the pods. "": it is next to the templates.
     restart: Callable[[KubernetesSettings], str] = lambda pods: "Never"
-    # Raises UsageError if its controller would refuse the workload: a patch may be wrong. Without
-    # it the check is left to the API server, or to the webhook of the kind's controller.
+    # Raises UsageError if the kind's controller would refuse the workload, because of a wrong
+    # patch. By default the API server or the webhook of the controller checks that.
     check: Callable[[Manifest], None] = lambda workload: None
     # The state of a live workload.
     status: Callable[[Manifest], Observed]
-    # The part of a spec that suspends the workload, or resumes it. None: it cannot be suspended.
+    # The part of a spec that suspends or resumes the workload. None: the kind has no suspension.
     suspend: Callable[[bool], Manifest] | None = None
     # The part of a spec that gives later pods the templates of this spec. None: they cannot change.
     next_templates: Callable[[Manifest], Manifest] | None = None
-    # Whether templates may change while pods run, and not only while the workload is suspended.
+    # Templates may change while pods run, and not only while the workload is suspended.
     follows: bool = False
 
     def render(self, job: Rendered) -> Manifest:
@@ -109,35 +109,38 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def templates(self, manifest: Manifest) -> list[Manifest]:
-        """Return the maps in a manifest that have a pod template, by the key `template`."""
+        """Return the maps in a manifest that have a pod template as `template`."""
         wanted = self.templates_in or self.gvk.kind
         return self.holders(manifest["spec"]) if manifest["kind"] == wanted else []
 
     def suspend_patch(self) -> Manifest | None:
-        """Return the merge patch (RFC 7396) that ends all pods. None: it cannot be suspended."""
+        """Return the merge patch (RFC 7396) that ends all pods.
+
+        The result is None if the kind has no suspension.
+        """
         return {"spec": self.suspend(True)} if self.suspend else None
 
     def resume_patch(self, workload: Manifest, avoid: tuple[str, ...]) -> Manifest | None:
-        """Return the merge patch that resumes a suspended workload, with the templates of this one.
+        """Return the merge patch that resumes a suspended workload with the templates of a new one.
 
-        workload: the manifest of the next attempt, which is to avoid these nodes.
-        None: the next attempt needs another workload.
+        workload: the manifest of the next attempt. avoid: the nodes that it must avoid. None: the
+        next attempt needs a new workload.
         """
         if self.suspend is None or (avoid and self.next_templates is None):
             return None
         return {"spec": self.suspend(False) | self.avoid_patch(workload)["spec"]}
 
     def avoid_patch(self, workload: Manifest) -> Manifest:
-        """Return the merge patch by which later pods keep off the nodes that this one avoids."""
+        """Return the merge patch that makes later pods avoid the same nodes as this workload."""
         return {"spec": self.next_templates(workload["spec"]) if self.next_templates else {}}
 
     def pods_selector(self, name: str) -> str:
-        """Return the label selector of the pods of the workload of this name."""
+        """Return the label selector for the pods of the workload of this name."""
         return f"{self.pods_label}={name}"
 
 
 def workload(gvk: Gvk, job: Rendered, spec: Manifest) -> Manifest:
-    """Return a manifest in the order in which people read it."""
+    """Return a manifest with its fields in the usual order."""
     metadata: Manifest = {
         "name": job.name,
         "namespace": job.pods.namespace,
@@ -154,13 +157,13 @@ def workload(gvk: Gvk, job: Rendered, spec: Manifest) -> Manifest:
 
 
 def conditions(obj: Mapping[str, Any]) -> list[Manifest]:
-    """Return the conditions of a live object that hold, in their order."""
+    """Return the true conditions of a live object, in their order."""
     every = (obj.get("status") or {}).get("conditions") or []
     return [one for one in every if one.get("status") == "True"]
 
 
 def observed(phase: WorkloadPhase, condition: Mapping[str, Any]) -> Observed:
-    """Return a phase with what a condition says about it."""
+    """Return a phase with the reason and message of a condition."""
     return Observed(
         phase, condition.get("reason") or condition["type"], condition.get("message") or ""
     )
@@ -171,16 +174,16 @@ _PHASES = {  # by condition, in this order
     "Complete": WorkloadPhase.SUCCEEDED,
     "Completed": WorkloadPhase.SUCCEEDED,
     "Suspended": WorkloadPhase.SUSPENDED,
-    # On the way to an end: pods are still to go.
+    # Before an end: some pods still have to end.
     "FailureTarget": WorkloadPhase.RUNNING,
     "SuccessCriteriaMet": WorkloadPhase.RUNNING,
 }
 
 
 def by_conditions(obj: Mapping[str, Any], working: bool) -> Observed:
-    """Return the state of a kind whose conditions are like those of batch/v1 Job.
+    """Return the state of a kind whose conditions are those of batch/v1 Job.
 
-    working: whether it has pods that run.
+    working: some of its pods run.
     """
     held = {one["type"]: one for one in conditions(obj)}
     for name, phase in _PHASES.items():
@@ -192,7 +195,7 @@ def by_conditions(obj: Mapping[str, Any], working: bool) -> Observed:
 
 
 def next_attempt(template: Manifest) -> Manifest:
-    """Return the part of a merge patch that has a pod template go on like this one."""
+    """Return the part of a merge patch with the labels and affinity of this template."""
     affinity = (template["spec"].get("affinity") or {}).get("nodeAffinity")
     return {
         "metadata": {"labels": template["metadata"]["labels"]},

@@ -1,4 +1,4 @@
-"""batch/v1 Job with indexes, which every cluster has, and JobSet, which has such Jobs. Pure."""
+"""Define two kinds: the indexed Job of batch/v1, which every cluster has, and JobSet. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ NODES = "node"  # the replicated job of a JobSet that has all nodes
 
 
 def job_spec(job: Rendered) -> Manifest:
-    """Return the spec of a Job that never gives up; also the one inside a JobSet."""
+    """Return the spec of a Job that never gives up; a JobSet has the same one."""
     return {
         "completionMode": "Indexed",
         "completions": job.replicas,
         "parallelism": job.replicas,
         "backoffLimit": FOREVER,
-        # At once, not when the old one has used up its grace, or never where its host is dead. Two
-        # pods of one index do no harm: the coordinator says which node a pod is. A podFailurePolicy
-        # would forbid it.
+        # The Job replaces a pod immediately, and does not wait for the end of the old one, which
+        # may never come on a dead host. Two pods of one index do no harm: the coordinator assigns
+        # node ranks to pods. A podFailurePolicy would forbid this setting.
         "podReplacementPolicy": "TerminatingOrFailed",
         "template": job.template,
     }
@@ -36,11 +36,11 @@ def _job_status(obj: Manifest) -> Observed:
 
 
 def suspend(on: bool) -> Manifest:
-    """Return the part of a spec that suspends, or resumes."""
+    """Return the part of a spec that suspends or resumes."""
     return {"suspend": on}
 
 
-# Its controller makes a lost pod again, with the same index, after 10 s or more.
+# The controller recreates a lost pod with the same index, after 10 s or more.
 INDEXED_JOB = Adapter(
     gvk=Gvk("batch", "v1", "jobs", "Job"),
     pods_label="batch.kubernetes.io/job-name",
@@ -53,9 +53,9 @@ INDEXED_JOB = Adapter(
 
 
 def jobset_spec(job: Rendered) -> Manifest:
-    """Return the spec of a JobSet; also the one inside a TrainingRuntime."""
+    """Return the spec of a JobSet; a TrainingRuntime has the same one."""
     return {
-        "network": {"enableDNSHostnames": False},  # the job has a headless Service of its own
+        "network": {"enableDNSHostnames": False},  # the job has its own headless Service
         "replicatedJobs": [{"name": NODES, "replicas": 1, "template": {"spec": job_spec(job)}}],
     }
 
@@ -71,7 +71,7 @@ def status_of_jobs(obj: Manifest, counts: str) -> Observed:
     return by_conditions(obj, any(one.get("active") or one.get("ready") for one in jobs))
 
 
-# The Job inside makes lost pods again. The JobSet itself never restarts, as it cannot fail.
+# The Job in it recreates lost pods. The JobSet itself never restarts, because its Job cannot fail.
 JOBSET = Adapter(
     gvk=Gvk("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
     pods_label="jobset.sigs.k8s.io/jobset-name",
@@ -79,5 +79,5 @@ JOBSET = Adapter(
     holders=jobset_holders,
     status=lambda obj: status_of_jobs(obj, "replicatedJobsStatus"),
     suspend=suspend,
-    next_templates=None,  # its webhook refuses any change of affinity, suspended or not
+    next_templates=None,  # the webhook refuses any change of affinity, also during a suspension
 )

@@ -1,4 +1,4 @@
-"""Kubeflow's kinds: PyTorchJob, TrainJob, and what AscendJob shares with them. Pure."""
+"""Define Kubeflow's kinds, PyTorchJob and TrainJob, and the parts that AscendJob shares. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rekindle.engines.kubernetes.manifests.kinds.batch import (
 
 RUNTIME = Gvk("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingRuntime")
 
-# Which of a runtime's jobs the trainer's numbers are for.
+# The trainer's numbers apply to the runtime's job with this label.
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
 
@@ -44,17 +44,17 @@ def _runtime(job: Rendered) -> list[Manifest]:
     return [workload(RUNTIME, job, spec)]
 
 
-# The pods' template is in the runtime. The TrainJob has the number of pods.
+# The runtime has the pods' template. The TrainJob has the number of pods.
 TRAINJOB = Adapter(
     gvk=Gvk("trainer.kubeflow.org", "v1alpha1", "trainjobs", "TrainJob"),
-    pods_label="jobset.sigs.k8s.io/jobset-name",  # of the JobSet of the same name
+    pods_label="jobset.sigs.k8s.io/jobset-name",  # the JobSet has the same name
     spec=_trainjob_spec,
     beside=_runtime,
     templates_in=RUNTIME.kind,
     holders=lambda spec: jobset_holders(spec["template"]["spec"]),
     status=lambda obj: status_of_jobs(obj, "jobsStatus"),
     suspend=suspend,
-    next_templates=None,  # the JobSet behind it refuses any change of affinity
+    next_templates=None,  # the JobSet of the TrainJob refuses any change of affinity
 )
 
 
@@ -71,7 +71,7 @@ WORKER = "Worker"
 
 
 def replica_specs(job: Rendered, leader: str, restart: str) -> Manifest:
-    """Return one leader, if the operator wants one, and the rest as workers: to us all the same."""
+    """Return one leader, if the operator needs one, and workers. Rekindle treats them equally."""
     counts = {leader: 1, WORKER: job.replicas - 1} if leader else {WORKER: job.replicas}
     return {
         role: {"replicas": count, "restartPolicy": restart, "template": job.template}
@@ -81,12 +81,12 @@ def replica_specs(job: Rendered, leader: str, restart: str) -> Manifest:
 
 
 def role_patches(specs: Manifest) -> Manifest:
-    """Return the part of a merge patch that has the pods of all roles go on like these."""
+    """Return the part of a merge patch that gives the pods of all roles the templates of these."""
     return {role: {"template": next_attempt(one["template"])} for role, one in specs.items()}
 
 
 def last_condition(obj: Manifest) -> Observed:
-    """Return the state as these operators tell it: by the last condition that holds."""
+    """Return the state as these operators report it: the last true condition."""
     held = [one for one in conditions(obj) if one["type"] in _PHASES]
     if not held:
         return Observed(WorkloadPhase.PENDING)
@@ -104,11 +104,12 @@ def _pytorchjob_spec(job: Rendered) -> Manifest:
         if job.pods.priority_class:
             policy["priorityClass"] = job.pods.priority_class
         run["schedulingPolicy"] = policy
-    # A Master that ends with success would end the job, and have workers wait for its name.
+    # A Master that ends with success would end the job. It would also make workers wait for its
+    # name.
     return {"runPolicy": run, "pytorchReplicaSpecs": replica_specs(job, "", "OnFailure")}
 
 
-# The kubelet starts an ended container again. The operator makes a missing pod again.
+# The kubelet restarts an ended container. The operator recreates a missing pod.
 PYTORCHJOB = Adapter(
     gvk=Gvk("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
     pods_label="training.kubeflow.org/job-name",
@@ -118,5 +119,5 @@ PYTORCHJOB = Adapter(
     status=last_condition,
     suspend=lambda on: {"runPolicy": {"suspend": on}},
     next_templates=lambda spec: {"pytorchReplicaSpecs": role_patches(spec["pytorchReplicaSpecs"])},
-    follows=True,  # its webhook looks at no template
+    follows=True,  # the webhook does not check templates
 )

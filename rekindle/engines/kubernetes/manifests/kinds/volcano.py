@@ -1,4 +1,4 @@
-"""The kinds that Volcano places: AscendJob (MindCluster's ascend-operator) and Volcano's Job."""
+"""Define the kinds that Volcano places: AscendJob (MindCluster's operator) and Volcano's Job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.errors import UsageError
 
 LEADERS = {"pytorch": "Master", "mindspore": "Scheduler", "tensorflow": "Chief"}
 _CONTAINER = "ascend"
-_REFUSED = "JobValidFailed"  # its operator will never make a pod of it
+_REFUSED = "JobValidFailed"  # the operator will never create pods for the workload
 
 
 def _spec(job: Rendered) -> Manifest:
@@ -54,7 +54,7 @@ def reset_config(job: Rendered) -> list[Manifest]:
 
 
 def _check(workload: Manifest) -> None:
-    """Refuse what the operator's own validation would."""
+    """Check the workload as the operator does. Raises UsageError: the operator would refuse it."""
     framework = workload["metadata"]["labels"].get(ascend.FRAMEWORK)
     roles = workload["spec"]["replicaSpecs"]
     leader = LEADERS.get(framework)
@@ -93,8 +93,9 @@ def _status(obj: Manifest) -> Observed:
     return found
 
 
-# Its operator makes a deleted pod again, but a Failed pod may fail the job. So the kubelet starts
-# an ended container again, unless MindCluster is to see the end: that needs pods that end for good.
+# The operator recreates a deleted pod, but a Failed pod may fail the job. So the kubelet restarts
+# an ended container. With MindCluster's recovery, pods must end for good, so that MindCluster sees
+# it.
 ASCENDJOB = Adapter(
     gvk=Gvk("mindxdl.gitee.com", "v1", "ascendjobs", "AscendJob"),
     pods_label="job-name",
@@ -106,7 +107,7 @@ ASCENDJOB = Adapter(
     holders=lambda spec: list(spec["replicaSpecs"].values()),
     status=_status,
     next_templates=lambda spec: {"replicaSpecs": role_patches(spec["replicaSpecs"])},
-    follows=True,  # it has no webhook
+    follows=True,  # the kind has no webhook
 )
 
 
@@ -143,7 +144,7 @@ def _volcano_spec(job: Rendered) -> Manifest:
 
 
 def _policies(job: Rendered) -> list[Manifest]:
-    """Return what Volcano does about pods by itself: nothing, unless MindCluster counts on it."""
+    """Return Volcano's policies for pods: none, unless MindCluster depends on them."""
     if not job.pods.by_mindcluster or job.pods.ascend.pod_rescheduling:
         return []
     found = [{"event": "PodEvicted", "action": "RestartJob"}]
@@ -164,9 +165,9 @@ def _volcano_status(obj: Manifest) -> Observed:
     )
 
 
-# Without policies its controller makes a deleted pod again, and does nothing else. Each restart by
-# policy counts as a retry of the whole job, so the kubelet starts an ended container again.
-# MindCluster needs pods that end for good, and policies.
+# Without policies the controller only recreates a deleted pod. Each restart by policy counts as a
+# retry of the whole job, so the kubelet restarts an ended container. MindCluster needs pods that
+# end for good, and policies.
 VOLCANO_JOB = Adapter(
     gvk=Gvk("batch.volcano.sh", "v1alpha1", "jobs", "Job"),
     pods_label="volcano.sh/job-name",
@@ -175,5 +176,5 @@ VOLCANO_JOB = Adapter(
     restart=lambda pods: "Never" if pods.by_mindcluster else "OnFailure",
     holders=lambda spec: list(spec["tasks"]),
     status=_volcano_status,
-    next_templates=None,  # its webhook keeps the templates as they are
+    next_templates=None,  # the webhook does not allow changes of the templates
 )
