@@ -253,7 +253,7 @@ class Detector:
         return [found for each in waiting for found in self._judge(*each)]
 
     def _begin_anew(self, recorded: bool) -> None:
-        """Clear baselines when records of collectives start or end, because work changes its meaning.
+        """Clear baselines when records of collectives start or end; work changes its meaning.
 
         With these records, the own work of a rank is known. Without them, the step counts as work.
         A step includes the wait of a fast rank for the others, including their batches.
