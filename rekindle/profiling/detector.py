@@ -91,9 +91,9 @@ class Saving:
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
         """Return ranks with slow saves, among those that have saved in this step.
 
-        Saves are rare. Three consecutive saves that take twice as long as the earlier ones are
-        enough, if the extra time is relevant compared with the steps between them. One save of
-        usual duration ends the finding.
+        Saves are rare, so three consecutive saves that take twice as long as earlier ones are
+        enough. The extra time must be relevant compared with the steps between the saves. One save
+        of usual duration ends the finding.
         """
         found = []
         for rank, each in times.items():

@@ -128,8 +128,8 @@ def _noise(near: float, far: float) -> Noise:
 
 SKIPPED = 3  # steps in which caches fill and the framework selects kernels
 BASELINE = 20  # steps, as in MindCluster's detection
-# Each row: the number of newest steps that must agree, the size of the change in multiples of the
-# least change, and in multiples of the spread (steps may be correlated). A machine is sometimes
+# Each row has the number of newest steps that must agree. Then follows the size of the change, in
+# multiples of the least change and of the spread (steps may be correlated). A machine is sometimes
 # busy with other work for a few steps. If ranks share too few cores, only many steps give
 # information.
 WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
