@@ -1,1 +1,1 @@
-"""What ranks write down of where their time goes, and what that tells. Formats are TaskD's."""
+"""Record where the time of ranks goes, and analyse the records. The formats are those of TaskD."""

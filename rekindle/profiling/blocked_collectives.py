@@ -1,7 +1,7 @@
-"""Which rank has not joined a collective that others wait in, by what they have written down. Pure.
+"""Find the rank that has not joined a collective in which others wait, from the records. Pure.
 
-Ranks are compared by how many collectives of a group they have joined since the last step that
-they have finished: profiling may have begun in different steps.
+The comparison counts the collectives of a group that each rank has joined since its last finished
+step. It counts from there because profiling may have started in different steps.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from rekindle.profiling.markers import (
 )
 from rekindle.words import listed
 
-_Place = tuple[int, int]  # the last step that was finished, and collectives joined since
+_Place = tuple[int, int]  # the last finished step, and the number of collectives joined since
 
 
 class CollectivePosition(msgspec.Struct, kw_only=True):
-    """Where a rank stands.
+    """Hold the progress of a rank in its collectives.
 
-    step: the last one that it has finished; joined: collectives since, by group; groups: all that
-    it has ever been seen in. waits: the name of the group in whose collective it is, empty: in
-    none; doing: what that is; at: of its newest record, nanoseconds since the epoch. since: when
-    its generation was formed; what it did before does not count.
+    `step` is the last finished step. `joined` counts the collectives since then, by group. `groups`
+    holds all groups in which the rank has appeared. `waits` is the group in whose collective the
+    rank is, or empty. `doing` is the operation of that collective. `at` is the time of the newest
+    record, in nanoseconds since the epoch. `since` is the time at which the generation was formed.
+    Earlier records do not count.
     """
 
     step: int = -1
@@ -42,20 +43,20 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
     at: int = 0
     since: int = 0
     process: int = 0
-    open: int = -1  # the Id of that collective
+    open: int = -1  # the Id of the collective in which the rank is
 
     def place(self, group: str) -> _Place:
-        """Return how far it is with that group's collectives."""
+        """Return the last finished step and the number of joined collectives of a group."""
         return self.step, self.joined.get(group, 0)
 
     def read(self, marks: Iterable[Marker]) -> None:
-        """Take in what the rank has written."""
+        """Process new records of the rank."""
         for mark in marks:
             if mark.timestamp < self.since:
                 continue
             self.at = max(self.at, mark.timestamp)
             process = mark.mspti_object_id.pt.process_id
-            if process != self.process:  # another one took its place
+            if process != self.process:  # another process has replaced it
                 self.process = process
                 self._begin()
             step = step_of(mark.name) if mark.flag in (END, END_DEVICE) else -1
@@ -66,7 +67,7 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
                 self._communicate(mark)
 
     def formed(self, at: int) -> None:
-        """A generation was formed: whatever was under way is over."""
+        """Start a new generation: the rank is not in a collective any longer."""
         if at != self.since:
             self.since = at
             self._begin()
@@ -77,7 +78,7 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
     def _communicate(self, mark: Marker) -> None:
         if mark.flag in (END, END_DEVICE) and mark.id == self.open:
             self.waits = ""
-        if mark.flag != START:  # a device that begins it is not done with it
+        if mark.flag != START:  # the start on a device does not end the collective
             return
         group = group_of(mark.name)
         operation = operation_of(mark.name)
@@ -89,9 +90,10 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
 
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks wait in a collective of a group, and others have not joined it.
+    """Describe a collective of a group in which ranks wait for others.
 
-    step: the one that they are in; number: of the collective in it, in this group, from 1.
+    `step` is the current step. `number` is the position of the collective in that step and group,
+    from 1.
     """
 
     group: str
@@ -102,7 +104,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...]
 
     def in_words(self) -> str:
-        """Say who waits, and for whom."""
+        """Return the text: which ranks wait, and which ranks are missing."""
         which = f"{self.doing} no. {self.number} of {self.group} in step {self.step}"
         waiting, missing = listed("rank", self.waiting), listed("rank", self.missing)
         return f"{waiting} in {which}, which {missing} did not join"
@@ -111,8 +113,8 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
 def stuck(standings: Mapping[int, CollectivePosition]) -> list[Stuck]:
     """Return each collective that some ranks of its group have joined, and others have not.
 
-    Of a group whose ranks have all joined, nothing is said: their link is what is broken, or they
-    do different things in it.
+    The result omits a group whose ranks have all joined. In that case the link is broken, or the
+    ranks call different operations.
     """
     found = []
     for group in sorted({each.waits for each in standings.values()} - {""}):

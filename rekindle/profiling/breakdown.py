@@ -1,4 +1,4 @@
-"""Where the time of a step goes: averages for each rank, and a trace for Perfetto. Pure."""
+"""Break down the time of steps: averages for each rank, and a trace for Perfetto. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROWS = {"default": 0, COMMUNICATION: 1}
 
 
 def chrome_trace(by_rank: Mapping[int, Sequence[Range]], *, per_node: int = 1) -> bytes:
-    """Return JSON of the Trace Event Format: times in microseconds, a process for each rank."""
+    """Return JSON of the Trace Event Format: times in microseconds, one process per rank."""
     events: list[dict[str, object]] = []
     for rank, made in by_rank.items():
         name = f"rank {rank} (node {rank // per_node})"
@@ -46,7 +46,7 @@ WHAT = (
 
 
 def breakdown(task: Task, window: Iterable[int]) -> list[Sequence[object]]:
-    """Return a row of milliseconds for each rank that has done some of these steps, as HEADS."""
+    """Return a row in milliseconds for each rank that has some of these steps; columns as HEADS."""
     steps = list(window)
     rows: list[Sequence[object]] = []
     for rank in task.ranks:

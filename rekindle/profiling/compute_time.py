@@ -1,4 +1,4 @@
-"""Whose own work takes longer than it did, and who has more of it than others. Pure."""
+"""Find ranks whose own work takes longer than before, or is larger than that of others. Pure."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from rekindle.profiling.series import (
     usual_noise,
 )
 
-LEAST = math.log(1.06)  # of what it was: below that nobody is slow
-SURE = 2.2  # standard errors, and more of them the more ranks there are to be wrong about
-UNEVEN = math.log(1.1)  # of what its peers have to do
+LEAST = math.log(1.06)  # relative to the baseline; the detector ignores smaller rises
+SURE = 2.2  # standard errors; `sure` adds more for a larger number of ranks
+UNEVEN = math.log(1.1)  # relative to the work of the peers
 Peers = Sequence[Sequence[int]]
-FLOOR = 1e-4  # seconds that no clock tells apart
+FLOOR = 1e-4  # seconds; clocks cannot resolve less
 
 
 class ComputeTime:
-    """What ranks and nodes do in each step, in relation to their peers.
+    """Follow the work of ranks and nodes in each step, relative to their peers.
 
-    peers: ranks that do the same work, each in one group; without any all are peers.
-    per_node: ranks of a node, which are numbered one after the other.
+    `peers` holds groups of ranks that do the same work. Without groups, all ranks are peers.
+    `per_node` is the number of ranks of a node; the ranks of a node have consecutive numbers.
     """
 
     def __init__(self, peers: Peers, *, per_node: int) -> None:
@@ -42,30 +42,34 @@ class ComputeTime:
         self._per_node = per_node
         self._ranks: dict[int, StepSeries] = defaultdict(StepSeries)
         self._nodes: dict[int, StepSeries] = defaultdict(StepSeries)
-        self._groups: dict[int, StepSeries] = defaultdict(StepSeries)  # beside each other
-        self._faster: dict[int, Level] = defaultdict(Level)  # by group: how fast its faster half
+        # each group relative to the others
+        self._groups: dict[int, StepSeries] = defaultdict(StepSeries)
+        # by group: the speed of its faster half
+        self._faster: dict[int, Level] = defaultdict(Level)
         self._now: dict[int, float] = {}  # each rank's work in this step, in seconds
-        self._in_group: dict[int, list[int]] = {}  # who is there in this step
-        self._in_node: dict[int, list[int]] = {}  # of nodes of more than one rank
-        self._loaded: set[tuple[int, ...]] = set()  # who had more to do in the step before
-        self._usual: dict[int, Noise] = {}  # of the series of each kind, if this step asks for it
-        self._moved: dict[int, float] = {}  # each rank's lasting move, if this step asks for it
-        self._risen: dict[tuple[int, ...], Shift] = {}  # as last found, of ranks and whole nodes
+        self._in_group: dict[int, list[int]] = {}  # ranks of each group in this step
+        self._in_node: dict[int, list[int]] = {}  # ranks of each node that has more than one
+        self._loaded: set[tuple[int, ...]] = set()  # ranks with uneven work in the step before
+        # noise of each kind of series, computed on demand per step
+        self._usual: dict[int, Noise] = {}
+        self._moved: dict[int, float] = {}  # lasting move of each rank, computed on demand per step
+        # the newest rise of each finding, for ranks and nodes
+        self._risen: dict[tuple[int, ...], Shift] = {}
 
     def clear(self) -> None:
-        """Forget what was usual."""
+        """Clear all baselines."""
         for series in (self._ranks, self._nodes, self._groups, self._faster, self._risen):
             series.clear()
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Forget ranks, and the nodes that they are on."""
+        """Clear the series of these ranks and of their nodes."""
         for rank in ranks:
             self._ranks.pop(rank, None)
             self._nodes.pop(rank // self._per_node, None)
         self._risen = {key: each for key, each in self._risen.items() if not {*ranks} & {*key}}
 
     def add(self, step: int, work: Mapping[int, float]) -> None:
-        """Take one step of all ranks."""
+        """Add one step of all ranks."""
         self._now = {rank: max(seconds, FLOOR) for rank, seconds in work.items()}
         self._usual.clear()
         self._moved.clear()
@@ -90,23 +94,25 @@ class ComputeTime:
         settle(self._nodes, self._in_node)
         settle(self._groups, references)
 
-    # ---- slow
+    # ---- slow ranks and nodes
 
     def slow(self, step: int, seconds: float, found_so: Set[tuple[int, ...]]) -> list[Finding]:
-        """Return nodes all of whose ranks have become slow, and else ranks.
+        """Return nodes all of whose ranks have become slow, and other slow ranks.
 
-        seconds: that the step took; found_so: the ranks of each that is known to be slow.
+        `seconds` is the duration of the step. `found_so` holds the ranks of each finding that is
+        already known.
         """
         told = {rank for ranks in found_so for rank in ranks}
         found, certain = [], sure(len(self._now))
-        usual: list[StepSeries] = []  # what has risen for long, and blames no node
+        usual: list[StepSeries] = []  # series with a long rise that does not indicate a slow node
         for node, ranks in self._in_node.items():
             known = told >= set(ranks)
             shift = self._shift(self._nodes, node, tuple(ranks), certain, told=known)
             if shift is None:
                 continue
             rises = [self._ranks[rank].rise(shift.since) for rank in ranks]
-            if (*ranks,) in found_so:  # they may not have become slow together: what they are
+            # the ranks may have become slow at different times, so the newest steps also count
+            if (*ranks,) in found_so:
                 nows = [self._ranks[rank].rise_now() for rank in ranks]
                 rises = list(map(max, rises, nows))
             most = sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks)
@@ -141,9 +147,10 @@ class ComputeTime:
         *,
         told: bool,
     ) -> Shift | None:
-        """Return its rise, if it is one for steps that take after each other as well.
+        """Return the rise of a series, if it is also significant for correlated steps.
 
-        told: it was, and is so until steps are what they were.
+        `told` means that the ranks are already known as slow. The rise then holds until the steps
+        return to their earlier level.
         """
         shift = of[key].shift(LEAST, certain)
         if told:
@@ -158,7 +165,7 @@ class ComputeTime:
         return of[key].shift(LEAST, certain, usual)
 
     def _noise(self, of: Mapping[int, StepSeries], certain: float) -> Noise:
-        """Return what all series of a kind have in common, of as long as they are as they were."""
+        """Return the common noise of all series of a kind, from the steps before any rise."""
         if id(of) not in self._usual:
             shifts = [(each, each.shift(LEAST, certain)) for each in of.values()]
             self._usual[id(of)] = usual_noise(
@@ -167,14 +174,18 @@ class ComputeTime:
         return self._usual[id(of)]
 
     def _is_apart(self, shift: Shift, ranks: Sequence[int]) -> bool:
-        """Whether others do not change as much by themselves, as where work comes in pieces."""
+        """Return whether the rise exceeds the usual changes of other ranks.
+
+        Other ranks change much if, for example, the work arrives in pieces.
+        """
         most = [self._ranks[rank].most for rank in self._now if rank not in ranks]
         return shift.height > APART * quarter(most)
 
     def _is_of_all(self, shift: Shift, ranks: Sequence[int], *, told: bool) -> bool:
-        """Whether their peers have become faster instead, or most others have moved with them.
+        """Return whether the peers became faster instead, or most others moved with these ranks.
 
-        told: they are known to be slow, and a few odd steps of all do not change that.
+        `told` means that the ranks are already known as slow. A few unusual steps of all ranks do
+        not change that.
         """
         group = self._group_of.get(ranks[0], -1)
         if self._faster[group].rose(shift.since, shift.height / 2, MANY if told else FEW):
@@ -184,14 +195,17 @@ class ComputeTime:
         return shift.height <= APART * quarter(moves)
 
     def _lasting(self, rank: int) -> float:
-        """Return how far a rank has been from its baseline for some time: all ask that of all."""
+        """Return how far a rank has lastingly moved from its baseline; cached for each step."""
         if rank not in self._moved:
             self._moved[rank] = self._ranks[rank].lasting_move()
         return self._moved[rank]
 
     def _fallen(self, told: Set[int], certain: float) -> Iterator[StepSeries]:
-        """Yield what has been below its baseline for long; but not where most peers are slow, who
-        are no measure."""
+        """Yield series that have been below their baseline for long.
+
+        The result omits groups in which most ranks are slow, because such ranks are not a
+        reference.
+        """
         slow = {
             group
             for group, ranks in self._in_group.items()
@@ -222,12 +236,12 @@ class ComputeTime:
             cost=round(min(lost / max(seconds, FLOOR), 1.0), 3),
         )
 
-    # ---- uneven
+    # ---- uneven work
 
     def uneven(self, step: int) -> list[Finding]:
-        """Return who does more than its peers, and groups that do more than others.
+        """Return ranks that do more than their peers, and groups that do more than others.
 
-        A group whose ranks all have more to do than before has a larger part of the model.
+        A group whose ranks all have more work than before has a larger part of the model.
         """
         found = []
         for ranks in self._in_group.values():
@@ -248,8 +262,11 @@ class ComputeTime:
     def _more_than_others(
         self, ranks: tuple[int, ...], series: StepSeries, step: int
     ) -> list[Finding]:
-        """It is over when it is not seen any more, also where the baseline does not know that yet;
-        and what is hardly there does not come and go."""
+        """Return a finding if the series shows uneven work now.
+
+        The finding ends when the newest steps do not show it, even if the baseline still does. A
+        known finding holds down to half the threshold, so that a borderline one does not alternate.
+        """
         if series.before is None or series.before <= UNEVEN:
             return []
         level = series.level()
@@ -264,17 +281,17 @@ def _more(ranks: tuple[int, ...], height: float, since: int, step: int) -> Findi
 
 
 def quarter(moves: list[float]) -> float:
-    """Return how far a quarter of them has not moved: so many may be slow as well, or will be."""
+    """Return the lower quartile of moves, because many other ranks may also be slow."""
     moves.sort()
     return moves[len(moves) // 4] if len(moves) >= 3 else 0.0
 
 
 def sure(ranks: int) -> float:
-    """Return for how many standard errors one of so many is not taken for slow by chance."""
+    """Return the number of standard errors that prevents false findings among this many ranks."""
     return SURE + math.sqrt(2 * math.log(ranks + 1))
 
 
 def faster(values: list[float]) -> float:
-    """Return the median of the faster half: half of all peers may be slow alike."""
+    """Return the median of the faster half, because up to half of all peers may be slow."""
     values.sort()
     return statistics.median(values[: (len(values) + 1) // 2])

@@ -1,11 +1,11 @@
-"""Finds slow ranks from their steps, all at once or while they come. Pure, fast for any world.
+"""Find slow ranks from their steps, all together or as they arrive. Pure, fast for any world.
 
-A rank is compared with its peers, and with itself: first its work is put in relation to that of the
-faster peers in the same step, so that what all share (a long batch, a slow step) is not seen; then
-that relation to what it was in its baseline. Whoever has had more work since the records began, as
-the last stage of a pipeline has, or a rank with the longer sequences, is not slow but loaded
-unevenly, and nobody is sent away for that. How sure it must be follows from how much its steps
-vary, and take after each other.
+The detector compares a rank with its peers and with itself. First it divides the work of a rank by
+that of the faster peers in the same step. This removes effects that all ranks share, such as a long
+batch or a slow step. Then it compares the ratio with its baseline. A rank that has had more work
+since the records began has uneven work. Examples are the last stage of a pipeline, or a rank with
+longer sequences. Such a rank is not slow, and no node is replaced because of it. The required
+certainty follows from the variance and the correlation of the steps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rekindle.profiling.findings import Book, Finding, Slow
 from rekindle.profiling.series import BASELINE, Level, StepSeries, own_noise
 from rekindle.profiling.steps import StepTimes
 
-LEAST_LINK = math.log(1.3)  # collectives vary with all that goes over the network
-SHARE = 0.05  # of a step that waiting for data or saving must cost
-COST = 0.01  # of all steps that longer saves must cost: they come seldom
+LEAST_LINK = math.log(1.3)  # the times of collectives vary with all other traffic of the network
+SHARE = 0.05  # smaller costs of loading or saving do not count, as a share of a step
+COST = 0.01  # smaller costs of longer saves do not count, as a share of all steps; saves are rare
 
 
 def _take(series: StepSeries, step: int, value: float) -> None:
-    """Nobody else's figure tells about this one."""
+    """Add a value to a series whose baseline does not depend on other series."""
     series.add(step, value)
     series.settle()
     if series.has_fallen() and series.has_fallen(own_noise(series.sample())):
@@ -36,22 +36,22 @@ def _take(series: StepSeries, step: int, value: float) -> None:
 
 
 class Loading:
-    """Ranks that wait longer for their batches."""
+    """Find ranks that wait longer for their batches."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, StepSeries] = defaultdict(StepSeries)
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Nothing is known about these."""
+        """Clear the series of these ranks."""
         for rank in ranks:
             self._ranks.pop(rank, None)
 
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
-        """Take a step of all ranks; return whose loading is slow. usual: what a step takes."""
+        """Add a step of all ranks; return ranks with slow loading. `usual`: the usual step time."""
         found, certain = [], sure(len(times))
         for rank, each in times.items():
             series = self._ranks[rank]
-            # It may be nothing, of which there is no logarithm: so parts of a step.
+            # The value is a share of the step, because zero has no logarithm.
             _take(series, step, each.loading / usual)
             shift = series.shift(SHARE, certain)
             if shift is not None:
@@ -72,27 +72,28 @@ class Loading:
 
 
 class Saving:
-    """Ranks whose saves take longer."""
+    """Find ranks whose saves take longer."""
 
     def __init__(self) -> None:
-        # The newest saves of each rank, each with the number of steps since the one before.
+        # The newest saves of each rank, each with the number of steps since the previous save.
         self._ranks: dict[int, deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=BASELINE)
         )
-        self._steps: dict[int, int] = defaultdict(int)  # since the newest one
-        self._before: dict[int, float] = {}  # what they took until they became slow
+        self._steps: dict[int, int] = defaultdict(int)  # since the newest save
+        self._before: dict[int, float] = {}  # duration of saves before they became slow
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Nothing is known about these."""
+        """Clear the data of these ranks."""
         for rank in ranks:
             for each in (self._ranks, self._steps, self._before):
                 each.pop(rank, None)
 
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
-        """Return whose saves are slow, of those that have saved in this step.
+        """Return ranks with slow saves, among those that have saved in this step.
 
-        Saves are few: three in a row that take twice as long as the ones before are enough, if
-        that is something beside the steps between them. One that takes no longer is the end of it.
+        Saves are rare, so three consecutive saves that take twice as long as earlier ones are
+        enough. The extra time must be relevant compared with the steps between the saves. One save
+        of usual duration ends the finding.
         """
         found = []
         for rank, each in times.items():
@@ -128,29 +129,30 @@ class Saving:
 
 
 class Links:
-    """Groups whose collectives take longer, also him who joins them last, and waits for nobody.
+    """Find groups whose collectives take longer.
 
-    Which of a group's links it is, they do not tell.
+    The measure is the time of the rank that joins last and does not wait for others. The records do
+    not show which link of the group is slow.
     """
 
     def __init__(self) -> None:
         self._groups: dict[str, StepSeries] = defaultdict(StepSeries)
-        self._members: dict[str, set[int]] = defaultdict(set)  # ranks that have been in a group
-        self._load = Level()  # the work of all
+        self._members: dict[str, set[int]] = defaultdict(set)  # ranks that have appeared in a group
+        self._load = Level()  # the work of all ranks
 
     def clear(self) -> None:
-        """Forget what was usual."""
+        """Clear all baselines."""
         self._groups.clear()
         self._load = Level()
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Forget the groups that these ranks are in: their links are other ones."""
+        """Clear the groups of these ranks, because their links have changed."""
         for group in [g for g, members in self._members.items() if members & set(ranks)]:
             self._groups.pop(group, None)
             del self._members[group]
 
     def slow(self, step: int, times: Mapping[int, StepTimes], usual: float) -> list[Finding]:
-        """Take a step of all ranks; return whose collectives are slow."""
+        """Add a step of all ranks; return groups with slow collectives."""
         there: dict[str, dict[int, tuple[float, ...]]] = defaultdict(dict)
         for rank, its in times.items():
             for group, seconds in its.links:
@@ -162,7 +164,7 @@ class Links:
             self._members[group] |= of.keys()
             if len(of) < max(2, len(self._members[group])) or len(set(map(len, of.values()))) > 1:
                 continue
-            # Who comes last may be another one in each collective.
+            # A different rank may join last in each collective.
             took = max(sum(map(min, zip(*of.values(), strict=True))), FLOOR)
             _take(self._groups[group], step, math.log(took))
             each = self._slow(group, sorted(of), sure(len(there)), step, usual)
@@ -178,7 +180,8 @@ class Links:
             shift = series.shift(LEAST_LINK, certain, own_noise(series.sample(shift.since)))
         if shift is None:
             return None
-        if self._load.rose(shift.since, shift.height / 2):  # longer batches are more to send, too
+        # longer batches also need longer transfers
+        if self._load.rose(shift.since, shift.height / 2):
             if series.lasts(shift):
                 series.settle_anew()
             return None
@@ -194,42 +197,43 @@ class Links:
         )
 
 
-# Steps in a row without collectives after which they are not recorded any more: who reduces
-# gradients only in every fourth step has some as well.
+# After this number of consecutive steps without collectives, recording is off. A rank that reduces
+# gradients only in every fourth step still has some in this number of steps.
 UNRECORDED = 20
-RECORDED = 2  # of so many with some: they are recorded from now on
+RECORDED = 2  # with collectives in this number of the newest steps, recording is on
 
 
 class Detector:
-    """Reads steps as they come.
+    """Find slow ranks, nodes, loading, saves and links in steps as they arrive.
 
-    peers: ranks that do the same work, each in one group; without any all are peers.
-    per_node: ranks of a node, which are numbered one after the other.
+    `peers` holds groups of ranks that do the same work. Without groups, all ranks are peers.
+    `per_node` is the number of ranks of a node; the ranks of a node have consecutive numbers.
     """
 
     def __init__(self, peers: Peers = (), *, per_node: int = 1) -> None:
         self._work = ComputeTime(peers, per_node=per_node)
         self._loading, self._saving, self._links = Loading(), Saving(), Links()
-        self._recorded: bool | None = None  # whether collectives are
-        self._with_some: deque[bool] = deque(maxlen=UNRECORDED)  # whether the newest steps had any
-        # Steps without any where they are recorded, until it is known why.
+        self._recorded: bool | None = None  # whether the ranks record collectives
+        # whether each of the newest steps had collectives
+        self._with_some: deque[bool] = deque(maxlen=UNRECORDED)
+        # Steps without collectives while recording is on, until the reason is known.
         self._waiting: list[tuple[int, Mapping[int, StepTimes]]] = []
         self._seconds: deque[float] = deque(maxlen=BASELINE)
         self._book = Book()
 
     @property
     def findings(self) -> list[Finding]:
-        """What is slow now."""
+        """Return the findings that hold now."""
         return self._book.findings
 
     def forget(self, ranks: Collection[int]) -> None:
-        """These are other ones from now on, on other nodes; nothing is known about them."""
+        """Clear the data of these ranks, because they now run on other nodes."""
         for each in (self._work, self._loading, self._saving, self._links, self._book):
             each.forget(ranks)
         self._waiting.clear()
 
     def add(self, step: int, times: Mapping[int, StepTimes]) -> list[Finding]:
-        """Take one step of all ranks; return what is found new in it."""
+        """Add one step of all ranks; return its new findings."""
         if not times:
             return []
         some = any(each.waiting or each.links for each in times.values())
@@ -249,10 +253,10 @@ class Detector:
         return [found for each in waiting for found in self._judge(*each)]
 
     def _begin_anew(self, recorded: bool) -> None:
-        """Forget what was usual when records of collectives begin or end: work is another figure.
+        """Clear baselines when records of collectives start or end; work changes its meaning.
 
-        With them a rank's own work is known. Without, it is the step, in which who is early waits
-        for the others, for their batches too.
+        With these records, the own work of a rank is known. Without them, the step counts as work.
+        A step includes the wait of a fast rank for the others, including their batches.
         """
         self._recorded = recorded
         self._work.clear()
@@ -278,16 +282,17 @@ class Detector:
         return self._book.note(found, times, saved)
 
 
-# Steps of which some ranks have not told yet. They write every few seconds, not all at once.
+# Steps for which some ranks have not reported yet. Ranks write every few seconds, at different
+# times.
 MOST_PENDING = 4096
 _Key = tuple[Slow, tuple[int, ...]]
 
 
 class OnlineDetector:
-    """Puts together what ranks tell, step by step, and says what is new; each finding once.
+    """Combine the reports of ranks step by step, and return each finding once.
 
-    ranks: all of the world; steps that one of them does not tell of are passed over. peers: groups
-    of ranks that do the same work, as far as they are known.
+    `ranks` holds all ranks of the world; the detector skips steps that one of them does not report.
+    `peers` holds the known groups of ranks that do the same work.
     """
 
     def __init__(self, ranks: Collection[int], *, per_node: int, peers: Peers = ()) -> None:
@@ -296,17 +301,17 @@ class OnlineDetector:
         self._pending: dict[int, dict[int, StepTimes]] = {}
         self._last = -1
         self._told: dict[_Key, Finding] = {}
-        self._away: dict[_Key, int] = {}  # findings that are not seen any more: for so many steps
+        self._away: dict[_Key, int] = {}  # number of steps in which a finding has not been seen
 
     @property
     def holding(self) -> list[Finding]:
-        """What was told, and is not over."""
+        """Return the reported findings that have not ended."""
         return list(self._told.values())
 
     def change(self, ranks: Collection[int], others: Collection[int]) -> None:
-        """The world is of these from now on; of them, others are on nodes that are new.
+        """Change the world to these ranks; `others` are those on new nodes.
 
-        Nothing that was known of those holds for them, and all that was of the rest does.
+        The detector clears the data of `others` and keeps the data of the remaining ranks.
         """
         gone = {*others, *(self._ranks - frozenset(ranks))}
         self._ranks = frozenset(ranks)
@@ -316,12 +321,12 @@ class OnlineDetector:
         self._pending.clear()
 
     def go_back(self, step: int) -> None:
-        """Training goes on behind this step, which may have been passed before."""
+        """Continue after this step, which training may have passed before."""
         self._pending.clear()
         self._last = step
 
     def add(self, told: Mapping[int, Iterable[StepTimes]]) -> tuple[list[Finding], list[Finding]]:
-        """Take what some ranks tell; return what is found new in it, and what is over."""
+        """Add the reports of some ranks; return new findings, and findings that have ended."""
         for rank, steps in told.items():
             for times in steps if rank in self._ranks else ():
                 if times.step > self._last:
@@ -349,15 +354,18 @@ class OnlineDetector:
         seen = {(found.kind, found.ranks) for found in self._detector.findings}
         for key in list(self._told):
             self._away[key] = 0 if key in seen else self._away.get(key, 0) + 1
-            if self._away[key] >= BASELINE:  # one that is hardly there comes and goes
+            # this delay prevents a borderline finding from alternating
+            if self._away[key] >= BASELINE:
                 over.append(self._told.pop(key))
                 del self._away[key]
         return new
 
 
 def _together(found: list[Finding]) -> list[Finding]:
-    """Return uneven work since the same step as one finding: many ranks may have it, and nothing is
-    done about it."""
+    """Merge findings of uneven work since the same step into one.
+
+    Many ranks may have uneven work, and it does not lead to an action.
+    """
     others = [each for each in found if each.kind is not Slow.UNEVEN]
     uneven: dict[int, list[Finding]] = {}
     for each in found:

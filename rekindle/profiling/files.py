@@ -1,9 +1,9 @@
-"""The files of records: where they are, when another one is begun, which of them age.
+"""Manage the files of records: their paths, the start of a new file, the removal of old files.
 
     <profiling folder>/<MINDX_TASK_ID, or default_task_id_<time>>/<rank>/<time>
 
-Times in names are whole seconds since the epoch. The rules are TaskD's, as the seed of issue 7 and
-its source give them.
+Times in names are seconds since the epoch, as integers. The rules are those of TaskD, from the seed
+of issue 7 and from its source.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from rekindle.profiling.switch import RecordLimits
 
 FOLDER = "/user/cluster-info/profiling"
 ENV_TASK = "MINDX_TASK_ID"
-AGED_SHARE = 5  # one of so many files goes when there is too much
-KEPT_FILES = 3  # of a rank; as few do not age
-MOST_READ = 64 * 1024 * 1024  # of a file at once; whoever writes more is ahead of who reads
-LOOK_S = 60.0  # between two looks at how much there is
+AGED_SHARE = 5  # if the records are too large, one of this number of files is removed
+KEPT_FILES = 3  # a rank with at most this number of files keeps all
+# the most that one call reads of a file; a faster writer gets ahead of its reader
+MOST_READ = 64 * 1024 * 1024
+LOOK_S = 60.0  # interval of checks of the total size
 
 
 def records_folder(environment: Mapping[str, str], own: Path) -> Path:
-    """Return the folder of all records: MindCluster's in its pods, else `own`."""
+    """Return the folder of all records: MindCluster's in its pods, otherwise `own`."""
     return Path(FOLDER) if environment.get(ENV_TASK) else own
 
 
 def task_folder(folder: Path, task_id: str, now: float) -> Path:
-    """Return the folder of a task's records: of this id, or of none that is known."""
+    """Return the folder of a task's records, by its id or, without one, by the time."""
     return folder / (task_id or f"default_task_id_{int(now)}")
 
 
 class RecordFiles:
-    """The files of one rank, to be added to by one process. most_bytes: of one of them."""
+    """Write the files of one rank, from one process. `most_bytes` is the limit of a file."""
 
     def __init__(self, folder: Path, most_bytes: int = RecordLimits().file_bytes) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -45,9 +46,10 @@ class RecordFiles:
         self._slow = False
 
     def append(self, lines: bytes) -> None:
-        """Add records to the newest file, or to a new one where that is full, or was removed.
+        """Append records to the newest file, or to a new file if that is full or was removed.
 
-        On network storage they are there when this returns. Raises OSError: they cannot be written.
+        On network storage the records are on disk when this returns. Raises OSError: the file is
+        not writable.
         """
         if self._fd < 0 or self._bytes > self._most_bytes or not self._is_there():
             self._open()
@@ -60,13 +62,13 @@ class RecordFiles:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; what is added later begins where this has ended."""
+        """Close the file; a later append continues at its end."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _is_there(self) -> bool:
-        """Whether it is still this file that has its name: somebody may have cleared the folder."""
+        """Return whether the path still names this file; a user may have cleared the folder."""
         try:
             named, ours = self._path.lstat(), os.fstat(self._fd)
         except FileNotFoundError:
@@ -83,20 +85,21 @@ class RecordFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         self._path, self._fd = newest, os.open(newest, flags, 0o644)
         self._bytes = os.fstat(self._fd).st_size
-        if self._bytes and not _ends_a_line(newest):  # whoever wrote there was killed meanwhile
+        # the previous writer was killed during a write
+        if self._bytes and not _ends_a_line(newest):
             self._bytes += os.write(self._fd, b"\n")
         self._slow = is_network(self._folder)
 
 
 def numbered(folder: Path) -> Iterator[Path]:
-    """The files of a rank's folder whose names are numbers; others are somebody else's."""
+    """Yield the files of a rank's folder whose names are numbers; other files are not records."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if _NUMBER.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             yield path
 
 
 def rank_folders(folder: Path) -> dict[int, Path]:
-    """Return the folders of a task's ranks; a link to elsewhere is none, nor is 007."""
+    """Return the folders of a task's ranks, without links and without names such as 007."""
     found = folder.iterdir() if folder.is_dir() else ()
     return {
         int(path.name): path
@@ -106,7 +109,7 @@ def rank_folders(folder: Path) -> dict[int, Path]:
 
 
 def lines_of(folder: Path) -> Iterator[bytes]:
-    """The records of a rank, oldest file first; a file that ages meanwhile is passed over."""
+    """Yield the records of a rank, the oldest file first; skip a file that is removed meanwhile."""
     for path in sorted(numbered(folder), key=_number):
         try:
             with path.open("rb") as file:
@@ -116,17 +119,17 @@ def lines_of(folder: Path) -> Iterator[bytes]:
 
 
 class Follower:
-    """Reads what is added to a rank's records from now on."""
+    """Read new records of a rank, starting now."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         newest = max(numbered(folder), key=_number, default=None)
         self._name = _number(newest) if newest else -1
         self._at = _size(newest) if newest else 0
-        self._rest = b""  # the beginning of a line
+        self._rest = b""  # the start of an incomplete line
 
     def lines(self) -> list[bytes]:
-        """Return the whole lines that were added since the last call. Raises OSError."""
+        """Return the complete lines since the last call. Raises OSError."""
         found = []
         for path in sorted(numbered(self._folder), key=_number):
             number = _number(path)
@@ -147,10 +150,11 @@ class Follower:
 
 
 def age(folder: Path, own: Iterable[int], cap_bytes: int = RecordLimits().cap_bytes) -> list[Path]:
-    """Remove the oldest fifth of the files of each of our ranks if all records are too much.
+    """Remove the oldest fifth of the files of each own rank if all records exceed the limit.
 
-    folder: of the profiling, with its tasks in it. own: ranks whose files are ours to remove. By
-    their time of change; of as few as three none goes. Returns what was removed.
+    `folder` is the profiling folder with its tasks. `own` holds the ranks whose files this process
+    may remove. The time of change determines the order. A rank with at most three files keeps all.
+    Return the removed files.
     """
     ranks = {
         (task, number): path
@@ -176,7 +180,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def is_network(folder: Path) -> bool:
-    """Whether what is written there goes over a network, by the kind of its file system."""
+    """Return whether writes to the folder use a network, by the type of its file system."""
     best, kind = "", ""
     path = str(folder.resolve())
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Findings: what is slow, which findings still hold, and their text. Pure."""
+"""Define findings: which process is slow, which findings still hold, and their text. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import msgspec
 
 from rekindle.words import MOST, listed
 
-HOLDS = 3  # steps that something must be seen in, one after the other
-AWAY = 20  # steps without one of its ranks in which it still holds: records of all end not alike
+HOLDS = 3  # consecutive steps that must show something before it is a finding
+# a finding holds for this number of steps without its ranks, because records end at different times
+AWAY = 20
 _Key = tuple["Slow", tuple[int, ...]]
 
 
 class Slow(str, enum.Enum):
-    """What is slow."""
+    """Name the kinds of findings."""
 
     RANK = "slow-rank"
     NODE = "slow-node"
@@ -26,11 +27,12 @@ class Slow(str, enum.Enum):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that costs steps their time.
+    """Describe a cause of lost time.
 
-    factor: how many times as long as before, or, of uneven work, as its peers. since: the step that
-    it began with, of uneven work 0 if that was before the records; found: the one that it was told
-    in. cost: share of the steps' time that it costs. group: whose collectives are slow, of a link.
+    `factor` compares with the time before, or, for uneven work, with the peers. `since` is the
+    first step; for uneven work it is 0 if that step was before the records. `found` is the step
+    that reported the finding. `cost` is its share of the steps' time. `group` is the group with
+    slow collectives, for a link.
     """
 
     kind: Slow
@@ -43,29 +45,30 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_be_sick(self) -> bool:
-        """Whether a node check is worth its time; because of nothing else anybody is replaced."""
+        """Return whether a node check is useful; no other kind leads to a replacement."""
         return self.kind in (Slow.RANK, Slow.NODE, Slow.LINK)
 
 
 class Book:
-    """What holds, from step to step."""
+    """Keep the findings that hold, from step to step."""
 
     def __init__(self) -> None:
         self._open: dict[_Key, Finding] = {}
-        self._seen: dict[_Key, int] = {}  # for so many steps
-        self._away: dict[_Key, int] = {}  # steps in a row in which not all of its ranks were there
+        self._seen: dict[_Key, int] = {}  # number of steps that have shown it
+        self._away: dict[_Key, int] = {}  # consecutive steps without all of its ranks
 
     @property
     def findings(self) -> list[Finding]:
-        """What holds now."""
+        """Return the findings that hold now."""
         return list(self._open.values())
 
     def note(
         self, found: Iterable[Finding], there: Container[int], saved: Container[int]
     ) -> list[Finding]:
-        """Keep what holds; return what is new. Saves come seldom, and hold until the next one.
+        """Update the findings that hold; return the new ones.
 
-        there: ranks that the step is known of. saved: those that have saved in it.
+        Saves are rare, so a finding about them holds until the next save. `there` holds the ranks
+        with a record of the step. `saved` holds the ranks that have saved in it.
         """
         now = {(each.kind, each.ranks): each for each in found}
         self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
@@ -81,7 +84,7 @@ class Book:
             for key, each in self._open.items()
             if not all(rank in there for rank in each.ranks)
         }
-        # A node is told after some steps; until then its ranks are slow, each by itself.
+        # The report of a node needs some steps; until then each of its ranks is slow separately.
         of_nodes = {
             rank
             for key, each in now.items()
@@ -101,26 +104,26 @@ class Book:
         return new
 
     def keep(self, *kinds: Slow) -> None:
-        """Forget all that is of another kind."""
+        """Keep only findings of these kinds."""
         self._open = {key: each for key, each in self._open.items() if each.kind in kinds}
 
     def forget(self, ranks: Collection[int]) -> None:
-        """Forget what is about any of these."""
+        """Remove findings about any of these ranks."""
         self._open = {k: e for k, e in self._open.items() if not set(ranks) & set(e.ranks)}
 
 
 def nodes_of(found: Finding, per_node: int) -> tuple[int, ...]:
-    """Return the nodes that the finding is about; their ranks are numbered one after the other."""
+    """Return the nodes of a finding; the ranks of a node have consecutive numbers."""
     return tuple(sorted({rank // per_node for rank in found.ranks}))
 
 
 def who(found: Finding) -> str:
-    """Name the ranks that a finding is about."""
+    """Return the ranks of a finding as text."""
     return listed("rank", found.ranks)
 
 
 def forward_in_words(found: Finding, nodes: Sequence[int]) -> str:
-    """Say whose forward pass has become longer, where nothing else can be told."""
+    """Return the text about ranks with a longer forward pass, if the records do not show more."""
     since = f"since step {found.since}, seen in step {found.found}"
     longer = f"the forward pass takes {found.factor:.3g} times as long as before, {since}"
     subject = f"{who(found)} ({listed('node', nodes)})"
@@ -128,7 +131,7 @@ def forward_in_words(found: Finding, nodes: Sequence[int]) -> str:
 
 
 def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) -> str:
-    """Say what is slow, where, since when, and what that costs."""
+    """Return the text: the slow process, the place, the first step, and the cost."""
     on = f" on {', '.join(hosts)}" if any(hosts) and len(hosts) <= MOST else ""
     subject = f"{who(found)} ({listed('node', nodes)}{on})"
     since = f"since step {found.since}, seen in step {found.found}"

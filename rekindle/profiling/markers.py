@@ -1,8 +1,8 @@
-"""Records of where a rank's time goes: TaskD's format, one JSON object a line. Pure.
+"""Define records of where a rank's time goes: TaskD's format, one JSON object per line. Pure.
 
-A range is two records of the same Id, its start and its end. Those of communication bear what the
-collective is in their name, as JSON. Source: the writer of TaskD 7.1 (taskd/go), its fields and
-flags as MSPTI has them; times are nanoseconds since the epoch.
+A range consists of two records with the same Id, its start and its end. The name of a communication
+record describes the collective as JSON. Source: the writer of TaskD 7.1 (taskd/go), whose fields
+and flags are those of MSPTI. Times are nanoseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from typing import Annotated
 
 import msgspec
 
-MARKER = 1  # Kind; TaskD also writes kernels (2) and calls of the driver (3)
-START, END = 2, 4  # Flag, of ranges by the host's clock
-START_DEVICE, END_DEVICE = 16, 32  # and by a device's
+MARKER = 1  # Kind; TaskD also writes kernels (2) and driver calls (3)
+START, END = 2, 4  # Flag of ranges by the clock of the host
+START_DEVICE, END_DEVICE = 16, 32  # Flag of ranges by the clock of a device
 HOST = 0  # SourceKind; 1: a device
 DEFAULT, COMMUNICATION = "default", "communication"  # Domain
 STEP, FORWARD, DATA_LOADER, SAVE = "step", "forward", "dataloader", "save_checkpoint"
 
-# Nothing larger can be told to the coordinator, nor counted with: such a line is no marker.
+# Larger numbers do not fit the messages to the coordinator. A line with one is not a marker.
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ProcessThread(msgspec.Struct, frozen=True, rename="pascal"):
-    """Who ran it."""
+    """Identify the process and thread that recorded a range."""
 
     process_id: _Number = 0
     thread_id: _Number = 0
 
 
 class DeviceStream(msgspec.Struct, frozen=True, rename="pascal"):
-    """Where it ran."""
+    """Identify the device and stream that ran a range."""
 
     device_id: _Number = 0
     stream_id: _Number = 0
 
 
 class Place(msgspec.Struct, frozen=True, rename="pascal"):
-    """Where a record comes from."""
+    """Identify the source of a record."""
 
     pt: ProcessThread = ProcessThread()
     ds: DeviceStream = DeviceStream()
 
 
 class Marker(msgspec.Struct, frozen=True, rename="pascal"):
-    """One record. source_kind: 0 of the host, 1 of a device."""
+    """Describe one record. `source_kind` is 0 for the host and 1 for a device."""
 
     kind: _Number
     flag: _Number
@@ -60,7 +60,7 @@ class Marker(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Operation(msgspec.Struct, frozen=True, rename="camel"):
-    """What a collective is: the name of its records, as JSON. count: elements."""
+    """Describe a collective: the name of its records, as JSON. `count` is in elements."""
 
     stream_id: str
     count: str
@@ -70,7 +70,7 @@ class Operation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Something that a rank has done. start, end: nanoseconds since the epoch."""
+    """Describe an activity of a rank. `start` and `end` are nanoseconds since the epoch."""
 
     name: str
     domain: str
@@ -79,23 +79,23 @@ class Range(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Return the duration."""
         return (self.end - self.start) / 1e9
 
     @property
     def step(self) -> int:
-        """The number of a step's range; -1: it is none."""
+        """Return the number of the step that this range is, or -1."""
         return step_of(self.name)
 
 
 def step_of(name: str) -> int:
-    """Return the number of the step that a range of this name is; -1: it is none."""
+    """Return the number of the step that a range with this name is, or -1."""
     kind, _, number = name.partition(" ")
     is_number = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
     return int(number) if kind == STEP and is_number else -1
 
 
-# What reading a line may raise: no JSON, no UTF-8, or arrays in arrays without end.
+# Errors of reading a line: invalid JSON, invalid UTF-8, or too deeply nested arrays.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 MOST_DIGITS = 18
 
@@ -105,7 +105,7 @@ _OPERATION = msgspec.json.Decoder(Operation)
 
 
 class Encoder:
-    """Writes the ranges of one thread of a process. device: the rank's own, by its number."""
+    """Encode the ranges of one thread of a process. `device` is the number of the rank's device."""
 
     def __init__(self, process_id: int, device: int) -> None:
         self._process, self._device = process_id, device
@@ -117,12 +117,12 @@ class Encoder:
         return begin + self.end(number, made.name, made.domain, made.end, thread_id)
 
     def begin(self, name: str, domain: str, at: int, thread_id: int) -> tuple[int, bytes]:
-        """Return the first record of a range that has not ended yet, and the range's Id."""
+        """Return the Id and the first record of a range that has not ended yet."""
         number, self._next = self._next, self._next + 1
         return number, self._line(START, at, number, name, domain, thread_id)
 
     def end(self, number: int, name: str, domain: str, at: int, thread_id: int) -> bytes:
-        """Return its second record."""
+        """Return the second record of a range."""
         return self._line(END, at, number, name, domain, thread_id)
 
     def _line(self, flag: int, at: int, number: int, name: str, domain: str, thread: int) -> bytes:
@@ -136,19 +136,20 @@ def operation_name(operation: Operation) -> str:
 
 
 def operation_of(name: str) -> Operation | None:
-    """Return what a range of communication is, by its name; None: it does not say."""
+    """Return the operation of a communication range from its name, or None."""
     try:
         return _OPERATION.decode(name)
     except UNREADABLE:
         return None
 
 
-_BY_TWO = ("send", "recv", "receive")  # in whatever spelling: isend, HcclReceive, HcclBatchSendRecv
+# parts of isend, HcclReceive, HcclBatchSendRecv and other spellings
+_BY_TWO = ("send", "recv", "receive")
 
 
 @functools.lru_cache(4096)
 def group_of(name: str) -> str:
-    """Return the group all of whose ranks join in this; empty: it is of two alone, or unknown."""
+    """Return the group whose ranks all join; empty for a point-to-point or unknown operation."""
     operation = operation_of(name)
     if operation is None or any(word in operation.op_name.casefold() for word in _BY_TWO):
         return ""
@@ -156,7 +157,7 @@ def group_of(name: str) -> str:
 
 
 def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
-    """Read records; what is none is passed over: kernels, calls, what is torn or beyond bounds."""
+    """Parse records; skip kernels, calls, and incomplete or invalid lines."""
     for line in lines:
         try:
             marker = _DECODER.decode(line)
@@ -167,32 +168,33 @@ def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
 
 
 class Ranges:
-    """Reads the records of a rank as they come.
+    """Combine the records of a rank into ranges as they arrive.
 
-    A range whose start is not there, or whose end never comes or was before it, is none. Where
-    device and host tell of one range, the host's counts, or the device's if that is over before the
-    host has begun to tell. Of a collective both count: the host's may be no more than the call.
+    A range without a start, without an end, or with an end before its start does not count. If both
+    device and host record a range, the host's range counts. The device's range counts if it ends
+    before the host records the start. For a collective both count, because the host's range may
+    cover only the call.
     """
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str, int], Marker] = {}
-        self._told: dict[int, Marker] = {}  # by Id, the newest
+        self._told: dict[int, Marker] = {}  # the newest, by Id
 
     def read(self, marks: Iterable[Marker]) -> Iterator[Range]:
-        """Give each range as it ends."""
+        """Yield each range when it ends."""
         for marker in marks:
             key = (marker.id, marker.domain, marker.source_kind)
             if marker.flag in (START, START_DEVICE):
                 self._open[key] = marker
             elif marker.flag in (END, END_DEVICE) and key in self._open:
                 begun = self._open.pop(key)
-                if marker.timestamp < begun.timestamp:  # somebody has set the clock
+                if marker.timestamp < begun.timestamp:  # an administrator has set the clock
                     continue
                 if begun.domain == COMMUNICATION or not self._is_told(begun):
                     yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
 
     def _is_told(self, begun: Marker) -> bool:
-        """Whether the other of device and host tells of this range; else it is told herewith."""
+        """Return whether the other source recorded this range; otherwise mark it as recorded."""
         other = self._told.pop(begun.id, None)
         if begun.source_kind != HOST:
             other = self._open.get((begun.id, begun.domain, HOST), other)
@@ -204,15 +206,18 @@ class Ranges:
         return False
 
 
-_MOST_TOLD = 4096  # ranges by which a device may be behind
+_MOST_TOLD = 4096  # ranges by which a device may lag
 
 
 def _are_one(one: Marker, other: Marker) -> bool:
-    """Whether device and host tell of the same; whoever takes a process's place uses its Ids."""
+    """Return whether device and host recorded the same range.
+
+    The name and domain must match, because a replacement process uses the same Ids.
+    """
     differ = one.source_kind != other.source_kind
     return differ and (one.name, one.domain) == (other.name, other.domain)
 
 
 def ranges(lines: Iterable[bytes]) -> Iterator[Range]:
-    """Read all records of a rank, and give each range as it ends."""
+    """Read all records of a rank, and yield each range when it ends."""
     return Ranges().read(marks(lines))

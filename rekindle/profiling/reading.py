@@ -1,4 +1,4 @@
-"""Reads the records of a task, and states what the records cannot show."""
+"""Read the records of a task, and state what the records cannot show."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rekindle.profiling.findings import Finding, Slow, forward_in_words, nodes_o
 from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
 from rekindle.profiling.steps import StepTimes, step_times
 
-STILL = 3  # times as long as between two times that ranks write: then all has stood still
-LATE = 2  # times that: of what is newer than so, some may not have been written
+STILL = 3  # after this number of write intervals without a record, the task is stalled
+LATE = 2  # records of this number of newest write intervals may be incomplete
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What the ranks of a task have done, step by step; of one done again the last time."""
+    """Hold the steps of the ranks of a task. For a repeated step, the last time counts."""
 
     folder: Path
     steps: dict[int, dict[int, StepTimes]]  # by number, then by rank
 
     @property
     def ranks(self) -> list[int]:
-        """All that have written anything."""
+        """Return all ranks with records."""
         return sorted({rank for times in self.steps.values() for rank in times})
 
 
 def task_in(folder: Path) -> Path:
-    """Return the folder of a task: the given one, or the newest in it.
+    """Return the folder of a task: the given folder, or the newest task in it.
 
     Raises UsageError: there are no records.
     """
@@ -50,13 +50,16 @@ def task_in(folder: Path) -> Path:
 
 
 def _newest(task: Path) -> float:
-    """When a rank of the task has last written; 0: none has."""
+    """Return when a rank of the task last wrote a record, or 0."""
     files = (file for folder in rank_folders(task).values() for file in numbered(folder))
     return max((file.stat().st_mtime for file in files), default=0.0)
 
 
 def read_task(folder: Path) -> Task:
-    """Read all steps of a task. Raises UsageError: as task_in, or it has not ended a step."""
+    """Read all steps of a task.
+
+    Raises UsageError: there are no records, or no step has ended.
+    """
     task = task_in(folder)
     steps: dict[int, dict[int, StepTimes]] = defaultdict(dict)
     for rank, path in rank_folders(task).items():
@@ -68,7 +71,7 @@ def read_task(folder: Path) -> Task:
 
 
 def ranges_of(task: Path, first_ns: int, end_ns: int) -> dict[int, list[Range]]:
-    """Return what each rank has done between two times, begun and ended."""
+    """Return the ranges of each rank that start and end between two times."""
     return {
         rank: [r for r in ranges(lines_of(path)) if first_ns <= r.start and r.end <= end_ns]
         for rank, path in sorted(rank_folders(task).items())
@@ -76,10 +79,10 @@ def ranges_of(task: Path, first_ns: int, end_ns: int) -> dict[int, list[Range]]:
 
 
 def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
-    """Say which collectives some ranks have not joined, if all has stood still since.
+    """Return the collectives that some ranks have not joined, if the task is stalled.
 
-    flush_s: between two times that ranks write, not all at once: of newer records nobody can say
-    so. Whoever is killed takes with him what he has not written: then he may have joined.
+    `flush_s` is the interval at which ranks write, at different times. A task with newer records
+    may not be stalled. A killed rank loses its unwritten records, so it may have joined.
     """
     standings = {}
     for rank, path in rank_folders(task).items():
@@ -99,7 +102,7 @@ def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
 
 
 class _Group(msgspec.Struct):
-    """A process group, as TaskD writes it down for each rank (iteration 5 of a run)."""
+    """Describe a process group; TaskD writes it for each rank in iteration 5 of a run."""
 
     group_name: str
     global_ranks: list[int]
@@ -108,7 +111,7 @@ class _Group(msgspec.Struct):
 def peers_in(task: Path) -> list[list[int]]:
     """Return the data-parallel groups of a task, whose ranks do the same work; empty: unknown.
 
-    Raises UsageError: a `parallel_group.json` is not understood.
+    Raises UsageError: a `parallel_group.json` is invalid.
     """
     groups: set[tuple[int, ...]] = set()
     for folder in rank_folders(task).values():
@@ -125,9 +128,9 @@ def peers_in(task: Path) -> list[list[int]]:
 
 
 def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Finding]]:
-    """Return all that was ever found, in its order, and what still holds at the end.
+    """Return all findings in order, and the findings that hold at the end.
 
-    Raises UsageError: as peers_in.
+    Raises UsageError: a `parallel_group.json` is invalid.
     """
     detector = Detector(peers_in(task.folder), per_node=per_node)
     told = [found for step, times in task.steps.items() for found in detector.add(step, times)]
@@ -135,16 +138,17 @@ def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Find
 
 
 def seen(task: Task) -> int:
-    """Return in how many steps collectives were written down."""
+    """Return the number of steps with records of collectives."""
     return sum(
         any(each.waiting or each.links for each in times.values()) for times in task.steps.values()
     )
 
 
 def slower_forward(task: Task, *, per_node: int = 1) -> list[Finding] | None:
-    """Return whose forward pass has become longer, and its peers' has not; None: not recorded.
+    """Return ranks whose forward pass has become longer than that of their peers.
 
-    Where each rank has the whole model, as in plain DDP, it waits for nobody there.
+    If each rank has the whole model, as in plain DDP, it does not wait for others in that pass. The
+    result is None if the records do not include forward passes.
     """
     detector = Detector(per_node=per_node)
     known = False
@@ -157,14 +161,14 @@ def slower_forward(task: Task, *, per_node: int = 1) -> list[Finding] | None:
 
 
 def _forward_alone(times: StepTimes) -> StepTimes:
-    """The step as if all but its forward pass were waiting for others."""
+    """Return the step as if everything except the forward pass were waiting."""
     rest = max(times.seconds - times.forward, 0.0)
     plain = {"loading": 0.0, "saving": 0.0, "links": ()}
     return msgspec.structs.replace(times, own=times.forward, waiting=rest, **plain)
 
 
 def remarks(task: Task, *, per_node: int = 1) -> list[str]:
-    """Say what cannot be told of slow ranks, and what of their forward passes; empty: all can."""
+    """Return remarks on the limits of the records, and on forward passes; empty: no limits."""
     known, steps = seen(task), len(task.steps)
     if known == steps:
         return []

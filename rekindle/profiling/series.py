@@ -1,4 +1,4 @@
-"""StepSeries of times: their level, their noise, and changes. Pure."""
+"""Model series of step times: their level, their noise, and changes. Pure."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 
 import msgspec
 
-MEDIAN = 1.2533  # the standard error of a median, in that of a mean
-LEAST = 8  # values that tell anything
-MOST_MEMORY = 0.98  # no more is told from so few steps
-_MAD = 1.4826  # of a normal distribution: its standard deviation, in median absolute deviations
-_FAR = 4  # values on
-_OUTLIER = 3.0  # times the spread: what is farther out counts as that
+MEDIAN = 1.2533  # the standard error of a median, relative to that of a mean
+LEAST = 8  # fewer values give no sample
+MOST_MEMORY = 0.98  # so few steps cannot show more
+_MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
+_FAR = 4  # the second lag, in values
+_OUTLIER = 3.0  # times the spread; values farther from the median are clipped
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Return how far values lie around their median: the larger of both sides, for delays have a
-    tail."""
+    """Return the spread of values around their median.
+
+    The result is the larger of both sides, because delays have a long tail.
+    """
     around = statistics.median(values)
     above = [value - around for value in values if value >= around]
     below = [around - value for value in values if value <= around]
@@ -29,10 +31,10 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What so many values show of how they vary.
+    """Describe the variation of a number of values.
 
-    near, far: how much of what it is off by each shares with the next one, and with the fourth one
-    from there; spread: among each other.
+    `near` and `far` are the autocorrelations at lag 1 and lag 4. `spread` is the spread of the
+    values.
     """
 
     near: float = 0.0
@@ -42,10 +44,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """How a series varies by itself, as far as that is no chance.
+    """Describe the systematic noise of a series.
 
-    share: of it that the next value has as well, and of that the share `memory` the one after it,
-    and so on. spread: in the long run.
+    `share` is the autocorrelation at lag 1. Each further lag multiplies it by `memory`. `spread` is
+    the spread in the long run.
     """
 
     share: float = 0.0
@@ -53,7 +55,7 @@ class Noise(msgspec.Struct, frozen=True):
     spread: float = 0.0
 
     def swing(self, count: int) -> float:
-        """Return the variance of a mean of so many values, in that of one of them."""
+        """Return the variance of a mean of `count` values, relative to that of one value."""
         rest = 1 - self.memory
         lasting = self.memory * (1 - self.memory ** (count - 1))
         of_all = (lasting / rest) - self._weighted(count) / count if self.memory else 0.0
@@ -69,15 +71,15 @@ class Noise(msgspec.Struct, frozen=True):
         )
 
     def in_the_long_run(self, spread: float, count: int) -> float:
-        """Return the spread of values of which so many have this one among each other.
+        """Return the long-run spread of a series, from the spread of `count` values.
 
-        Those that take after each other differ less, as long as they are few.
+        Few correlated values differ less than the series in the long run.
         """
         return spread * math.sqrt((1 - 1 / count) / (1 - self.swing(count)))
 
 
 def sample_of(values: Sequence[float]) -> Sample:
-    """Return how values vary. What is always too small in short series is put right."""
+    """Return the variation of values, with the bias of short series corrected."""
     count = len(values)
     if count < LEAST:
         return Sample()
@@ -97,7 +99,7 @@ def sample_of(values: Sequence[float]) -> Sample:
 
 
 def usual_noise(samples: Iterable[Sample]) -> Noise:
-    """Return what many series have in common."""
+    """Return the common noise of many series."""
     known = [each for each in samples if each.count]
     if not known:
         return Noise()
@@ -110,7 +112,7 @@ def usual_noise(samples: Iterable[Sample]) -> Noise:
 
 
 def own_noise(sample: Sample) -> Noise:
-    """Return what one series surely has: of one alone that is little."""
+    """Return the certain noise of one series, which is little for a single series."""
     near = sample.near - 2 / math.sqrt(max(sample.count, 1))
     return _noise(near, 0.0)
 
@@ -119,34 +121,36 @@ def _noise(near: float, far: float) -> Noise:
     near = min(max(near, 0.0), MOST_MEMORY)
     if far <= near**_FAR or not near:
         return Noise(near, near)
-    # A part may be of each value alone, and the rest last the longer.
+    # One part may be independent for each value, and the rest correlated for longer.
     memory = min((far / near) ** (1 / (_FAR - 1)), MOST_MEMORY)
     return Noise(min(near, memory), memory)
 
 
-SKIPPED = 3  # steps in which caches fill, and kernels are chosen
-BASELINE = 20  # steps, as MindCluster's detection takes
-# How many of the newest steps must agree, for how large a change, in times of the least, and of how
-# much steps vary (they may not vary each by itself): a machine is busy with something else for some
-# steps now and then. Where ranks take turns on too few cores only many of them tell anything.
+SKIPPED = 3  # steps in which caches fill and the framework selects kernels
+BASELINE = 20  # steps, as in MindCluster's detection
+# Each row has the number of newest steps that must agree. Then follows the size of the change, in
+# multiples of the least change and of the spread (steps may be correlated). A machine is sometimes
+# busy with other work for a few steps. If ranks share too few cores, only many steps give
+# information.
 WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
 _SHORTEST, _BLOCK = 8, 18
-LASTING = 2 * _BLOCK  # steps after which what blames no node is the usual
+LASTING = 2 * _BLOCK  # after this number of steps, a rise without a slow node becomes the baseline
 KEPT = 2 * LASTING
-LOOK_BACK = 6  # blocks of steps in which moves are remembered
-# Of the steps that must be nearer to what is now than to what was, and then the other way.
+LOOK_BACK = 6  # blocks of steps whose moves count
+# This share of the new steps must be nearer to the new level, and this share of the baseline nearer
+# to the old level.
 MOST = 0.75
-APART = 1.5  # times what others have moved by themselves
-FEW = 1.5  # standard errors, where it is asked whether something is another thing's cause
-MANY = 3.0  # the same, to take back what was told
-WIDE = 1.5  # times the spread of a baseline's steps, likewise
-SAME = 0.03  # by which the halves of a baseline may differ: else it is not one
+APART = 1.5  # times the usual moves of other ranks
+FEW = 1.5  # standard errors, to decide whether one change causes another
+MANY = 3.0  # standard errors, to withdraw a finding
+WIDE = 1.5  # times the spread of a baseline's steps, to split the baseline
+SAME = 0.03  # the halves of a baseline may differ by at most this
 LEAST_FALL = math.log(1.06)
 NONE = Noise()
 
 
 class Shift(msgspec.Struct, frozen=True):
-    """A series has risen: by how much, from which step on, and what it was before."""
+    """Describe the rise of a series: its height, its first step, and the level before it."""
 
     height: float
     since: int
@@ -154,21 +158,21 @@ class Shift(msgspec.Struct, frozen=True):
 
 
 class StepSeries:
-    """One figure of one rank: its baseline, and the newest steps."""
+    """Hold one measure of one rank: its baseline, and the newest steps."""
 
     def __init__(self) -> None:
         self._first: list[tuple[int, float]] = []
         self._newest: deque[tuple[int, float]] = deque(maxlen=KEPT)
         self._skipped = 0
         self._spread = 0.0
-        self._moves: deque[float] = deque(maxlen=LOOK_BACK)  # the farthest of each block
-        self._steps = 0  # of the newest block
-        self.move = 0.0  # how far the steps of the shortest window are from the baseline
-        self.before: float | None = None  # the baseline's median, as soon as it is there
-        self.began = 0  # the step that the baseline begins with, if an earlier one was given up
+        self._moves: deque[float] = deque(maxlen=LOOK_BACK)  # the largest move of each block
+        self._steps = 0  # number of steps since the last reset
+        self.move = 0.0  # distance of the shortest window from the baseline
+        self.before: float | None = None  # the median of the baseline, once it exists
+        self.began = 0  # the first step of the baseline, if it has replaced an earlier one
 
     def add(self, step: int, value: float) -> None:
-        """Take a step; those of a baseline count when it is settled."""
+        """Add a step; the steps of a baseline count after `settle`."""
         if self._skipped < SKIPPED:
             self._skipped += 1
         elif self.before is None:
@@ -189,11 +193,11 @@ class StepSeries:
 
     @property
     def most(self) -> float:
-        """How far they were at most, some time ago or now."""
+        """Return the largest move, recently or now."""
         return max(self._moves, default=0.0)
 
     def lasting_move(self) -> float:
-        """Return how far the steps of two blocks are from the baseline."""
+        """Return how far the steps of the newest two blocks are from the baseline."""
         if self.before is None or not self._newest:
             return 0.0
         newest = [value for _, value in self._newest][-LASTING:]
@@ -201,7 +205,7 @@ class StepSeries:
 
     @property
     def rise_of_halves(self) -> float | None:
-        """By how much the later half of a baseline that is to be settled is above the earlier."""
+        """Return the rise from the first to the second half of an unsettled baseline."""
         if self.before is not None or len(self._first) < BASELINE:
             return None
         values = [value for _, value in self._first]
@@ -209,10 +213,10 @@ class StepSeries:
         return statistics.median(values[half:]) - statistics.median(values[:half])
 
     def settle(self, *, alone: bool = True) -> None:
-        """Take what was first for what is usual, unless it has changed meanwhile.
+        """Set the baseline from the first steps, unless they have changed.
 
-        Who has risen alone is measured by what it was at first. Otherwise machines have become
-        warm, and only what was later counts.
+        If only this series has risen, its early half becomes the baseline. Otherwise the machines
+        have warmed up, and only the later half counts.
         """
         rise = self.rise_of_halves
         if rise is None:
@@ -231,7 +235,7 @@ class StepSeries:
             self._first = later
 
     def settle_anew(self) -> None:
-        """Take what has been for long for what is usual."""
+        """Set the baseline from the newest steps."""
         self._first = list(self._newest)[-BASELINE:]
         self._newest.clear()
         values = [value for _, value in self._first]
@@ -243,7 +247,7 @@ class StepSeries:
     def shift(self, least: float, sure: float, noise: Noise = NONE) -> Shift | None:
         """Return the rise that the newest steps agree on, if it is more than `least`.
 
-        noise: what the series has at least, besides what these few steps show of it.
+        `noise` is the least noise of the series, in addition to that of these few steps.
         """
         if self.before is None:
             return None
@@ -260,7 +264,7 @@ class StepSeries:
             middle = self.before + height / 2
             most = sum(value > middle for value in newest) >= MOST * window
             few = sum(value > middle for _, value in self._first) <= (1 - MOST) * len(self._first)
-            # A change within the baseline is no noise, if there is so much less of it now.
+            # A change within the baseline is not noise if the newest steps have much less of it.
             usual = min(self._spread, 2 * spread) if spread else self._spread
             error = self._error(window, spread, usual, noise)
             enough = max(sure * error, wide * max(spread, usual))
@@ -269,28 +273,29 @@ class StepSeries:
         return None
 
     def holds(self, shift: Shift) -> bool:
-        """Whether a rise that was seen is still there: steps are nearer to it than to what was.
+        """Return whether an earlier rise still exists: steps are nearer to it than to the baseline.
 
-        Some odd steps prove no end of it, no more than they would prove its begin.
+        Some unusual steps do not prove its end, just as they would not prove its start.
         """
         newest = [value for _, value in self._newest][-LASTING:]
         middle = shift.before + shift.height / 2
         return self.before == shift.before and statistics.median(newest) > middle
 
     def _error(self, window: int, spread: float, usual: float, noise: Noise) -> float:
-        """Return how far the median of so many steps is off the baseline by chance.
+        """Return the standard error of a window's median relative to the baseline.
 
-        spread, usual: of them, and of those that the baseline is of.
+        `spread` belongs to the window and `usual` belongs to the baseline.
         """
         steps = len(self._first)
-        if not noise.spread:  # these few steps tell it, which differ the less the more they share
+        # estimate the spread from these few steps, which differ less if they are correlated
+        if not noise.spread:
             spread = noise.in_the_long_run(spread, window)
             usual = noise.in_the_long_run(usual, steps)
         spread = max(spread, usual, noise.spread)
         return MEDIAN * spread * math.sqrt(noise.swing(window) + noise.swing(steps))
 
     def has_fallen(self, noise: Noise = NONE) -> bool:
-        """Whether it has been well below its baseline for long."""
+        """Return whether the series has been well below its baseline for long."""
         if self.before is None or len(self._newest) < LASTING:
             return False
         values = [value for _, value in self._newest][-LASTING:]
@@ -299,28 +304,28 @@ class StepSeries:
             return False
         middle = self.before - height / 2
         most = sum(value < middle for value in values) >= MOST * LASTING
-        # The baseline may be of both, of what was and of what is.
+        # The baseline may mix the old and the new level.
         error = self._error(LASTING, spread_of(values), 0.0, noise)
         return most and height > FEW * error
 
     def lasts(self, shift: Shift) -> bool:
-        """Whether a rise has been there for as long."""
+        """Return whether a rise has lasted for LASTING steps."""
         return sum(step >= shift.since for step, _ in self._newest) >= LASTING
 
     def sample(self, until: int | None = None) -> Sample:
-        """Return how its steps vary. until: a step from which on it is another one."""
+        """Return the variation of the steps. `until` is the first step of a different level."""
         newest = list(self._newest)
         newest = [n for n in newest if n[0] < until] if until is not None else newest[:-_BLOCK]
         return sample_of([value for _, value in (*self._first, *newest)])
 
     def level(self) -> float:
-        """Return the median of the newest steps, or of the baseline until there are enough."""
+        """Return the median of the newest steps, or of the baseline if there are too few."""
         if len(self._newest) < _BLOCK:
             return self.before or 0.0
         return statistics.median([value for _, value in self._newest][-LASTING:])
 
     def is_above(self, least: float) -> bool:
-        """Whether it was above that from the baseline on, and is: both are no chance."""
+        """Return whether the baseline and the newest steps are significantly above a level."""
         newest = [value for _, value in self._newest][-LASTING:]
         both = [[value for _, value in self._first]]
         both += [newest] if len(newest) >= _BLOCK else []
@@ -331,20 +336,20 @@ class StepSeries:
         )
 
     def rise(self, since: int) -> float:
-        """Return by how much the steps from there on are above the baseline."""
+        """Return how far the steps since a step are above the baseline."""
         newest = [value for step, value in self._newest if step >= since]
         return (
             statistics.median(newest) - self.before if newest and self.before is not None else 0.0
         )
 
     def rise_now(self) -> float:
-        """Return by how much the steps of a block are above the baseline."""
+        """Return how far the steps of the newest block are above the baseline."""
         if self.before is None or not self._newest:
             return 0.0
         return statistics.median([value for _, value in self._newest][-_BLOCK:]) - self.before
 
     def _since(self, half: float) -> int:
-        """Return the step from which on most values are above the middle."""
+        """Return the step from which most values are above the middle."""
         best, total, since = -math.inf, 0.0, self._newest[-1][0]
         for step, value in reversed(self._newest):
             total += value - half
@@ -354,7 +359,7 @@ class StepSeries:
 
 
 class Level:
-    """A figure of all, which may change for good at any time: what it was just before counts."""
+    """Hold a measure of all ranks, which may change at any time; only its newest steps count."""
 
     def __init__(self) -> None:
         self._newest: deque[tuple[int, float]] = deque(maxlen=KEPT)
@@ -363,7 +368,7 @@ class Level:
         self._newest.append((step, value))
 
     def rose(self, since: int, by: float, few: float = FEW) -> bool:
-        """Whether it has risen by so much with this step, and that is no chance."""
+        """Return whether it has risen by this amount since a step, and not by chance."""
         before = [value for step, value in self._newest if step < since]
         after = [value for step, value in self._newest if step >= since]
         if len(before) < _SHORTEST or not after:
@@ -374,12 +379,12 @@ class Level:
 
 
 def settle(series: Mapping[Any, StepSeries], which: Iterable[Any]) -> None:
-    """Settle the baselines of those that have done the steps for it, beside each other."""
+    """Settle the baselines of all series that have enough steps, relative to each other."""
     rises = {key: rise for key in which if (rise := series[key].rise_of_halves) is not None}
     moves = sorted(map(abs, rises.values()))
     for key, rise in rises.items():
         others = len(moves) - 1
-        # It is one of them itself: a quarter of the others is there or one further on.
+        # The rise itself is one of the moves, so the quarter of the others may be one entry later.
         quarter = others // 4 + (abs(rise) <= moves[others // 4])
         alone = others < 2 or rise > APART * moves[quarter]
         series[key].settle(alone=alone)

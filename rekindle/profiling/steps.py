@@ -1,7 +1,7 @@
-"""What a rank did in each step, from its records. Pure.
+"""Compute the times of each step of a rank from its records. Pure.
 
-In synchronous training a step takes all ranks the same time: who is slow is waited for by the
-others, in a collective. So what counts is a rank's own work: the step without its waits.
+In synchronous training a step takes the same time on all ranks, because the others wait for a slow
+rank in a collective. Therefore the relevant time is a rank's own work: the step without its waits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ MOST_LINKS = 16
 
 
 class StepTimes(msgspec.Struct, frozen=True, gc=False):
-    """Seconds of one step of one rank.
+    """Hold the seconds of one step of one rank.
 
-    own: its own work, with loading, without saves inside the step. waiting: in collectives, while
-    it did nothing else; 0 where collectives were not recorded. saving: training stood still for,
-    since the step before, in this one as well. links: in each collective of each group, with what
-    was waited for others there; of more than MOST_LINKS the next one adds to the first again.
+    `own` is the rank's own work, with loading, but without saves inside the step. `waiting` is the
+    time in collectives in which the rank did nothing else. It is 0 if the rank did not record
+    collectives. `saving` is the time for which saves halted training since the previous step,
+    including this step. `links` holds the time in each collective of each group, including the wait
+    for others. The collective after the first MOST_LINKS adds to the first entry again, and so
+    forth.
     """
 
     step: int
@@ -36,21 +38,21 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def compute(self) -> float:
-        """Own work without waiting for data."""
+        """Return the own work without the wait for data."""
         return max(self.own - self.loading, 0.0)
 
 
 class Steps:
-    """The steps of a rank, as its ranges come."""
+    """Compute the steps of a rank from its ranges as they arrive."""
 
     def __init__(self) -> None:
-        self._pending: list[Range] = []  # since the step before
+        self._pending: list[Range] = []  # ranges since the previous step
         self._last = Range("", "", 0, 0)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[StepTimes]:
-        """Yield each step as it ends; of one that was done again each time that it ended well.
+        """Yield each step when it ends; a repeated step occurs once for each time that it ended.
 
-        One that device and host tell of is told by whoever does so first.
+        If both device and host record a step, the first record counts.
         """
         for made in ranges:
             if made.step < 0:
@@ -68,7 +70,7 @@ def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
 
 
 def _times(step: Range, before: list[Range]) -> StepTimes:
-    """What a rank did in a step, of all that it has done since the step before."""
+    """Return the times of a step from the ranges since the previous step."""
     inside = [each for each in before if step.start <= each.start < step.end]
     collectives = [each for each in inside if each.domain == COMMUNICATION]
     waits = _waits(step, collectives)
@@ -105,10 +107,11 @@ _Span = tuple[int, int]  # nanoseconds since the epoch
 
 
 def _waits(step: Range, collectives: list[Range]) -> list[_Span]:
-    """When the rank did nothing but wait.
+    """Return the spans in which the rank only waited.
 
-    While a collective is under way and the rank joins another, it has worked meanwhile: gradients
-    are reduced while earlier layers compute theirs. So it waits only from its last joining on.
+    If the rank joins another collective during a collective, it has worked in between. For example,
+    it reduces gradients while earlier layers compute their own. Therefore it waits only after it
+    has joined its last collective.
     """
     waits, last = [], 0
     collectives.sort(key=lambda each: each.start)
@@ -122,7 +125,7 @@ def _waits(step: Range, collectives: list[Range]) -> list[_Span]:
 
 
 def _covered(spans: list[_Span]) -> float:
-    """Seconds in any of these."""
+    """Return the seconds that these spans cover."""
     covered = until = 0
     for start, end in sorted(spans):
         covered += max(end - max(start, until), 0)

@@ -1,4 +1,4 @@
-"""Which times ranks record, how much, and how often. Pure."""
+"""Define which times ranks record, the limits of the files, and the interval of writes. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _MOST_MB = 10**9
 
 
 class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """cap_bytes: of all files. file_bytes: of one, from which on another is begun.
+    """Hold the limits of the records.
 
-    flush_s: between two times that a rank writes; as much is lost of one that is killed.
+    `cap_bytes` limits all files together. `file_bytes` limits one file; a rank then starts another.
+    `flush_s` is the interval of writes; a killed rank loses the records of at most this time.
     """
 
     cap_bytes: int = 5000 * MEBIBYTE
@@ -27,9 +28,9 @@ class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_in(environment: Mapping[str, str]) -> RecordLimits:
-    """Return what the environment says; what is no figure there is said, and left out.
+    """Return the limits from the environment; report and ignore invalid values.
 
-    Nobody's training may end for how much is known about it.
+    A wrong limit of records must not end training.
     """
     usual = RecordLimits()
     cap = _figure(environment, names.ENV_PROFILING_CAP_MB, usual.cap_bytes / MEBIBYTE, _MOST_MB)
@@ -48,7 +49,7 @@ def _figure(environment: Mapping[str, str], name: str, usual: float, most: float
         figure = float(text)
     except ValueError:
         figure = 0.0
-    if 0 < figure <= most:  # which nan is not
+    if 0 < figure <= most:  # NaN fails this comparison
         return figure
     why = f"{name} is {text!r}, no number above 0 up to {most:g}: {usual:g} is taken"
     print(f"rekindle: {why}", file=sys.stderr, flush=True)
@@ -59,9 +60,9 @@ ON, OFF = "on", "off"
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
-    """Which times are written down. All but those of communication go together.
+    """State which times ranks record. All except `communication` switch together.
 
-    communication: of collectives, which slows training down.
+    `communication` records the times of collectives, which slows training down.
     """
 
     communication: bool = False
@@ -72,16 +73,20 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What is on, as people write it."""
+        """Return the names of the kinds that are on, as users write them."""
         return tuple(word for word in WORDS if getattr(self, word.replace("-", "_")))
 
 
 WORDS = tuple(name.replace("_", "-") for name in Switch.__struct_fields__)
-FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")  # in that order
+# in the order of the fields
+FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
 
 
 class ProfilingOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody wants these kinds on or off; without kinds: the four that go together, or all."""
+    """Hold an order to switch these kinds on or off.
+
+    Without kinds, "on" concerns the four kinds that switch together, and "off" concerns all kinds.
+    """
 
     on: bool
     kinds: tuple[str, ...] = ()
@@ -89,11 +94,11 @@ class ProfilingOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def switched(now: Switch, kinds: Iterable[str], *, on: bool) -> Switch:
-    """Return the switch after some kinds are put on or off.
+    """Return the switch after some kinds become on or off.
 
-    Raises UsageError: a kind is none of WORDS, or cannot be off by itself.
+    Raises UsageError: WORDS does not contain a kind, or a kind cannot be off separately.
     """
-    asked = switch_of(kinds)  # looks at the words
+    asked = switch_of(kinds)  # checks the words
     if on:
         return switch_of((*now.words, *asked.words) or ("step",))
     others = set(kinds) - {"communication"}
@@ -108,10 +113,10 @@ def switched(now: Switch, kinds: Iterable[str], *, on: bool) -> Switch:
 
 
 def switch_of(words: Iterable[str]) -> Switch:
-    """Return the switch that has these on; none: all are off.
+    """Return the switch with these kinds on; without kinds, all are off.
 
-    All but communication are on as soon as anything is: MindCluster knows no other way. Raises
-    UsageError: a word is none of WORDS.
+    All kinds except communication are on if any kind is on, because MindCluster supports no other
+    state. Raises UsageError: WORDS does not contain a word.
     """
     asked = set(words)
     if strange := sorted(asked - set(WORDS)):
@@ -127,11 +132,11 @@ def switch_of(words: Iterable[str]) -> Switch:
 
 
 def values(switch: Switch) -> list[str]:
-    """Return what MindCluster calls on and off, in the order of FIELDS."""
+    """Return MindCluster's values for on and off, in the order of FIELDS."""
     return [ON if on else OFF for on in msgspec.structs.astuple(switch)]
 
 
 def read_switch(said: dict[str, str]) -> Switch:
-    """Read what MindCluster's switch says; what it leaves out is off."""
+    """Read MindCluster's switch; a missing field is off."""
     on = (said.get(field) == ON for field in FIELDS)
     return Switch(**dict(zip(Switch.__struct_fields__, on, strict=True)))

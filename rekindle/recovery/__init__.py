@@ -1,6 +1,7 @@
-"""How a fault is judged and what is to be done about it: pure functions over immutable values.
+"""Judge faults and decide about recovery: pure functions over immutable values.
 
-May import the errors and names of Rekindle, msgspec and the standard library, but no clock, chance,
-thread, process, file or socket: time comes in as an argument, decisions go out as values. The one
-exception is `codes`, which reads its tables from files.
+This package may import rekindle.profiling and the modules below it, msgspec, yaml and the standard
+library. It must not use a clock, random numbers, threads, processes or sockets. Time is an
+argument, and decisions are return values. Only two modules read files: `faults.tables.document` and
+`policy.policy_file`.
 """

@@ -1,5 +1,5 @@
-"""What a policy would be worth: the real decisions against faults drawn from published statistics.
+"""Simulate a policy: the real decisions on faults drawn from published statistics.
 
-May import recovery. Everything but reading and writing files is a pure function of its arguments
-and a seed; matplotlib is imported only where the picture is drawn.
+This package may import recovery. Everything except file input and output is a pure function of its
+arguments and a seed. Only the module that draws the plot imports matplotlib.
 """

@@ -1,4 +1,4 @@
-"""What recovering costs: times of strategies, kinds of fault and the job, from TOML files."""
+"""Read the costs of recovery from TOML files: times of strategies, kinds of fault and the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1, description="a share, from 
 
 
 class StrategyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`seconds` that the strategy takes at so many `devices`; the other fields: data/times.toml."""
+    """State the `seconds` of a strategy for each number of `devices`.
+
+    data/times.toml describes the other fields.
+    """
 
     strategy: Strategy
     devices: Annotated[list[int], Meta(min_length=1)]
@@ -37,7 +40,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     succeeds: Annotated[float, Meta(gt=0, le=1, description="more than 0 and at most 1")] = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse contradictions. Raises FieldError."""
+        """Check that the fields do not contradict each other. Raises FieldError."""
         if len(self.devices) != len(self.seconds):
             raise FieldError("give one time for each number in devices", "seconds")
         for index, (before, count) in enumerate(itertools.pairwise((0, *self.devices))):
@@ -45,7 +48,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise FieldError("give numbers above 0, the smaller ones first", "devices", index)
 
     def seconds_at(self, devices: int) -> float:
-        """Return the time for so many devices."""
+        """Return the time for a number of devices, by interpolation over its logarithm."""
         points = list(zip(self.devices, self.seconds, strict=True))
         if devices <= points[0][0]:
             return points[0][1]
@@ -56,7 +59,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KindRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a kind of fault takes: data/times.toml."""
+    """State the times of a kind of fault; data/times.toml describes the fields."""
 
     kind: FaultKind
     detect_s: Amount
@@ -64,10 +67,10 @@ class KindRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds for the whole job; seconds. snapshot_every_s 0: no snapshots.
+    """State the settings of the whole job, in seconds.
 
-    overhead: share of the time that Session and snapshots take. session: as in
-    `recovery.policy.history.Situation`.
+    `snapshot_every_s` 0 means that the job takes no snapshots. `overhead` is the share of the time
+    that Session and snapshots take. `session` is as in `recovery.policy.history.Situation`.
     """
 
     step_s: Positive = 10.0
@@ -81,7 +84,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """All of it, for every strategy and every kind that a mix may name."""
+    """Hold the costs for every strategy and every kind of fault that a mix may name."""
 
     strategies: Mapping[Strategy, StrategyRow]
     kinds: Mapping[FaultKind, KindRow]
@@ -89,9 +92,9 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 def load(user_file: Path | None = None) -> Costs:
-    """Read the defaults, and what a user's file says instead.
+    """Read the defaults, and override them with the entries of a user's file.
 
-    Raises UsageError: the file cannot be used; it says the line.
+    Raises UsageError: a file is invalid; the message names the line.
     """
     strategies: dict[Strategy, StrategyRow] = {}
     kinds: dict[FaultKind, KindRow] = {}
@@ -122,6 +125,6 @@ def load(user_file: Path | None = None) -> Costs:
 
 
 def twice(entry: Entry, key: object) -> UsageError:
-    """Make the error about an entry that the file has already."""
+    """Return the error about an entry that repeats an earlier entry of the file."""
     name = getattr(key, "value", key)
     return entry.error(f"there is an entry for '{name}' in this file already; keep one")

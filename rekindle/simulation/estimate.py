@@ -1,4 +1,4 @@
-"""Means with intervals over many runs, and the closed formulas beside them. Pure."""
+"""Compute means with intervals over many runs, and the closed formulas. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from rekindle.simulation.trace import DAY_S, Strike, draw
 def goodput(*, rate: float, interval: float, stall: float, downtime: float) -> float:
     """Return the share of time in which training makes progress that lasts.
 
-    rate: faults per second, each of which costs `downtime` and what was done since the last of the
-    checkpoints, that are written every `interval` of training and halt it for `stall`. Exact for
-    faults with exponential gaps that strike in stall and downtime as well: in such a world a piece
-    of work of length L takes exp(rate * downtime) * (exp(rate * L) - 1) / rate on average.
-    With a step as the interval and no stall: recovery that loses the broken step alone.
+    rate: faults per second. Each fault costs `downtime` and the work since the last checkpoint. The
+    job writes a checkpoint after each `interval` of training, and the write halts training for
+    `stall`.
+
+    The formula is exact if the gaps between faults are exponential and faults also occur during
+    stall and downtime. Work of length L then takes exp(rate * downtime) * (exp(rate * L) - 1) /
+    rate on average. With one step as the interval and no stall, the formula describes recovery that
+    loses only the interrupted step.
     """
     if rate == 0:
         return interval / (interval + stall)
@@ -35,16 +38,16 @@ def goodput(*, rate: float, interval: float, stall: float, downtime: float) -> f
     try:
         return lasting / math.expm1(rate * (interval + stall))
     except OverflowError:
-        return 0.0  # no checkpoint is ever reached
+        return 0.0  # training never reaches a checkpoint
 
 
 def young(rate: float, stall: float) -> float:
-    """Return the interval by Young (1974): good where faults are rare."""
+    """Return the interval by Young (1974), which is accurate if faults are rare."""
     return math.sqrt(2 * stall / rate) if rate else math.inf
 
 
 def daly(rate: float, stall: float) -> float:
-    """Return the interval by Daly (2006), first order; where that does not hold, the mean gap."""
+    """Return the interval by Daly (2006), first order, or the mean gap if that does not hold."""
     if rate == 0:
         return math.inf
     return young(rate, stall) - stall if stall * rate < 2 else 1 / rate
@@ -53,7 +56,7 @@ def daly(rate: float, stall: float) -> float:
 def student(freedom: int) -> float:
     """Return the 97.5 % point of Student's t distribution (Abramowitz and Stegun 26.7.5).
 
-    Within 0.3 % from 4 degrees of freedom on.
+    The error is below 0.3 % for 4 or more degrees of freedom.
     """
     z = 1.959963984540054
     first = (z**3 + z) / 4
@@ -62,14 +65,18 @@ def student(freedom: int) -> float:
     return z + ((third / freedom + second) / freedom + first) / freedom
 
 
-# Where fewer faults went back to a checkpoint, as many are assumed: with none seen, 3 are the upper
-# end of a 95 % interval (the rule of three). But never more than all faults of the mix.
+# If fewer faults loaded a checkpoint, the estimate assumes this number of them. If none occurred, 3
+# is the upper end of a 95 % interval (the rule of three). The estimate never assumes more faults
+# than the whole mix has.
 FEWEST = 3
 _QUANTILE = 0.99
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be simulated. checkpoint_s: None: the best interval for each policy."""
+    """Describe a simulation.
+
+    `checkpoint_s` None selects the best interval for each policy.
+    """
 
     world: World
     mix: Mix
@@ -80,7 +87,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_s: float | None = None
 
     def traces(self) -> list[list[Strike]]:
-        """Draw the faults of every run: the same ones for every policy."""
+        """Draw the faults of every run. All policies get the same faults."""
         world = self.world
         return [
             draw(
@@ -95,7 +102,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeanInterval(msgspec.Struct, frozen=True):
-    """A mean and the ends of its 95 % confidence interval, by Student's t over the runs."""
+    """Hold a mean and the ends of its 95 % confidence interval, by Student's t over the runs."""
 
     mean: float
     low: float
@@ -103,9 +110,10 @@ class MeanInterval(msgspec.Struct, frozen=True):
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What the runs of one policy came to. checkpoint_s: the interval that they had.
+    """Hold the results of all runs of one policy.
 
-    rate: all faults of the mix per second.
+    `checkpoint_s` is the checkpoint interval of the runs. `rate` is the number of all faults of the
+    mix per second.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -115,48 +123,48 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def goodput(self) -> MeanInterval:
-        """The share of time that was worth undisturbed training."""
+        """Return the share of time that was worth undisturbed training."""
         found = interval([outcome.goodput for outcome in self.outcomes])
         return MeanInterval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
 
     @property
     def incidents(self) -> dict[Strategy, float]:
-        """Incidents of a run by their heaviest strategy, on average."""
+        """Return the mean number of incidents of a run, by their heaviest strategy."""
         return self._by_strategy([outcome.incidents for outcome in self.outcomes])
 
     @property
     def decisions(self) -> dict[Strategy, float]:
-        """Decisions of a run, on average."""
+        """Return the mean number of decisions of a run, by strategy."""
         return self._by_strategy([outcome.decisions for outcome in self.outcomes])
 
     @property
     def spares(self) -> int:
-        """Spares with which 99 of 100 faults that take nodes need not wait for one."""
+        """Return the spares with which 99 of 100 faults that remove nodes do not cause a wait."""
         return _quantile([many for outcome in self.outcomes for many in outcome.needed])
 
     @property
     def spares_alone(self) -> int:
-        """The same as if no fault took the nodes of a whole switch."""
+        """Return the same number without faults that remove all nodes of a switch."""
         return _quantile([many for outcome in self.outcomes for many in outcome.alone])
 
     @property
     def to_store(self) -> int:
-        """How many faults in all runs went back to a checkpoint."""
+        """Return the number of faults in all runs after which training loaded a checkpoint."""
         return sum(outcome.to_store for outcome in self.outcomes)
 
     @property
     def store_rate(self) -> float:
-        """Such faults per second; some are assumed where hardly any were seen."""
+        """Return these faults per second; if the runs had hardly any, assume FEWEST."""
         return max(self.to_store, min(FEWEST, self.rate * self.seconds)) / self.seconds
 
     @property
     def seconds(self) -> float:
-        """How long all runs were together."""
+        """Return the simulated time of all runs together."""
         return sum(outcome.seconds for outcome in self.outcomes)
 
     @property
     def best_interval(self) -> float:
-        """The checkpoint interval that costs least, in seconds."""
+        """Return the checkpoint interval with the lowest cost, in seconds."""
         return best_interval(self.store_rate, self.stall_s)
 
     def lost(self, loss: Loss) -> float:
@@ -175,8 +183,9 @@ class Estimate(msgspec.Struct, frozen=True):
 def judge(question: Scenario, policy: Policy, traces: Sequence[Sequence[Strike]]) -> Estimate:
     """Run a policy through all traces.
 
-    Which faults go back to a checkpoint is the policy's doing. So where no interval is given, some
-    runs with the interval that would be best if all did find out how many they are.
+    The policy determines which faults load a checkpoint. If the question does not give an interval,
+    a quarter of the runs measures the number of these faults. Those runs use the interval that
+    would be best if every fault loaded a checkpoint.
     """
     if question.checkpoint_s is not None:
         return _judge(question, policy, traces, question.checkpoint_s)
@@ -187,13 +196,13 @@ def judge(question: Scenario, policy: Policy, traces: Sequence[Sequence[Strike]]
 
 
 def difference(one: Estimate, other: Estimate) -> MeanInterval:
-    """Return by how much the goodput of `other` is higher, trace by trace."""
+    """Return the mean difference of goodput, `other` minus `one`, over pairs of the same trace."""
     pairs = zip(one.outcomes, other.outcomes, strict=True)
     return interval([new.goodput - old.goodput for old, new in pairs])
 
 
 def interval(values: Sequence[float]) -> MeanInterval:
-    """Return the mean of two values or more with its interval."""
+    """Return the mean of at least two values, with its interval."""
     mean = statistics.fmean(values)
     error = statistics.stdev(values) / math.sqrt(len(values))
     width = student(len(values) - 1) * error
@@ -218,12 +227,12 @@ def _judge(
 
 
 def _in_steps(seconds: float, step: float) -> float:
-    """Round to whole steps, one at least."""
+    """Round to a number of whole steps, at least one."""
     return max(round(seconds / step), 1) * step
 
 
 def _quantile(values: Sequence[int]) -> int:
-    """Return the least number that 99 of 100 values do not exceed."""
+    """Return the smallest value that 99 of 100 values do not exceed."""
     if not values:
         return 0
     return sorted(values)[math.ceil(_QUANTILE * len(values)) - 1]

@@ -1,4 +1,4 @@
-"""The simulated job: its time, its progress, its nodes and spares."""
+"""Simulate the job: its time, its progress, its nodes and its spares."""
 
 from __future__ import annotations
 
@@ -16,34 +16,38 @@ from rekindle.simulation.trace import Strike
 
 
 class Pool:
-    """The nodes beside those that train; times in seconds since the job began.
+    """Hold the nodes outside the world; times are seconds since the start of the job.
 
-    spares: None: as many as there ever have to be. Nodes and spares are all that there is: a node
-    that is left comes back as a spare once it is mended.
+    `spares` None means that a spare is always ready. Otherwise the pool gets no other nodes: a node
+    that leaves the world becomes a spare after its repair.
     """
 
     def __init__(self, spares: int | None) -> None:
         self._endless = spares is None
-        self._ready = [-math.inf] * (spares or 0)  # when each can be used, the earliest first
-        self._out: list[float] = []  # until when each node is out of use
-        self._out_alone: list[float] = []  # the same of those that were not lost with their group
-        self.lost = 0  # nodes in all
+        self._ready = [-math.inf] * (spares or 0)  # when each spare is ready, the earliest first
+        self._out: list[float] = []  # when the repair of each node ends
+        # the same, without nodes that failed together with their group
+        self._out_alone: list[float] = []
+        self.lost = 0  # number of nodes lost since the start
 
     def free(self, now: float) -> int:
-        """Return how many spares wait."""
+        """Return the number of ready spares."""
         if self._endless:
             return 1_000_000
         return sum(at <= now for at in self._ready)
 
     def out(self, now: float, *, alone: bool = False) -> int:
-        """Return how many nodes are out of use; alone: those apart that were lost in groups."""
+        """Return the number of nodes under repair.
+
+        With `alone`, the result omits nodes that failed together with their group.
+        """
         found = self._out_alone if alone else self._out
         while found and found[0] <= now:
             heapq.heappop(found)
         return len(found)
 
     def lose(self, now: float, repair_s: float, *, alone: bool) -> None:
-        """Take a node out of use. alone: not together with its group."""
+        """Move a node to repair. alone: it did not fail together with its group."""
         heapq.heappush(self._out, now + repair_s)
         if alone:
             heapq.heappush(self._out_alone, now + repair_s)
@@ -52,12 +56,12 @@ class Pool:
             heapq.heappush(self._ready, now + repair_s)
 
     def take(self, now: float) -> float:
-        """Have the next node take a place; return when it can."""
+        """Reserve the next spare for a place; return when the spare is ready."""
         return now if self._endless else max(now, heapq.heappop(self._ready))
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """All that one run depends on but its faults."""
+    """Hold everything that a run depends on, except its faults."""
 
     policy: Policy
     world: World
@@ -66,10 +70,11 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """What happens to it is told from outside. Times in seconds since it began.
+    """Hold the state of the simulated job; the caller reports each event.
 
-    newest, resumed: as in `recovery.policy.history.Situation`. missing: places that the world goes
-    on without. lost: where the time went that was worth nothing.
+    All times are seconds since the start of the job. `newest` and `resumed` are as in
+    `recovery.policy.history.Situation`. `missing` holds the places that the world trains without.
+    `lost` is the time without progress, by cause.
     """
 
     def __init__(self, setting: Setting, end: float) -> None:
@@ -82,17 +87,17 @@ class Job:
         self.missing: set[int] = set()
         self.lost = dict.fromkeys(Loss, 0.0)
         self._setting = setting
-        self._tenants = Counter[int]()  # how often each place was given to another node
-        self._coming: list[tuple[float, int]] = []  # when somebody comes for a missing place
+        self._tenants = Counter[int]()  # how often each place got another node
+        self._coming: list[tuple[float, int]] = []  # when a node arrives for a missing place
 
     @property
     def is_over(self) -> bool:
-        """Whether the time to be simulated is."""
+        """Return whether the simulated time has ended."""
         return self.now >= self.end
 
     @property
     def grows_at(self) -> float:
-        """When a node comes back."""
+        """Return when the next node for a missing place arrives."""
         return self._coming[0][0] if self._coming else math.inf
 
     def host(self, place: int) -> str:
@@ -100,13 +105,16 @@ class Job:
         return f"{place}.{self._tenants[place]}"
 
     def hit(self, strike: Strike) -> list[int]:
-        """Return the places in use that a strike hits: none if it was for a lemon that has left."""
+        """Return the places in use that a fault hits.
+
+        A fault of a lemon has no effect after another node has replaced that node.
+        """
         if strike.of_lemon and self._tenants[strike.nodes[0]]:
             return []
         return [place for place in strike.nodes if place not in self.missing]
 
     def train(self, until: float) -> None:
-        """Train up to a moment, or to the end of the simulated time."""
+        """Train until a moment, or until the end of the simulated time."""
         seconds = min(until, self.end) - self.now
         if seconds <= 0:
             return
@@ -121,15 +129,15 @@ class Job:
         self.newest = max(self.newest, self.progress.step)
 
     def wait(self, until: float, spent: list[tuple[Loss, float]]) -> None:
-        """Let time pass without training; spent: on what, from the first to the last second."""
+        """Let time pass without training; spent: the causes, in the order of time."""
         for loss, seconds in spent:
             counted = min(seconds, self.end - self.now)
             self.lost[loss] += counted
             self.now += counted
-        self.now = min(until, self.end)  # the sum of many spans is a little off
+        self.now = min(until, self.end)  # the sum of many spans has a rounding error
 
     def fall_back(self, source: Source, *, before: int | None = None) -> float:
-        """Go on from another state, or a checkpoint before this step; return the work lost."""
+        """Continue from another state, or a checkpoint before this step; return the work lost."""
         if before is None:
             lost = self.progress.fall_back(source)
         else:
@@ -138,9 +146,9 @@ class Job:
         return lost
 
     def move(self, place: int, repair_s: float, *, alone: bool) -> float:
-        """Give the place of a node that is to be repaired to another; return when that is there.
+        """Give the place of a node that needs repair to another; return when that node is ready.
 
-        alone: as in `Pool.lose`.
+        alone: see `Pool.lose`.
         """
         warm = self.pool.free(self.now) > 0
         self._leave(place, repair_s, alone=alone)
@@ -148,17 +156,20 @@ class Job:
         return at if warm else at + self._setting.costs.job.new_node_s
 
     def leave_out(self, place: int, repair_s: float, *, alone: bool) -> None:
-        """Go on without a node that is to be repaired, until another one comes."""
+        """Continue without a node that needs repair until another node arrives."""
         self._leave(place, repair_s, alone=alone)
         self.do_without(place, self.pool.take(self.now) + self._setting.costs.job.new_node_s)
 
     def do_without(self, place: int, until: float) -> None:
-        """Go on without a node that comes at some time."""
+        """Continue without a node for this place until the given time."""
         self.missing.add(place)
         heapq.heappush(self._coming, (until, place))
 
     def grow(self) -> None:
-        """Take a node in that has come, between two steps; the others lose what they had begun."""
+        """Add a node that has arrived, between two steps.
+
+        The other nodes lose their current step.
+        """
         _, place = heapq.heappop(self._coming)
         self.missing.discard(place)
         self.fall_back(Source.LIVE)

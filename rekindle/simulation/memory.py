@@ -1,8 +1,8 @@
-"""The part of a job's past that can still change a decision.
+"""Keep the part of a job's past that can still change a decision.
 
-`decide` folds over the whole past, which is the right thing for a job and too slow for years of
-them. Here old decisions are forgotten, and the policy's budgets shrink by what they had used: every
-decision stays what it would have been, but for the numbers in its reason.
+`decide` folds over the whole past. This suits a job, but it is too slow for simulated years. This
+module drops old decisions and subtracts their use from the budgets of the policy. Every decision
+stays the same, except for the numbers in its reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 _JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
 _PODS = (Strategy.RESCHEDULE_POD,)
-_Fold = Callable[[Iterable[Past]], int]  # of history: how much of a budget was used
+# from history: counts how much of a budget the decisions used
+_Fold = Callable[[Iterable[Past]], int]
 
-# Which budget is used up by what: recovery.policy.strategies.
+# recovery.policy.strategies defines what uses up each budget.
 _BUDGETS: dict[str, _Fold] = {
     "max_recoveries": history.recoveries_used,
     "max_restarts": history.restarts_used,
@@ -30,9 +31,9 @@ _BUDGETS: dict[str, _Fold] = {
 
 
 class RecoveryBudgets:
-    """A policy and what it has decided so far in one job.
+    """Hold a policy and its past decisions in one job.
 
-    many: nothing is forgotten before there are so many decisions; at once it costs less.
+    many: `forget` drops nothing while there are fewer decisions, because one large pass costs less.
     """
 
     def __init__(self, policy: Policy, many: int = 16) -> None:
@@ -42,11 +43,11 @@ class RecoveryBudgets:
         self.past: list[Past] = []
 
     def begin_anew(self) -> None:
-        """A person has begun the job again: its budgets are its own."""
+        """Reset budgets and past, because a person has started a new job."""
         self.policy, self.past = self._whole, []
 
     def decide(self, case: Situation) -> Decision:
-        """Decide about a case, whose past is this one, and remember it."""
+        """Decide about a case with this past, and store the decision."""
         decision = decide(self.policy, case)
         self.past.append(
             Past(
@@ -61,14 +62,15 @@ class RecoveryBudgets:
         return decision
 
     def forget(self, *, now: float, newest: int, oldest: int) -> None:
-        """Forget what cannot matter any more to a fault after `now`, in a later incident.
+        """Drop decisions that cannot affect a fault after `now`, in a later incident.
 
-        newest: as in `Situation`; it never falls. oldest: no later fault has finished fewer steps.
+        newest: see `Situation`; it never decreases. oldest: every later fault has finished at least
+        this number of steps.
         """
         if len(self.past) < self._many:
             return
         row = self._row()
-        # One of these is always left: whether there are any decides about restarts, too.
+        # Always keep one of these: decisions about restarts also depend on whether one exists.
         pods = max(self.policy.max_pod_reschedules - 1, 0)
         kept, old = list[Past](), list[Past]()
         for number, seen in enumerate(self.past):
@@ -84,7 +86,7 @@ class RecoveryBudgets:
         self._settle(old)
 
     def _row(self) -> set[int]:
-        """Return which decisions are a row that progress does not end (ModelArts)."""
+        """Return the indexes of decisions in a sequence that progress does not end (ModelArts)."""
         if self.policy.progress_resets:
             return set()
         last = max((n for n, seen in enumerate(self.past) if seen.fault.of_hardware), default=-1)
@@ -92,7 +94,7 @@ class RecoveryBudgets:
         return {last} | {n for n in late if self.past[n].strategy not in INNER}
 
     def _settle(self, old: list[Past]) -> None:
-        """Take what these have used off the budgets."""
+        """Subtract the use by these decisions from the budgets."""
         rest = {name: getattr(self.policy, name) - fold(old) for name, fold in _BUDGETS.items()}
         least = {name: max(left, 0) for name, left in rest.items()}
         self.policy = msgspec.structs.replace(self.policy, **least)

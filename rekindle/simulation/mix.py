@@ -1,4 +1,4 @@
-"""Which faults strike, how often and where: a mix, shipped or in a user's TOML file."""
+"""Read a mix of faults, their rates and places: a shipped mix, or a user's TOML file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ SHIPPED: tuple[str, ...] = get_args(Shipped)
 
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One sort of fault; `weight`: how many of all, in any unit.
+    """Describe a sort of fault; `weight`: its share of all faults, in any unit.
 
-    kind, code, reset_helps, user_caused: as in `recovery.faults.fault.Fault`. place: share of them
-    that pass only on another node; script: share that pass only once a person has mended the
-    script. Such a fault comes again after every recovery that leaves its cause alone, then as a
-    fault of the kind `becomes`, if that is given: a dead process may turn out to be a dead device.
-    repair_s: until a node that was left because of it can be used again, if not as for its kind.
+    See `recovery.faults.fault.Fault` for `kind`, `code`, `reset_helps` and `user_caused`. `place`
+    is the share of these faults that end only on another node. `script` is the share that end only
+    after a person has repaired the script. Such a fault recurs after each recovery that does not
+    remove its cause. `becomes` is the kind of the recurring fault, if given. For example, a failed
+    process reveals a failed device. `repair_s` is the time until a node that left because of this
+    fault is usable again. Without `repair_s`, the time of the kind applies.
     """
 
     name: str
@@ -40,7 +41,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     repair_s: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Refuse contradictions. Raises FieldError."""
+        """Check that the fields do not contradict each other. Raises FieldError."""
         if self.place + self.script > 1:
             problem = "place and script are shares of one whole; give at most 1 in all"
             raise FieldError(problem, "script")
@@ -55,17 +56,18 @@ _NEVER = (
     FaultKind.COORDINATOR,
     FaultKind.LAUNCH,
     FaultKind.STORAGE,
-)  # or do not disturb training
+)  # these arise during recovery or do not disturb training
 
 
 class MixRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How often faults strike, and what is odd about them.
+    """Describe how often faults occur, and their irregularities.
 
-    per_1000_devices_per_day: all causes, lemons and groups included. faults_of: a shipped mix, of
-    which the [[fault]] entries are taken. lemon_share of the nodes fail lemon_factor times as often
-    as others (Meta found 40 in about 3,000; the factor is assumed). group_share of the faults take
-    group_nodes nodes at once, those of a switch (ByteRobust), for group_repair_s. second_share of
-    the recoveries are struck by another fault besides those that happen to come (assumed).
+    `per_1000_devices_per_day` counts faults of all causes, including lemons and groups. `faults_of`
+    names the shipped mix that supplies the [[fault]] entries. A share `lemon_share` of the nodes
+    fails `lemon_factor` times as often as others. Meta found 40 such nodes in about 3,000; the
+    factor is an assumption. A share `group_share` of the faults removes `group_nodes` nodes of a
+    switch together (ByteRobust), for `group_repair_s`. During a share `second_share` of the
+    recoveries another fault occurs. These faults are in addition to the trace (an assumption).
     """
 
     source: str
@@ -75,24 +77,27 @@ class MixRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lemon_factor: Annotated[float, Meta(ge=1, le=1e9, description="1 or more, at most 1e9")] = 10.0
     group_share: Share = 0.01
     group_nodes: Annotated[int, Meta(ge=1, le=10**9, description="1 or more, at most 1e9")] = 32
-    group_repair_s: Amount = 7920.0  # what a reboot takes: data/times.toml
+    group_repair_s: Amount = 7920.0  # time of a reboot: data/times.toml
     second_share: Share = 0.1
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """Faults and their rate; `name` is what the user called it by."""
+    """Hold faults and their rate; `name` is the name that the user gave."""
 
     name: str
     odds: MixRow
     faults: tuple[FaultRow, ...]
 
     def rate(self, devices: int) -> float:
-        """Return the faults per second of so many devices."""
+        """Return the faults per second of this number of devices."""
         return self.odds.per_1000_devices_per_day * devices / 1000 / 86_400
 
 
 def load(name: str) -> Mix:
-    """Read a shipped mix, or a file. Raises UsageError: it cannot be used; it says the line."""
+    """Read a shipped mix or a file.
+
+    Raises UsageError: it is invalid; the message names the line.
+    """
     if name in SHIPPED:
         return _read(name, DATA / f"{name}.toml")
     path = Path(name)

@@ -1,4 +1,4 @@
-"""What is simulated, and what came of it."""
+"""Describe the simulated world and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from rekindle.recovery.policy.policy import OUTER, Strategy
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's nodes. spares None: as many as it ever takes; least_nodes 0: all are needed."""
+    """Describe a job's nodes.
+
+    `spares` None means that a spare is always ready. `least_nodes` 0 means that the job needs all
+    nodes.
+    """
 
     nodes: int
     per_node: int
@@ -21,16 +25,16 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> int:
-        """All devices that train."""
+        """Return the number of devices that train."""
         return self.nodes * self.per_node
 
 
 class Loss(str, enum.Enum):
-    """Where the time goes that makes no progress."""
+    """Name the causes of time without progress."""
 
-    RECOVERING = "recovering"  # from the fault until all train again
+    RECOVERING = "recovering"  # from the fault until all ranks train again
     REDONE = "work done again"
-    CHECKPOINTS = "checkpoints"  # training halts while they are written
+    CHECKPOINTS = "checkpoints"  # a checkpoint halts training
     OVERHEAD = "session and snapshots"
     NODES = "waiting for nodes"
     SMALLER = "a smaller world"
@@ -38,12 +42,13 @@ class Loss(str, enum.Enum):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """One run: seconds, and the seconds of undisturbed training that it was worth.
+    """Hold one run: its seconds, and the seconds of undisturbed training that it was worth.
 
-    incidents: by the heaviest strategy of each. decisions: by strategy; an incident may take many.
-    needed: for each fault that took nodes, how many were out then, those included; alone: the same
-    without the faults of groups. to_store: how often training went on from a checkpoint. ended: how
-    often a person had to begin the job again.
+    `incidents` counts the heaviest strategy of each incident. `decisions` counts all strategies; an
+    incident may need several. `needed` holds, for each fault that removed nodes, the number of
+    nodes under repair, including those nodes. `alone` holds the same without faults of groups.
+    `to_store` counts how often training continued from a checkpoint. `ended` counts how often a
+    person had to start the job again.
     """
 
     seconds: float
@@ -58,5 +63,5 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def goodput(self) -> float:
-        """The share of the time that was worth undisturbed training of the whole world."""
+        """Return the share of time that was worth undisturbed training of the whole world."""
         return self.work / self.seconds

@@ -1,4 +1,4 @@
-"""A picture of the answer: goodput, where the time goes, incidents, and the checkpoint interval."""
+"""Plot the answer: goodput, lost time, incidents, and the checkpoint interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Named = Sequence[tuple[str, Estimate]]
 
 
 def draw(question: Scenario, named: Named, path: Path) -> None:
-    """Draw one policy or two into a PNG file. Raises OSError: it cannot be written."""
+    """Draw one or two policies into a PNG file. Raises OSError: the file is not writable."""
     figure = Figure(figsize=(12, 8), layout="constrained")
     world = question.world
     figure.suptitle(
@@ -41,7 +41,7 @@ def draw(question: Scenario, named: Named, path: Path) -> None:
 
 
 def _goodput(axes: Axes, named: Named) -> None:
-    """One dot for each run, lines between runs of the same faults, the mean with its interval."""
+    """Draw a dot per run, lines between runs with the same faults, and the mean with interval."""
     runs = [[outcome.goodput for outcome in one.outcomes] for _, one in named]
     for pair in zip(*runs, strict=True):
         axes.plot(range(len(pair)), pair, color="#bbbbbb", linewidth=0.8, zorder=1)
@@ -51,7 +51,7 @@ def _goodput(axes: Axes, named: Named) -> None:
         found = one.goodput
         error = [[found.mean - found.low], [found.high - found.mean]]
         axes.errorbar(place, found.mean, error, fmt="D", color="#333333", capsize=7, zorder=3)
-        left = place < len(named) - 1  # the lines to the next one are on the other side
+        left = place < len(named) - 1  # the lines to the next policy are on the other side
         axes.annotate(
             f"{found.mean:.4f}",
             (place, found.mean),
@@ -68,7 +68,7 @@ def _goodput(axes: Axes, named: Named) -> None:
 
 
 def _lost(axes: Axes, named: Named) -> None:
-    """What each cause takes, one bar per policy."""
+    """Draw the share of time that each cause takes, one bar per policy."""
     left = np.zeros(len(named))
     for loss, colour in zip(Loss, _LOSSES, strict=True):
         share = np.array([100 * one.lost(loss) for _, one in named])
@@ -84,7 +84,7 @@ def _lost(axes: Axes, named: Named) -> None:
 
 
 def _incidents(axes: Axes, named: Named) -> None:
-    """How many incidents each strategy got over."""
+    """Draw the number of incidents for each strategy."""
     found = [one.incidents for _, one in named]
     strategies = [strategy for strategy in Strategy if any(strategy in many for many in found)]
     height = 0.8 / len(named)
@@ -104,7 +104,7 @@ def _incidents(axes: Axes, named: Named) -> None:
 
 
 def _checkpoints(axes: Axes, named: Named) -> None:
-    """What checkpoints and the work lost since cost, by their interval."""
+    """Draw the cost of checkpoints and of the work lost since the last one, by interval."""
     axes.set_title("Cost of checkpoints and of work lost since the last one", fontsize=10)
     if named[0][1].stall_s == 0:
         axes.text(0.5, 0.5, "a checkpoint costs nothing here", ha="center", va="center")

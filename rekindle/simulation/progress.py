@@ -1,4 +1,4 @@
-"""How far training is: steps, snapshots, checkpoints, and what a fall back to one of them loses."""
+"""Simulate progress: steps, snapshots, checkpoints, and the loss when training returns to one."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import math
 
 import msgspec
 
-_ROUNDING = 1e-6  # of a step; many short stretches of training add up to a whole one
+_ROUNDING = 1e-6  # in steps; the sum of many short stretches has a rounding error
 
 
 class Source(str, enum.Enum):
-    """Where a recovery takes the state from, newest first."""
+    """Name the sources of state for a recovery, the newest first."""
 
-    LIVE = "live"  # a replica: the broken step alone is lost
+    LIVE = "live"  # a replica: recovery loses only the interrupted step
     MEMORY = "memory"  # the newest snapshot of the agents
     STORE = "store"  # the newest checkpoint
 
 
 class Cadence(msgspec.Struct, frozen=True, kw_only=True):
-    """How often state is kept, and what that costs; seconds of training, whole steps.
+    """Describe how often the job saves state, and the cost.
 
-    stall: how long training halts for a checkpoint. snapshot: 0: there are none.
-    overhead: share of the time that Session and snapshots take.
+    All values are seconds of training in whole steps. `stall` is how long a checkpoint halts
+    training. `snapshot` 0 means that the job takes no snapshots. `overhead` is the share of the
+    time that Session and snapshots take.
     """
 
     step: float
@@ -33,36 +34,36 @@ class Cadence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedProgress:
-    """The work that is done, in seconds of undisturbed training of the whole world."""
+    """Hold the work done, in seconds of undisturbed training of the whole world."""
 
     def __init__(self, cadence: Cadence) -> None:
         self._cadence = cadence
-        self.checkpoints = 0  # complete ones
-        self._since = 0.0  # work after the newest of them
-        self._stalled = 0.0  # part of the next one that is written
+        self.checkpoints = 0  # number of complete checkpoints
+        self._since = 0.0  # work after the newest checkpoint
+        self._stalled = 0.0  # seconds already spent on the next checkpoint
 
     @property
     def work(self) -> float:
-        """All work that is not lost."""
+        """Return all work that is not lost."""
         return self.checkpoints * self._cadence.checkpoint + self._since
 
     @property
     def step(self) -> int:
-        """Steps finished."""
+        """Return the number of finished steps."""
         return _whole(self.work, self._cadence.step)
 
     def step_of(self, checkpoint: int) -> int:
-        """Steps in checkpoint number 1, 2, ...; before that, none."""
+        """Return the number of steps in checkpoint 1, 2, ...; 0 for lower numbers."""
         return _whole(max(checkpoint, 0) * self._cadence.checkpoint, self._cadence.step)
 
     def snapshot_step(self) -> int | None:
-        """Return the step of the newest snapshot, if no checkpoint is as new."""
+        """Return the step of the newest snapshot, or None if a checkpoint is as new."""
         snapshot = self._kept(Source.MEMORY)
         newer = snapshot > self.checkpoints * self._cadence.checkpoint
         return _whole(snapshot, self._cadence.step) if newer else None
 
     def train(self, seconds: float, speed: float) -> float:
-        """Train for some time at a part of the full world's speed; return the time stalled."""
+        """Train for some seconds at a share of the full world's speed; return the stalled time."""
         plan = self._cadence
         speed *= 1 - plan.overhead
         before = self.work
@@ -74,18 +75,18 @@ class SimulatedProgress:
         return max(seconds - (self.work - before) / speed, 0.0)
 
     def fall_back(self, source: Source) -> float:
-        """Go on from another state; return the work lost."""
+        """Continue from another state; return the work lost."""
         before, newest = self.work, self.checkpoints * self._cadence.checkpoint
         self._since = max(self._kept(source), newest) - newest
         self._stalled = 0.0
         return before - self.work
 
     def older(self, step: int) -> int:
-        """Return the number of the newest checkpoint before this step, 0: there is none."""
+        """Return the number of the newest checkpoint before this step, or 0."""
         return min(self.checkpoints, max(step - 1, 0) // max(self.step_of(1), 1))
 
     def roll_back(self, step: int) -> float:
-        """Go on from the newest checkpoint before this step; return the work lost."""
+        """Continue from the newest checkpoint before this step; return the work lost."""
         before = self.work
         self.checkpoints = self.older(step)
         self._since = self._stalled = 0.0

@@ -1,4 +1,4 @@
-"""One run: a policy's decisions about the faults of a trace, and their costs. Pure."""
+"""Replay one run: a policy's decisions about the faults of a trace, and their costs. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _OF_NODES = (*GONE, FaultKind.NODE)
 
 
 class Broken(msgspec.Struct, kw_only=True):
-    """A strike on one node.
+    """Hold a fault on one node.
 
-    finished: steps that the job had finished. moved: its node was left for another. missed: that
-    did not come in time. again: the fault comes again, for what was done left its cause alone.
+    `finished` is the number of steps that the job had finished. `moved` means that another node has
+    the place. `missed` means that this other node did not arrive in time. `again` means that the
+    fault recurs, because the recovery did not remove its cause.
     """
 
     strike: Strike
@@ -40,15 +41,18 @@ class Broken(msgspec.Struct, kw_only=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether its node is not there any more, and nobody was asked to take its place."""
+        """Return whether the node has disappeared and the job has not requested another."""
         return self.strike.row.kind in GONE and not self.moved
 
     def needs_to_move(self, strategy: Strategy) -> bool:
-        """Whether a strategy that can leave its place does: a person only if that is to blame."""
+        """Return whether a strategy that can replace the node does so.
+
+        A person replaces the node only if it is the cause.
+        """
         return strategy not in ENDS or (self.strike.cause is Cause.PLACE and not self.moved)
 
     def fault(self, *, at: float, host: str, per_node: int) -> Fault:
-        """Return it as Rekindle would see it now."""
+        """Return the fault as Rekindle would detect it now."""
         row = self.strike.row
         if self.missed:
             text = f"no node came as node {self.node} in time"
@@ -72,8 +76,11 @@ class Broken(msgspec.Struct, kw_only=True):
         )
 
     def answer(self, row: StrategyRow) -> None:
-        """Note whether a strategy gets over it. Chance is that of the strike, whatever is tried."""
-        if row.strategy in ENDS:  # whoever begins the job again has looked at it
+        """Record whether a strategy ends the fault.
+
+        The seed of the trace fixes chance for all strategies.
+        """
+        if row.strategy in ENDS:  # the person who starts the job again has removed the cause
             self.again = False
             return
         cause = self.strike.cause
@@ -85,7 +92,7 @@ class Broken(msgspec.Struct, kw_only=True):
 
 
 class Upcoming:
-    """A place in a trace: strikes are taken in their order."""
+    """Take the faults of a trace in their order."""
 
     def __init__(self, strikes: Sequence[Strike], job: Job) -> None:
         self._strikes, self._next = strikes, 0
@@ -93,7 +100,7 @@ class Upcoming:
         self._second: Strike | None = None
 
     def next_at(self) -> float:
-        """Return when the next strike of the trace hits anything."""
+        """Return when the next fault of the trace hits a place in use."""
         while self._next < len(self._strikes):
             if self._job.hit(self._strikes[self._next]):
                 return self._strikes[self._next].at
@@ -101,12 +108,12 @@ class Upcoming:
         return math.inf
 
     def take(self) -> Strike:
-        """Take the strike of which `next_at` has told."""
+        """Take the fault whose time `next_at` returned."""
         self._next += 1
         return self._strikes[self._next - 1]
 
     def take_before(self, until: float) -> Strike | None:
-        """Take the next strike, if it comes before a moment, the second one of an incident too."""
+        """Take the next fault before a moment; this may be the second fault of an incident."""
         at = self.next_at()
         second = self._second
         if second is not None and second.at <= at:
@@ -116,22 +123,22 @@ class Upcoming:
         return self.take() if at < until else None
 
     def expect(self, second: Strike | None, at: float) -> None:
-        """Have another fault strike the recovery that is under way; None: nothing more does."""
+        """Set the second fault for the current recovery; None: there is no second fault."""
         self._second = second and msgspec.structs.replace(second, at=at)
 
     def pass_over(self, until: float) -> None:
-        """Let what strikes before a moment hit nothing."""
+        """Skip the faults before a moment."""
         while self.next_at() < until:
             self._next += 1
 
 
 class Repair(msgspec.Struct):
-    """A recovery under way.
+    """Hold the current recovery.
 
-    until: when all train again, as far as is known. spent: on what, up to then. formed_at: until
-    then no generation is formed. awaited: when each node comes that was asked for, by its place.
-    back: where the state will come from. anew: all ranks are started anew. ended: a person begins
-    the job anew.
+    `until` is the expected time at which all ranks train again. `spent` holds the causes of the
+    time up to then. No generation exists before `formed_at`. `awaited` holds the arrival time of
+    each requested node, by place. `back` is the source of the state. `anew` means that all ranks
+    restart. `ended` means that a person starts the job again.
     """
 
     until: float
@@ -145,12 +152,12 @@ class Repair(msgspec.Struct):
     heaviest: Strategy = Strategy.RETRY
 
     def nodes_at(self, now: float) -> float:
-        """Return when all nodes are there."""
+        """Return when all nodes have arrived, and drop those that have arrived by `now`."""
         self.awaited = {place: at for place, at in self.awaited.items() if at > now}
         return max(self.awaited.values(), default=now)
 
     def lengthen(self, at: float, *spans: tuple[Loss, float]) -> None:
-        """Last for these spans at least, one after the other, from a moment on."""
+        """Extend the recovery so that it covers these consecutive spans, which start at `at`."""
         for loss, seconds in spans:
             at += seconds
             if at > self.until:
@@ -163,7 +170,7 @@ _AGE = {source: age for age, source in enumerate(Source)}
 
 
 def replay(setting: Setting, strikes: Sequence[Strike], seconds: float) -> Outcome:
-    """Run a job for so many seconds through these strikes, the earliest first."""
+    """Run a job for this number of seconds through these faults, the earliest first."""
     return _Replay(setting, strikes, seconds).run()
 
 
@@ -192,7 +199,7 @@ class _Replay:
         return self._outcome
 
     def _get_over(self, strike: Strike) -> None:
-        """Recover until nothing comes again; other faults may strike meanwhile."""
+        """Recover until no fault recurs; other faults may occur during the recovery."""
         job = self._job
         self._incident += 1
         repair = Repair(until=job.now)
@@ -217,7 +224,7 @@ class _Replay:
             if not due or repair.ended or job.is_over:
                 break
             if any(one.strike.cause is Cause.SCRIPT for one in due):
-                job.train(job.now + lost)  # until the script is where it breaks
+                job.train(job.now + lost)  # training reaches the failing point of the script
             begun = repair.until = job.now
             self._answer(due, repair)
         self._close(repair)
@@ -227,12 +234,12 @@ class _Replay:
         return [Broken(strike=strike, node=n, finished=step) for n in self._job.hit(strike)]
 
     def _answer(self, due: list[Broken], repair: Repair) -> None:
-        """Decide about each fault, and do what was decided."""
+        """Decide about each fault, and carry the decision out."""
         pool = self._job.pool
         before = pool.lost
         gone = [one for one in due if one.is_gone]
         if len(gone) + len(self._job.missing) >= self._setting.world.nodes:
-            repair.back = Source.STORE  # nobody is left who has any state
+            repair.back = Source.STORE  # no remaining rank has any state
         for one in due:
             self._decide(one, repair, sum(other.is_gone for other in gone))
             if repair.ended:
@@ -243,7 +250,7 @@ class _Replay:
                 self._outcome.alone.append(pool.out(self._job.now, alone=True))
 
     def _decide(self, one: Broken, repair: Repair, lost: int) -> None:
-        """Decide about one fault. lost: nodes that are gone, and nothing was done about it yet."""
+        """Decide about one fault. lost: the number of missing nodes without a decision yet."""
         setting, job = self._setting, self._job
         repair.nodes_at(job.now)
         per_node = setting.world.per_node
@@ -274,7 +281,7 @@ class _Replay:
         self._carry_out(one, strategy, repair, detect + people)
 
     def _left(self, lost: int) -> int:
-        """Return with how many nodes the world may go on, or 0."""
+        """Return the size of the smaller world that may continue, or 0."""
         world = self._setting.world
         left = world.nodes - len(self._job.missing) - lost
         return left if world.least_nodes and world.least_nodes <= left < world.nodes else 0
@@ -289,7 +296,7 @@ class _Replay:
         return Strategy.DUMP if can_dump else Strategy.FAIL, policy.approval_timeout_s
 
     def _carry_out(self, one: Broken, strategy: Strategy, repair: Repair, after: float) -> None:
-        """Do what was decided, as far as its costs go; it begins `after` so many seconds."""
+        """Apply the costs of a decision; its work starts `after` seconds from now."""
         setting, job = self._setting, self._job
         row = setting.costs.strategies[strategy]
         if one.is_gone or (row.moves and one.needs_to_move(strategy)):
@@ -311,7 +318,7 @@ class _Replay:
         self._outcome.decisions[strategy] += 1
 
     def _move(self, one: Broken, strategy: Strategy, repair: Repair) -> None:
-        """Have another node take the place, or go on without."""
+        """Give the place to another node, or continue without a node."""
         row = one.strike.row
         repair_s = row.repair_s
         if repair_s is None:
@@ -325,7 +332,7 @@ class _Replay:
     def _wait_for_nodes(
         self, one: Broken, strategy: Strategy, repair: Repair, begins: float
     ) -> float:
-        """Return how long is waited for nodes. Those that are late the world may go on without."""
+        """Return how long the job waits for nodes. The world may continue without late nodes."""
         policy, inner = self._setting.policy, strategy in INNER
         seconds = repair.nodes_at(begins) - begins
         allowed = not inner or Strategy.SHRINK in policy.strategies
@@ -338,13 +345,13 @@ class _Replay:
                 self._job.do_without(place, at)
             repair.awaited = {}
         elif strategy in ENDS:
-            return seconds  # a person begins again when they are there
+            return seconds  # a person starts the job again when the nodes have arrived
         else:
             one.missed = one.again = True
         return limit
 
     def _restore(self, repair: Repair) -> float:
-        """Let the repair be done, and go on from the state it has found; return the work lost."""
+        """End the repair and continue from the state that it found; return the work lost."""
         job = self._job
         job.wait(repair.until, repair.spent)
         repair.spent = []
@@ -356,14 +363,15 @@ class _Replay:
         return lost
 
     def _close(self, repair: Repair) -> None:
-        """Training goes on, or the simulated time is over."""
+        """End the incident; training continues, or the simulated time has ended."""
         job = self._job
         self._upcoming.expect(None, job.now)
         self._outcome.incidents[repair.heaviest] += 1
         if repair.ended:
             self._outcome.ended += 1
             self._memory.begin_anew()
-            self._upcoming.pass_over(job.now)  # nothing was running that it could have broken
+            # these faults could not hit anything, because the job did not run
+            self._upcoming.pass_over(job.now)
             return
         oldest = job.progress.step_of(job.progress.checkpoints - 2)
         self._memory.forget(now=job.now, newest=job.newest, oldest=oldest)

@@ -1,4 +1,4 @@
-"""The answer in words and in JSON."""
+"""Format the answer as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = tuple[str, ...]
 
 
 def as_text(question: Scenario, named: Sequence[tuple[str, Estimate]]) -> str:
-    """Return what a person reads: one policy, or two side by side and their difference."""
+    """Return the text for people: one policy, or two policies and their difference."""
     estimates = [estimate for _, estimate in named]
     blocks = [_heading(question), columns([("", *(name for name, _ in named)), *_main(estimates)])]
     blocks.append(columns([("the time goes to", *("" for _ in named)), *_losses(estimates)]))
@@ -27,7 +27,7 @@ def as_text(question: Scenario, named: Sequence[tuple[str, Estimate]]) -> str:
 
 
 def as_json(question: Scenario, estimates: Sequence[Estimate]) -> dict[str, Any]:
-    """Return what a program reads; keys and units: docs/operate/simulate.md."""
+    """Return the data for programs; docs/operate/simulate.md lists keys and units."""
     world = question.world
     found = _as_json(estimates[0]) | {
         "nodes": world.nodes,
@@ -44,7 +44,7 @@ def as_json(question: Scenario, estimates: Sequence[Estimate]) -> dict[str, Any]
 
 
 def duration(seconds: float) -> str:
-    """Say a time in the unit that suits it."""
+    """Return a time as text, in a suitable unit."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.1f}".removesuffix(".0") + f" {unit}"

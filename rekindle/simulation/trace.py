@@ -1,6 +1,6 @@
-"""A trace: when which fault strikes which node, drawn from a mix and a seed.
+"""Draw a trace from a mix and a seed: the time and the node of each fault.
 
-It does not depend on what is done about the faults, so two policies can be judged by the same ones.
+The trace does not depend on the decisions about faults. Therefore one trace can test two policies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DAY_S = 86_400.0
 
 
 class Cause(str, enum.Enum):
-    """What has to change before a fault stays away."""
+    """Name the change that prevents a fault from recurring."""
 
     NOTHING = "nothing"
     PLACE = "place"
@@ -27,10 +27,11 @@ class Cause(str, enum.Enum):
 
 
 class Strike(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault at `at` seconds on a device of some nodes.
+    """Hold a fault that occurs at `at` seconds on a device of some nodes.
 
-    of_lemon: the node is hit because it is a lemon; whoever takes its place is none. seed: of all
-    else that is left to chance about it. second: strikes when this part of the recovery is done.
+    `of_lemon` means that the node has the fault because it is a lemon; its replacement is not one.
+    `seed` determines all other random choices about the fault. `second` is a share and a fault that
+    occurs after that share of the recovery.
     """
 
     at: float
@@ -46,9 +47,10 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 def draw(
     mix: Mix, *, nodes: int, per_node: int, seconds: float, seed: Sequence[int]
 ) -> list[Strike]:
-    """Draw the faults of so many seconds, the earliest first.
+    """Draw the faults of this number of seconds, the earliest first.
 
-    Gaps are exponential: as many faults as a Poisson variable says, at times spread evenly.
+    Gaps are exponential: the number of faults has a Poisson distribution, and the times are
+    uniform.
     """
     chance = np.random.default_rng(list(seed))
     count = int(chance.poisson(mix.rate(nodes * per_node) * seconds))
@@ -68,7 +70,7 @@ def draw(
 
 
 class _Place(msgspec.Struct):
-    """Where faults strike."""
+    """Describe the nodes that faults hit."""
 
     nodes: int
     per_node: int
@@ -85,7 +87,8 @@ def _draw(
     devices = chance.integers(place.per_node, size=count)
     groups = chance.random(count) < odds.group_share
     seeds = chance.integers(2**63, size=count)
-    # A lemon has the share of any node, and its own on top: the rate of all stays the mix's.
+    # A lemon has the share of any node and an additional share. The total rate stays that of the
+    # mix.
     surplus = len(lemons) * (odds.lemon_factor - 1)
     of_lemon = chance.random(count) < surplus / (nodes + surplus)
     victims = chance.integers(nodes, size=count)

@@ -1,1 +1,1 @@
-"""What is wrong: faults, health events, stragglers."""
+"""Define faults, health events and stragglers."""

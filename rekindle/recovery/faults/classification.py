@@ -1,4 +1,4 @@
-"""How what was seen becomes a fault: the end of a process, or a sign of trouble. Pure."""
+"""Convert an observation into a fault: the end of a process, or a sign of trouble. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rekindle.recovery.faults.tables.keys import ascend_key
 from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency, Verdict
 
-# A rank that suffers from any other kind of fault ends, or says so itself.
+# A rank with any other kind of fault ends, or reports the fault itself.
 CERTAIN = (FaultKind.DEVICE, FaultKind.NODE, FaultKind.NODE_LOST, FaultKind.EVICTION)
 
 
 class Judge(Protocol):
-    """What the tables of faults are asked here (`recovery.faults.tables.tables.Tables`)."""
+    """Define the queries of this module to the tables (`recovery.faults.tables.tables.Tables`)."""
 
     def exit(self, exit_: Exit) -> Verdict: ...
     def text(self, message: str) -> Verdict: ...
@@ -32,7 +32,7 @@ class Judge(Protocol):
     def pod_reason(self, reason: str) -> Verdict: ...
 
 
-def fault_of_exit(  # noqa: PLR0913  what there is to know of it
+def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
     judge: Judge,
     exit_: Exit,
     error: ErrorRecord | None,
@@ -43,10 +43,11 @@ def fault_of_exit(  # noqa: PLR0913  what there is to know of it
     at: float,
     no_memory: bool = False,
 ) -> Fault:
-    """Classify the end of a rank that should have gone on.
+    """Classify the unexpected end of a rank.
 
-    Its exception speaks for it, if it left one; one that no table knows is the script's own.
-    no_memory: the kernel has killed for want of memory; a rank that it has killed was the one.
+    The exception of the rank determines the fault, if there is one. An exception without a table
+    entry is an error of the script. `no_memory` means that the kernel killed processes because of
+    low memory. A rank that the kernel killed was one of them.
     """
     if error is not None:
         verdict = judge.text(error.message)
@@ -83,24 +84,30 @@ def _signature(exit_: Exit, error: ErrorRecord | None) -> str:
 
 
 class EventSource(str, enum.Enum):
-    """Who knows the meaning of a sign."""
+    """Name the sources that define the meaning of a sign."""
 
     ASCEND = "ascend"  # a fault code of an Ascend chip
     XID = "xid"  # the number of an XID of NVIDIA's driver
     KERNEL = "kernel"  # a line of the kernel's log
     NODE_CONDITION = "node-condition"  # Type=Status of a Kubernetes node
     POD_REASON = "pod-reason"  # why Kubernetes does not run a pod
-    MINDCLUSTER = "mindcluster"  # how its own recovery of a rank goes: fault, recovered, failed
+    # the state of MindCluster's own recovery of a rank: fault, recovered, failed
+    MINDCLUSTER = "mindcluster"
 
 
 class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a monitor, an engine or a person has seen of a node.
+    """Describe what a monitor, an engine or a person has seen on a node.
 
-    what: the code, number, line, condition or reason. device: its local number; -1: none is named.
-    gone: it is over. by: who says so. severity, origin: of an Ascend code that no table may list;
-    origin None: the chip that `device` names, the node's board where it names none. host: what the
-    node was on, or is, if whoever says so knows; it may have been lost there, and be elsewhere now.
-    address: so of the pod that it was, or is; run: how often its container had been started anew.
+    - `what`: the code, number, line, condition or reason.
+    - `device`: its local number; -1: no particular device.
+    - `gone`: the sign has ended.
+    - `by`: the reporter.
+    - `severity`, `origin`: for an Ascend code that may have no table entry. `origin` None means the
+      chip that `device` names, or the board of the node without one.
+    - `host`: the host of the node at that time, if the reporter knows it. The node may be on
+      another host now.
+    - `address`: the address of its pod at that time. The pod may be another one now.
+    - `run`: how often the container had restarted.
     """
 
     source: EventSource
@@ -116,13 +123,13 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     run: int = 0
 
     def in_words(self) -> str:
-        """Name it in a few words."""
+        """Return the sign as a short text."""
         where = f"device {self.device} of node {self.node}" if self.device >= 0 else ""
         return f"{self.source.value} {self.what} on {where or f'node {self.node}'}"
 
 
 def verdict_of(judge: Judge, sign: HealthEvent) -> Verdict:
-    """Look a sign up. Raises UsageError: it cannot be read."""
+    """Look a sign up. Raises UsageError: the sign is invalid."""
     what = sign.what.strip()
     if sign.source is not EventSource.ASCEND and (sign.severity, sign.origin) != (None, None):
         raise UsageError(f"severity and origin are those of Ascend codes; {what!r} is none")
@@ -145,15 +152,13 @@ def verdict_of(judge: Judge, sign: HealthEvent) -> Verdict:
             return judge.node_condition(condition, status)
         case EventSource.POD_REASON:
             return judge.pod_reason(what)
-        case (
-            EventSource.MINDCLUSTER
-        ):  # it acts, and what comes of it is seen in the ranks themselves
+        case EventSource.MINDCLUSTER:  # MindCluster acts on its own, and the ranks show the result
             said = f"MindCluster's own recovery has it as {what}"
             return unlisted(FaultKind.UNKNOWN, said, Urgency.WATCH)
 
 
 def gravest(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict that asks for the most; the first of equals."""
+    """Return the verdict with the highest urgency; the first of equals."""
     order = list(Urgency)
     return max(verdicts, key=lambda verdict: order.index(verdict.urgency))
 
@@ -161,7 +166,7 @@ def gravest(verdicts: Iterable[Verdict]) -> Verdict:
 def fault_of_sign(
     sign: HealthEvent, verdict: Verdict, *, rank: int, finished: int, at: float
 ) -> Fault:
-    """Make a fault of a sign. rank: whose device it is, -1: nobody's."""
+    """Convert a sign into a fault. `rank` is the rank of the device, or -1."""
     return Fault(
         kind=_kind_of(verdict),
         message=f"{sign.in_words()}: {verdict.explanation}",
@@ -179,9 +184,10 @@ def fault_of_sign(
 
 
 def _kind_of(verdict: Verdict) -> FaultKind:
-    """Say what a sign is a fault of: a node that is at fault is sick, whatever it has broken.
+    """Return the kind of fault of a sign.
 
-    Memory that nothing can reset is the end of its device: a rank's own repair is no answer to it.
+    A node at fault is unhealthy, regardless of the broken part. If a reset cannot repair device
+    memory, the device has failed, because the rank's own repair does not help.
     """
     kind = verdict.kind
     if verdict.urgency is not Urgency.NOW:
@@ -193,13 +199,13 @@ def _kind_of(verdict: Verdict) -> FaultKind:
 
 
 def is_vague(fault: Fault) -> bool:
-    """Whether it is told that a rank has ended, but not of what."""
+    """Return whether the fault shows that a rank ended, but not why."""
     bare_status = fault.kind is FaultKind.USER_CODE and not fault.signature
     return not fault.code and (bare_status or fault.kind in (FaultKind.PROCESS, FaultKind.UNKNOWN))
 
 
 def explains(sign: Fault, fault: Fault) -> bool:
-    """Whether a sign tells what a rank has met, or what it died of, or why a node was lost."""
+    """Return whether a sign explains the fault or the end of a rank, or the loss of a node."""
     if fault.kind is FaultKind.NODE_LOST:
         return sign.rank < 0 and sign.node == fault.node
     told = is_vague(fault) or (fault.kind is sign.kind and not fault.code)
@@ -207,8 +213,8 @@ def explains(sign: Fault, fault: Fault) -> bool:
 
 
 def explained(fault: Fault, sign: Fault) -> Fault:
-    """Return the fault with what its sign knows of it."""
-    # A rank that has died of its device's memory cannot repair it any more: the device is reset.
+    """Return the fault with the details of its sign."""
+    # A rank that ended by an error of its device's memory cannot repair it, so the device is reset.
     dead = sign.kind is FaultKind.DEVICE_MEMORY and fault.kind is not FaultKind.DEVICE_MEMORY
     return msgspec.structs.replace(
         fault,

@@ -1,4 +1,4 @@
-"""What went wrong: a fault is a value with its evidence, and how an exit becomes one."""
+"""Define a fault as a value with its evidence, and convert exits into faults."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import msgspec
 
 
 class FaultKind(str, enum.Enum):
-    """Kinds of fault (design section 3); later sources add to the list."""
+    """Name the kinds of fault (design section 3); later sources add to the list."""
 
-    PROCESS = "process"  # a process died by a signal
-    USER_CODE = "user-code"  # the script raised, or exited with a status of its own
-    LINK = "link"  # a collective failed and no process is known to be broken
-    TRANSIENT = "transient"  # the script says that this exception passes
+    PROCESS = "process"  # a signal ended a process
+    USER_CODE = "user-code"  # the script raised an exception, or exited with its own status
+    LINK = "link"  # a collective failed, and no process is known to be broken
+    TRANSIENT = "transient"  # the script declares that this exception is transient
     DEVICE_MEMORY = "device-memory"  # an uncorrectable error in the memory of a rank's device
     DEVICE = "device"  # a rank's device that the rank itself cannot make usable again
-    NODE_LOST = "node-lost"  # the agent is gone, and all ranks of its node with it
+    NODE_LOST = "node-lost"  # the agent and all ranks of its node are lost
     STUCK = "stuck"  # a rank did not leave its collective in time
-    HANG = "hang"  # the job or a device makes no progress, and nothing ended
-    RESTORE = "restore"  # a rank could not take its state from the source the plan named
-    COORDINATOR = "coordinator-lost"  # the job's coordinator died; another took its place
-    STORAGE = "storage"  # a checkpoint could not be written
-    LAUNCH = "launch"  # the ranks could not be started at all
-    HOST_OOM = "host-out-of-memory"  # the host, or the container, had no memory left
-    DEVICE_OOM = "device-out-of-memory"  # a device had no memory left; the device is sound
-    NODE = "node"  # a node is sick, and its agent is still there
-    STRAGGLER = "straggler"  # a rank or node is slow, and so are all that wait for it
-    EVICTION = "eviction"  # the platform took the place away: eviction, preemption, drain
-    SCHEDULING = "scheduling"  # the platform finds no place, or cannot start what it placed
-    UNKNOWN = "unknown"  # nothing tells what it was
+    HANG = "hang"  # the job or a device makes no progress, and no process ended
+    RESTORE = "restore"  # a rank could not take its state from the source in the plan
+    COORDINATOR = "coordinator-lost"  # the job's coordinator failed; another one replaced it
+    STORAGE = "storage"  # a checkpoint write failed
+    LAUNCH = "launch"  # the ranks could not start
+    HOST_OOM = "host-out-of-memory"  # the host, or the container, ran out of memory
+    DEVICE_OOM = "device-out-of-memory"  # a device ran out of memory; the device works
+    NODE = "node"  # a node is unhealthy, and its agent still runs
+    STRAGGLER = "straggler"  # a rank or node is slow, and the others wait for it
+    EVICTION = "eviction"  # the platform removed the place: eviction, preemption, drain
+    SCHEDULING = "scheduling"  # the platform finds no place, or cannot start the pod that it placed
+    UNKNOWN = "unknown"  # no evidence shows the kind
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended: one of `code` (0..255) and `signal` (a number) is set."""
+    """Describe the end of a process: either `code` (0..255) or `signal` (a number) is set."""
 
     code: int | None = None
     signal: int | None = None
 
     @classmethod
     def of(cls, status: int) -> Exit:
-        """Return the exit of a status as `subprocess` has it: below 0 it is a signal."""
+        """Return the exit of a `subprocess` status: a negative status is a signal."""
         return cls(signal=-status) if status < 0 else cls(code=status)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The exception that ended a rank, as its error file tells it."""
+    """Hold the exception that ended a rank, from its error file."""
 
     message: str  # "ValueError: ..."; one line
     traceback: str = ""
@@ -62,16 +62,18 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that went wrong.
+    """Describe one fault.
 
-    `rank` and `node` say where (-1: not bound to one); `finished` is the number of steps the rank
-    had finished; `signature` is equal for two faults that look the same to a person, and empty
-    where nothing tells what it was.
-
-    host: the machine, by a name that it keeps from job to job; empty: nobody said. device: its
-    number there. code: as the tables spell it. user_caused: the user's code or input made it, so
-    no place is to blame. reset_helps: a reset of the device may help; reset_failed: it did not.
-    counts: recovering from it uses up a budget.
+    - `rank`, `node`: the place; -1: no particular one.
+    - `finished`: the number of steps that the rank had finished.
+    - `signature`: equal for two faults that look the same to a person; empty without evidence.
+    - `host`: the machine, by a name that is stable between jobs; empty: not reported.
+    - `device`: its number on the machine.
+    - `code`: in the spelling of the tables.
+    - `user_caused`: the user's code or input is the cause, so no place is at fault.
+    - `reset_helps`: a reset of the device may help.
+    - `reset_failed`: such a reset did not help.
+    - `counts`: recovery from the fault uses up a budget.
     """
 
     kind: FaultKind
@@ -92,24 +94,24 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_hardware(self) -> bool:
-        """Whether a node or device is to blame for certain."""
+        """Return whether a node or device is certainly the cause."""
         return self.kind in _HARDWARE and not self.user_caused
 
     def same_as(self, other: Fault) -> bool:
-        """Whether it is the same error of the same rank at the same step."""
+        """Return whether it is the same error of the same rank at the same step."""
         mine = (self.rank, self.finished, self.signature)
         return mine == (other.rank, other.finished, other.signature)
 
     def looks_like(self, other: Fault) -> bool:
-        """Whether a person would call it the same problem: one kind, and one sort of exception.
+        """Return whether a person would call it the same problem: one kind, one type of exception.
 
-        What an exception says besides, as addresses and times, differs from time to time.
+        The rest of an exception's text varies, for example in addresses and times.
         """
         sorts = (fault.signature.partition(":")[0] for fault in (self, other))
         return self.kind is other.kind and len(set(sorts)) == 1
 
     def blamed(self) -> str:
-        """Say in words where the fault is."""
+        """Return the place of the fault as text."""
         if self.rank >= 0:
             return f"rank {self.rank}" + (f" on node {self.node}" if self.node >= 0 else "")
         return f"node {self.node}" if self.node >= 0 else "the job"
@@ -119,12 +121,12 @@ SICK = (
     FaultKind.NODE,
     FaultKind.DEVICE,
     FaultKind.DEVICE_MEMORY,
-)  # a place that is there, and known to be bad
+)  # the place exists and is known to be faulty
 _HARDWARE = (FaultKind.NODE_LOST, FaultKind.STRAGGLER, *SICK)
 
-# How likely a fault is the cause of the others seen with it, most likely first: a dead process
-# breaks its peers' links, never the other way round. An eviction ends processes and takes nodes; a
-# host without memory kills a process.
+# The most likely cause first, among faults that are seen together. A failed process breaks the
+# links of its peers, but not the reverse. An eviction ends processes and removes nodes. A host
+# without memory kills a process.
 _CAUSES = (
     FaultKind.LAUNCH,
     FaultKind.EVICTION,

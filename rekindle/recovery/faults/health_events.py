@@ -1,4 +1,4 @@
-"""What was reported of each device: answered once, and counted where it repeats. Pure."""
+"""Track the signs of each device: the job answers each once, and counts repeated ones. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _Place = tuple[str, int]  # a host and the number of its device
 
 
 class HealthEventLog:
-    """The signs of all devices, as the journal has them.
+    """Hold the signs of all devices from the journal.
 
-    unmet: faults that signs have told of, and no rank yet. seen, until: what earlier coordinators
-    have written down, and until when they lived.
+    `unmet` holds faults from signs that no rank has met yet. `seen` holds the signs that earlier
+    coordinators recorded, and `until` is the end of their work.
     """
 
     def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
         self._earlier = seen, until
-        # And who has said so.
+        # The value is the reporter.
         self._present: dict[_Place, dict[tuple[EventSource, str, str, int], str]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
@@ -37,9 +37,9 @@ class HealthEventLog:
             self.note(event.sign, event.host, event.at)
 
     def note(self, sign: HealthEvent, host: str, at: float) -> bool:
-        """Take a sign down; False: it is no news."""
+        """Record a sign; return False if it is not new."""
         place = (host, sign.device)
-        # Of another pod it is news, or of its container once that was started anew.
+        # The sign of another pod is new, and so is the sign of a restarted container.
         name = (sign.source, sign.what, sign.address, sign.run)
         present = self._present.setdefault(place, {})
         if (name in present) is not sign.gone:
@@ -56,9 +56,9 @@ class HealthEventLog:
         return True
 
     def recall(self, judge: Callable[[], Judge]) -> None:
-        """Take what earlier coordinators have answered for answered.
+        """Mark the signs that earlier coordinators have answered as answered.
 
-        judge: reads the tables, which takes a moment, so not where nothing was ever reported.
+        `judge` reads the tables, which takes a moment. The method calls it only if there are signs.
         """
         seen, until = self._earlier
         if not seen:
@@ -69,7 +69,7 @@ class HealthEventLog:
         self.worse(judge(), until)
 
     def worse(self, judge: Judge, now: float) -> list[tuple[str, int, Verdict]]:
-        """Return devices (host, number) whose codes come too often or stay too long, once each."""
+        """Return devices (host, number) whose codes occur too often or last too long, once each."""
         found = []
         for place, changes in self._changes.items():
             verdicts = judge.escalated(changes, now)
@@ -78,7 +78,7 @@ class HealthEventLog:
         return found
 
     def answer(self, host: str, device: int, verdict: Verdict) -> bool:
-        """Whether this verdict is to be answered: not again while nothing new was reported."""
+        """Return whether the job must answer this verdict: only once until a new report."""
         answered = self._answered.setdefault((host, device), set())
         name = verdict.code, verdict.urgency.value
         if name in answered:
@@ -87,11 +87,11 @@ class HealthEventLog:
         return True
 
     def present(self, host: str, device: int) -> list[tuple[EventSource, str]]:
-        """Return what is known of a device, and not yet gone."""
+        """Return the signs of a device that have not ended."""
         return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
 
     def codes_by(self, who: str, host: str, device: int) -> set[str]:
-        """Return the Ascend codes of a device that somebody has reported, and that are not gone."""
+        """Return the Ascend codes of a device from one reporter that have not ended."""
         present = self._present.get((host, device), {})
         return {
             what for (of, what, *_), by in present.items() if (of, by) == (EventSource.ASCEND, who)
@@ -99,10 +99,10 @@ class HealthEventLog:
 
     @property
     def told(self) -> bool:
-        """Whether anything was ever reported."""
+        """Return whether there was any report."""
         return bool(self._present)
 
     @property
     def waits(self) -> bool:
-        """Whether an Ascend code is present, which may yet stay too long."""
+        """Return whether an Ascend code is present; it may yet last too long."""
         return any(source is EventSource.ASCEND for s in self._present.values() for source, *_ in s)

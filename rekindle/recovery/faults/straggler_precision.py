@@ -1,4 +1,4 @@
-"""How often it was right that a node had become slow: a fold over the journal. Pure."""
+"""Compute the precision of findings about slow nodes: a fold over the journal. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rekindle.recovery.node_check.verdicts import SICK, Health, NodeChecked
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """Findings about nodes: how many were right, wrong, and of how many nobody knows."""
+    """Count the findings about nodes: right, wrong, and unknown."""
 
     right: int = 0
     wrong: int = 0
     unknown: int = 0
 
     def in_words(self) -> str:
-        """Say it, with the share of those that are known."""
+        """Return the counts as text, with the share of right ones among the known."""
         known = self.right + self.wrong
         if not known + self.unknown:
             return "no node has become slow"
@@ -31,10 +31,10 @@ class Precision(msgspec.Struct, frozen=True):
 
 
 def precision(events: Iterable[Event]) -> Precision:
-    """Count what has become of each finding about a node, or a rank's own work.
+    """Count the outcome of each finding about a node, or a rank's own work.
 
-    A check of the node tells, or a later fault of its hardware. That it passed by itself says that
-    nobody should have been sent away for it.
+    A check of the node decides it, or a later fault of its hardware. If the slowness ended without
+    an action, a replacement would have been wrong.
     """
     unknown: Counter[_Blamed] = Counter()
     right = wrong = 0
@@ -54,14 +54,14 @@ def precision(events: Iterable[Event]) -> Precision:
     return Precision(right, wrong, unknown.total())
 
 
-_Blamed = tuple[str, tuple[int, ...]]  # a host, and which ranks were said to be slow there
+_Blamed = tuple[str, tuple[int, ...]]  # a host, and its ranks that a finding called slow
 
 
 def _settle(unknown: Counter[_Blamed], host: str) -> int:
-    """Return how many findings about a host are known now, and take them out."""
+    """Return the number of unknown findings about a host, and remove them."""
     return sum(unknown.pop(each) for each in list(unknown) if each[0] == host)
 
 
 def _blames(found: Finding) -> bool:
-    """Whether it names who is slow; of a slow link it names all that it may be."""
+    """Return whether the finding names the slow rank or node; a slow link names several ranks."""
     return found.kind in (Slow.RANK, Slow.NODE)

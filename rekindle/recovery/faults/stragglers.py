@@ -1,7 +1,8 @@
-"""Events of light profiling and slow ranks in the journal. Pure.
+"""Define the journal's events of light profiling and slow ranks. Pure.
 
-A slow rank loses nothing, it only takes all others' time; so what is done about it must cost less,
-and hit nobody who is healthy. Before anybody is replaced its node is checked beside others.
+A slow rank does not lose work; it only takes the time of the others. Therefore the reaction must
+cost less, and must not affect healthy nodes. A check compares the node with others before any
+replacement.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ BY_TRACE = "data-trace"  # MindCluster's switch
 
 
 class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
-    """From now on ranks write down what is on. since: when the job was told so first; by: who."""
+    """Record that ranks now record these times.
+
+    `since` is the time of the first report to the job, and `by` is its source.
+    """
 
     switch: Switch
     since: int
     by: str = ""
 
     def in_words(self) -> str:
-        """Say what is written down."""
+        """Return the recorded times as text."""
         what = f"ranks write down {', '.join(self.switch.words)}"
         return (what if self.switch.words else "profiling is off") + f" ({self.by})" * bool(self.by)
 
 
 class Slowed(Event, frozen=True, kw_only=True, tag="slowed"):
-    """Something has become slow. nodes, hosts: where; then: what follows.
+    """Record that something has become slow.
 
-    would: nothing follows, `then` is what would have, if the policy were not tried out only.
+    `nodes` and `hosts` are the place, and `then` is the reaction. `would` marks shadow mode: no
+    reaction follows, and `then` is the reaction without shadow mode.
     """
 
     finding: Finding
@@ -40,24 +45,24 @@ class Slowed(Event, frozen=True, kw_only=True, tag="slowed"):
     would: bool = False
 
     def in_words(self) -> str:
-        """Say what is slow, and what follows."""
+        """Return the slow process and the reaction as text."""
         said = in_words(self.finding, self.nodes, self.hosts)
         return f"{said}; {'in shadow mode: ' * self.would}{self.then}" if self.then else said
 
 
 class SlowOver(Event, frozen=True, kw_only=True, tag="slow-over"):
-    """It is not slow any more, and nothing was done about it."""
+    """Record that it is not slow any longer, without an action."""
 
     finding: Finding
     hosts: tuple[str, ...] = ()
 
     def in_words(self) -> str:
-        """Say what is over."""
+        """Return the end of the slowness as text."""
         return f"{who(self.finding)}: {self.finding.kind.value} is over, by itself"
 
 
 class Examined(Event, frozen=True, kw_only=True, tag="examined"):
-    """A node was checked while training stood still: a suspect (it is slow) or a reference."""
+    """Record a check of a node while training paused: a slow node (suspect) or a reference node."""
 
     node: int
     host: str
@@ -65,7 +70,7 @@ class Examined(Event, frozen=True, kw_only=True, tag="examined"):
     verdict: NodeVerdict
 
     def in_words(self) -> str:
-        """Say how the node is."""
+        """Return the health of the node as text."""
         what = "which has become slow" if self.suspect else "as a reference node"
         where = f" on {self.host}" if self.host else ""
         return f"node {self.node}{where}, {what}, is checked: {self.verdict.in_words()}"

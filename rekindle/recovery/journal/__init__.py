@@ -1,1 +1,1 @@
-"""The events of a job, and what follows from them."""
+"""Define the events of a job, and the state that follows from them."""

@@ -1,4 +1,4 @@
-"""Which attempts a journal tells of, and how the newest is: folds over its events. Pure."""
+"""Find the attempts in a journal, and the state of the newest: folds over its events. Pure."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ def newest(history: Iterable[AnyEvent]) -> list[AnyEvent]:
 
 
 def number(history: Iterable[AnyEvent], none: int = 0) -> int:
-    """Return the number of the newest attempt. none: the number where none was started."""
+    """Return the number of the newest attempt, or `none` without one."""
     return max((event.attempt for event in history if isinstance(event, JobStarted)), default=none)
 
 
 def end_of(history: Iterable[AnyEvent]) -> Ended | None:
-    """Return how the newest attempt ended; None: it has not, or its coordinator died."""
+    """Return how the newest attempt ended; None: it has not, or its coordinator failed."""
     ends = [event for event in newest(history) if isinstance(event, Ended)]
     return ends[-1] if ends else None
 
 
 def is_stopping(history: Iterable[AnyEvent]) -> bool:
-    """Whether the newest attempt was told to end."""
+    """Return whether the newest attempt has received an order to end."""
     return any(isinstance(event, Stopping) for event in newest(history))
 
 
 def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
-    """Return the nodes of the newest attempt that have no agent, and SPARE for each spare."""
+    """Return the nodes of the newest attempt without an agent, and SPARE for each missing spare."""
     missing: set[int] = set()
-    wanted, waiting = 0, set[int]()  # spares; those that wait by their agent's process
+    # number of spares; waiting spares by the process of their agent
+    wanted, waiting = 0, set[int]()
     for event in newest(history):
         match event:
             case JobStarted():
@@ -64,7 +65,7 @@ def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
 
 
 def under_way(events: Iterable[Event]) -> int | None:
-    """Return the attempt that has begun and not ended; None: there is none."""
+    """Return the attempt that has started and not ended, or None."""
     found: int | None = None
     for event in events:
         if isinstance(event, JobStarted):

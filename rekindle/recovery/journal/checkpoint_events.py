@@ -1,4 +1,4 @@
-"""What the journal tells of checkpoints, see rekindle.recovery.journal.journal."""
+"""Define the events of checkpoints for rekindle.recovery.journal.journal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rekindle.words import listed
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One thing that happened; `seq` counts up by one, `at` is seconds since the epoch."""
+    """Describe one event; `seq` increases by one, `at` is seconds since the epoch."""
 
     seq: int = 0
     at: float = 0.0
@@ -23,54 +23,60 @@ class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
 
 
 class CheckpointFailed(Event, frozen=True, kw_only=True, tag="checkpoint-failed"):
-    """A checkpoint could not be written; training goes on. An incident of its own."""
+    """Record that a checkpoint write failed; training continues. It is an incident of its own."""
 
     incident: int
     fault: Fault
 
 
 class CheckpointSkipped(Event, frozen=True, kw_only=True, tag="checkpoint-skipped"):
-    """A newer checkpoint was passed over on restore, because it is not valid."""
+    """Record that a restore skipped a newer checkpoint, because that was invalid."""
 
     path: str
     reason: str
 
 
 class CheckpointLeftOut(Event, frozen=True, kw_only=True, tag="checkpoint-left-out"):
-    """A checkpoint that was due was not written, for the store was busy; training went on."""
+    """Record that a due checkpoint was not written, because the store was busy.
+
+    Training continues.
+    """
 
     step: int
     reason: str
 
     def in_words(self) -> str:
-        """Say what was not done, and why."""
+        """Return the omission and its reason as text."""
         return f"no checkpoint of step {self.step}: {self.reason}"
 
 
 class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint-interval"):
-    """From now on so many steps lie between two checkpoints; seconds: which they take, if known."""
+    """Record a new number of steps between checkpoints.
+
+    `seconds` is the time of these steps, if known.
+    """
 
     steps: int
     seconds: float
     reason: str
 
     def in_words(self) -> str:
-        """Say what holds from now on, and why."""
+        """Return the new interval and its reason as text."""
         about = f" (about {self.seconds:.0f} s)" if self.seconds else ""
         return f"from now on a checkpoint every {self.steps} steps{about}: {self.reason}"
 
 
 class CheckpointsPruned(Event, frozen=True, kw_only=True, tag="checkpoints-pruned"):
-    """Checkpoints that no rule keeps were removed (step, generation).
+    """Record the removal of checkpoints that no rule keeps, as (step, generation).
 
-    error: what could not be done, or is amiss.
+    `error` describes a failed removal or another problem.
     """
 
     removed: tuple[tuple[int, int], ...] = ()
     error: str = ""
 
     def in_words(self) -> str:
-        """Say what was done."""
+        """Return the removal as text."""
         steps = listed("step", [step for step, _ in self.removed])
         done = f"checkpoints of {steps} were removed" if self.removed else ""
         return "; ".join(filter(None, (done, self.error)))

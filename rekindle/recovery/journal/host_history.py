@@ -1,6 +1,6 @@
-"""What is known of machines across all jobs: a fold over a log of what happened on them. Pure.
+"""Fold a log of the events on machines across all jobs. Pure.
 
-A node of a job is a place in its world; a host is the machine (or simulated one) that fills it.
+A node of a job is a place in its world. A host is the real or simulated machine in that place.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import FACTOR, Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
-# Machines that break jobs again and again without ever being found broken are few (1.3 % at Meta)
-# and cost much: keeping work away from them took the failures of large jobs from 14 % to 4 %
-# (Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters").
+# Few machines break jobs repeatedly although checks find no fault (1.3 % at Meta), but they cost
+# much. Placement without them reduced the failures of large jobs from 14 % to 4 % (Kokolis et al.,
+# "Revisiting Reliability in Large-Scale Machine Learning Research Clusters").
 LEMON_FAULTS = 3
 LEMON_JOBS = 2
 LEMON_WINDOW_S = 28 * 86_400.0
 
 
 class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """One thing that happened on a host; at: seconds since the epoch.
+    """Describe one event on a host; `at` is seconds since the epoch.
 
-    source: what it was learned from, so that it is noted once; empty: a person said so.
+    `source` identifies the origin of the event, so that the log has it once. It is empty for an
+    event from a person.
     """
 
     host: str
@@ -33,18 +34,18 @@ class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     source: str = ""
 
     def is_same_source(self, other: HostEvent) -> bool:
-        """Whether both were learned from one event of one job, which may be told many times.
+        """Return whether both come from one event of one job, which may be reported repeatedly.
 
-        A later job of the same name has events of the same numbers, at other times.
+        A later job of the same name has events with the same numbers, but with other times.
         """
         return bool(self.source) and (self.source, self.at) == (other.source, other.at)
 
 
 class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
-    """A job met a fault of the host or of one of its devices (-1: of none).
+    """Record that a job met a fault of the host or of one of its devices (-1: no device).
 
-    incident: its number in the job; 0: in logs of before. What is seen of one host in one incident
-    is one fault.
+    `incident` is its number in the job, or 0 in old logs. All reports about one host in one
+    incident are one fault.
     """
 
     job_id: str
@@ -55,42 +56,46 @@ class HostFault(HostEvent, frozen=True, kw_only=True, tag="fault"):
     incident: int = 0
 
     def is_same_as(self, other: HostFault) -> bool:
-        """Whether more is said of the same fault, as what it was, or that a reset has failed."""
+        """Return whether this adds to the same fault, for example its kind or a failed reset."""
         ours, theirs = (self.job_id, self.incident), (other.job_id, other.incident)
         return self.incident > 0 and ours == theirs
 
 
 class HostIsolated(HostEvent, frozen=True, kw_only=True, tag="isolated"):
-    """Nothing is placed there until it is released; by: the job or person."""
+    """Record that the host is isolated until its release; `by` is the job or person."""
 
     by: str
     reason: str
 
 
 class HostReleased(HostEvent, frozen=True, kw_only=True, tag="released"):
-    """It may be used again, and what happened before is forgiven."""
+    """Record that the host is usable again; this clears its earlier faults."""
 
     by: str
 
 
 class HostChecked(HostEvent, frozen=True, kw_only=True, tag="checked"):
-    """Its devices and links were measured before a job took it in; seconds: of each part."""
+    """Record a check of devices and links before a job admits the host.
+
+    `seconds` holds the time of each part.
+    """
 
     health: Health
     seconds: dict[Measurement, float] = {}
 
 
 AnyHostEvent = HostFault | HostIsolated | HostReleased | HostChecked
-CHECKS_KEPT = 20  # of each host, the newest; beside them those that hold the best of a part
-DRIFT = FACTOR  # times of its own best, from when on a part of a host is said to have become slow
+# number of newest checks for each host, in addition to the best check of each part
+CHECKS_KEPT = 20
+DRIFT = FACTOR  # a part is slow from this factor, relative to the best time of the same host
 
 
 class Host(msgspec.Struct, kw_only=True):
-    """One host as it is now.
+    """Hold the current state of one host.
 
-    isolated: why, or empty; faults: since it was released last; checks: the newest, oldest first.
-    best: seconds, the least that each part has ever taken: what gets slower bit by bit is never far
-    from what it took lately.
+    `isolated` is the reason, or empty. `faults` holds the faults since the last release. `checks`
+    holds the newest checks, the oldest first. `best` is the least time of each part in seconds. A
+    slow drift is visible only in comparison with the best time.
     """
 
     host: str
@@ -102,12 +107,12 @@ class Host(msgspec.Struct, kw_only=True):
     best: dict[Measurement, float] = {}
 
     def drift(self) -> dict[Measurement, float]:
-        """Return how many times as long each part takes as it has taken this host at best."""
+        """Return the time of each part relative to the best time on this host."""
         latest = self.checks[-1].seconds if self.checks else {}
         return {part: now / self.best[part] for part, now in latest.items() if part in self.best}
 
     def checked(self) -> str:
-        """Say how it was when it was checked last, and which parts are slower than they were."""
+        """Return the result of the last check, and the parts that became slower, as text."""
         if not self.checks:
             return "-"
         slower = (
@@ -116,20 +121,20 @@ class Host(msgspec.Struct, kw_only=True):
         return ", ".join((self.checks[-1].health.value, *slower))
 
     def is_lemon(self, now: float) -> bool:
-        """Whether it has broken several jobs lately."""
+        """Return whether the host has broken several jobs recently."""
         recent = [fault for fault in self.faults if now - fault.at <= LEMON_WINDOW_S]
         jobs = {fault.job_id for fault in recent}
         return len(recent) >= LEMON_FAULTS and len(jobs) >= LEMON_JOBS
 
     def state(self, now: float) -> str:
-        """Say in a word or two whether it is used."""
+        """Return the use of the host in one or two words."""
         if self.isolated:
             return "isolated"
         return "lemon" if self.is_lemon(now) else "in use"
 
 
 def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
-    """Return all hosts that anything is known of, by name."""
+    """Return all known hosts, by name."""
     found: dict[str, Host] = {}
     for event in events:
         host = found.setdefault(event.host, Host(host=event.host, faults=[], checks=[], best={}))
@@ -152,14 +157,14 @@ def fold(events: Iterable[AnyHostEvent]) -> dict[str, Host]:
 
 
 def best_checks(checks: Sequence[HostChecked]) -> list[HostChecked]:
-    """Return those of one host's checks that say what each part has taken at best."""
+    """Return the checks of one host that contain the best time of each part."""
     parts = {part for check in checks for part in check.seconds}
     having = [(part, [each for each in checks if each.seconds.get(part)]) for part in parts]
     return [min(some, key=lambda each: each.seconds[part]) for part, some in having if some]
 
 
 def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
-    """Return the events that say what is so now; faults that make nobody a lemon are left out."""
+    """Return the events that define the current state, without faults too old for a lemon."""
     kept: dict[str, list[AnyHostEvent]] = {}
     for event in events:
         before = kept.setdefault(event.host, [])
@@ -187,13 +192,13 @@ def condensed(events: Iterable[AnyHostEvent], now: float) -> list[AnyHostEvent]:
 
 
 def in_order(names: Iterable[str], known: dict[str, Host], now: float) -> list[str]:
-    """Return the hosts that may be used: lemons last, else as they were given."""
+    """Return the usable hosts: lemons last, otherwise in the given order."""
     usable = [name for name in names if name not in known or not known[name].isolated]
     return sorted(usable, key=lambda name: name in known and known[name].is_lemon(now))
 
 
 def learned_from(job_id: str, event: journal.AnyEvent) -> AnyHostEvent | None:
-    """Return what an event of a job's journal says about a host, if it says anything."""
+    """Return what an event of a job's journal reports about a host, or None."""
     source = f"{job_id}#{event.seq}"
     match event:
         case journal.FaultSeen(fault=fault, incident=number) if fault.host and fault.of_hardware:
@@ -225,5 +230,5 @@ _DECODER: msgspec.json.Decoder[AnyHostEvent] = msgspec.json.Decoder(AnyHostEvent
 
 
 def read(lines: Iterable[bytes]) -> list[AnyHostEvent]:
-    """Decode a log. Raises JobError as `journal.read_lines` does."""
+    """Decode a log. Raises JobError: `journal.read_lines` cannot decode a line."""
     return journal.read_lines(lines, _DECODER.decode, "the log of hosts")

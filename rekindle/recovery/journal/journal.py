@@ -1,7 +1,7 @@
-"""The job's journal: events appended in order, and the incidents folded from them. Pure.
+"""Define the job's journal: events in order, and the incidents folded from them. Pure.
 
-The journal is the authoritative record of a job; status pages, reports and a restarted
-coordinator are folds over it.
+The journal is the authoritative record of a job. Status pages, reports and a restarted coordinator
+are folds over it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rekindle.recovery.policy.policy import Strategy
 
 T = TypeVar("T")
 
-__all__ = [  # what is told elsewhere too, for this is the whole journal
+__all__ = [  # includes events from other modules, because this is the complete journal
     "CheckpointFailed",
     "CheckpointInterval",
     "CheckpointLeftOut",
@@ -44,7 +44,7 @@ __all__ = [  # what is told elsewhere too, for this is the whole journal
 
 
 class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
-    """The coordinator of one attempt took up its work."""
+    """Record that the coordinator of one attempt started its work."""
 
     job_id: str
     attempt: int
@@ -55,7 +55,7 @@ class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
 
 
 class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
-    """An agent was taken in; node -1: as a spare. host: the machine's name."""
+    """Record that the job admitted an agent; node -1: as a spare. `host` is the machine's name."""
 
     node: int
     address: str
@@ -64,15 +64,16 @@ class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
 
 
 class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
-    """The engine is asked to bring an agent for this node rank; -1: a spare."""
+    """Record a request to the engine for an agent of this node rank; -1: a spare."""
 
     node: int
 
 
 class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
-    """A node's agent is gone that nobody misses: no rank was started, or the world goes on without.
+    """Record the departure of an agent that the world does not need.
 
-    reason: why it was sent away, if it was. replaced: another one, elsewhere, is to take its place.
+    Its ranks had not started, or the world continues without them. `reason` is why the job rejected
+    the agent, if it did. `replaced` means that an agent on another host replaces it.
     """
 
     node: int
@@ -83,7 +84,7 @@ class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
 
 
 class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):
-    """An agent that waited as a spare is gone; left: how many still wait."""
+    """Record the loss of a spare agent; `left` is the number of remaining spares."""
 
     address: str
     pid: int
@@ -96,9 +97,9 @@ class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
 
 
 class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
-    """A fault; it opens an incident, or belongs to the one that is open.
+    """Record a fault; it opens an incident, or belongs to the open one.
 
-    known: it was seen before, and only now it is known what it was.
+    `known` means that the fault was seen before, and its cause became known now.
     """
 
     incident: int
@@ -107,9 +108,9 @@ class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
 
 
 class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
-    """What was made after `clean` steps, by generations up to this one, may be wrong on all ranks.
+    """Record that states after `clean` steps, of generations up to this one, may be invalid.
 
-    rank: the one that says so.
+    This concerns all ranks. `rank` is the rank that reported it.
     """
 
     generation: int
@@ -118,11 +119,11 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 
 
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
-    """What is to be done about a fault.
+    """Record the decision about a fault.
 
-    newest, resumed: as in `recovery.policy.history.Situation`. isolate, roll_back, approval: as in
-    `recovery.policy.decide.Decision`. lighter: it is counted, but what was
-    decided before tells more of the incident.
+    `newest` and `resumed` are as in `recovery.policy.history.Situation`. `isolate`, `roll_back` and
+    `approval` are as in `recovery.policy.decide.Decision`. `lighter` means that the decision
+    counts, but an earlier decision describes the incident better.
     """
 
     incident: int
@@ -138,7 +139,10 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="answered"):
-    """A person has said whether a strategy may be used; by: who, or that nobody did in time."""
+    """Record a person's answer on a strategy.
+
+    `by` is the person, or states that no person answered in time.
+    """
 
     incident: int
     strategy: Strategy
@@ -147,7 +151,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
 
 
 class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
-    """Somebody has reported a sign of trouble; urgency, explanation: what the tables say of it."""
+    """Record a reported sign; `urgency` and `explanation` are from the tables."""
 
     sign: HealthEvent
     host: str
@@ -156,7 +160,10 @@ class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
 
 
 class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
-    """The engine is asked to place nothing more on this host. incident 0: no rank has suffered."""
+    """Record a request to the engine to isolate this host.
+
+    `incident` 0 means that no rank was affected.
+    """
 
     incident: int
     node: int
@@ -165,11 +172,12 @@ class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
 
 
 class Formed(Event, frozen=True, kw_only=True, tag="formed"):
-    """A generation was formed: all ranks are there and know where their state comes from.
+    """Record a new generation: all ranks are present and know the source of their state.
 
-    step: steps finished, from which all ranks go on; made: the generation that did the last of
-    them; newest: steps that all had finished before; sources: how many ranks take their state from
-    where, e.g. {"self": 3, "peer": 1}; left_out: nodes that take no part.
+    `step` is the number of finished steps from which all ranks continue. `made` is the generation
+    that did the last of them. `newest` is the number of steps that all ranks had finished before.
+    `sources` counts the ranks by source of their state, e.g. {"self": 3, "peer": 1}. `left_out`
+    holds nodes outside this generation.
     """
 
     generation: int
@@ -183,14 +191,14 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
 
 
 class Restored(Event, frozen=True, kw_only=True, tag="restored"):
-    """Every rank of the generation has its state."""
+    """Record that every rank of the generation has its state."""
 
     generation: int
     incident: int = 0
 
 
 class FirstStep(Event, frozen=True, kw_only=True, tag="first-step"):
-    """Every rank of the generation has finished its first step; an open incident is over."""
+    """Record the first finished step of every rank of the generation; the open incident ends."""
 
     generation: int
     step: int
@@ -198,7 +206,7 @@ class FirstStep(Event, frozen=True, kw_only=True, tag="first-step"):
 
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
-    """Where the ranks are; streamed, not kept in the journal."""
+    """Report the progress of the ranks; the journal does not keep this event."""
 
     finished: int
     newest: int
@@ -207,9 +215,9 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
-    """A node writes its newest snapshot, for the job ends: its beginning, or how it came out.
+    """Record that a node starts or has ended its final checkpoint, because the job ends.
 
-    One of `path` and `error` is set at the end.
+    At the end, either `path` or `error` is set.
     """
 
     node: int
@@ -229,20 +237,23 @@ class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
 
 # The outcomes of an attempt.
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
-RESCHEDULED = "rescheduled"  # another attempt follows at once
+RESCHEDULED = "rescheduled"  # another attempt follows immediately
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):
-    """The ranks are being ended; outcome: as in `Ended`. A later one says how else it will end."""
+    """Record that the ranks are being ended; `outcome` is as in `Ended`.
+
+    A later event of this type replaces the outcome.
+    """
 
     reason: str
     outcome: str = STOPPED
 
 
 class Ended(Event, frozen=True, kw_only=True, tag="ended"):
-    """The attempt is over: `outcome` is succeeded, failed, stopped, or rescheduled.
+    """Record the end of the attempt: `outcome` is succeeded, failed, stopped, or rescheduled.
 
-    After the last, whoever steers the job starts the next attempt.
+    After `rescheduled`, the engine starts the next attempt.
     """
 
     outcome: str
@@ -283,7 +294,7 @@ AnyEvent = (
 
 
 class Incident(msgspec.Struct, kw_only=True):
-    """A fault and all that was done about it; times are seconds since the epoch, 0 = not yet."""
+    """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet."""
 
     number: int
     faults: list[Fault] = []
@@ -301,28 +312,28 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def closed(self) -> bool:
-        """Whether training went on."""
+        """Return whether training continued."""
         return self.first_step > 0
 
     @property
     def cause(self) -> Fault:
-        """The fault that most likely caused the others."""
+        """Return the fault that most likely caused the others."""
         return root_cause(self.faults)
 
     @property
     def strategy(self) -> Strategy | None:
-        """What was done in the end."""
+        """Return the last strategy."""
         return self.strategies[-1] if self.strategies else None
 
 
 class IncidentFold:
-    """The incidents of a journal by number, as its events come."""
+    """Fold the incidents of a journal, by number, as events arrive."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, Incident] = {}
 
     def add(self, event: Event) -> Incident | None:
-        """Take the next event. Return its incident; None: it belongs to none."""
+        """Add the next event; return its incident, or None."""
         number = getattr(event, "incident", 0)
         if not number:
             return None
@@ -333,7 +344,7 @@ class IncidentFold:
 
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
-    """Return the incidents of a journal, oldest first."""
+    """Return the incidents of a journal, the oldest first."""
     found = IncidentFold()
     for event in events:
         found.add(event)
@@ -376,7 +387,7 @@ def _apply(incident: Incident, event: Event) -> None:
 
 
 def waits_for_approval(events: Iterable[Event]) -> Decided | None:
-    """Return the decision that a person has yet to approve, if there is one."""
+    """Return the decision that still waits for a person's approval, or None."""
     open_: Decided | None = None
     for event in events:
         if isinstance(event, Decided):
@@ -395,7 +406,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(line: bytes | str) -> AnyEvent:
-    """Decode one JSON line. Raises msgspec.DecodeError when it is none of ours."""
+    """Decode one JSON line. Raises msgspec.DecodeError: it is not an event of this version."""
     return _DECODER.decode(line)
 
 
@@ -405,14 +416,14 @@ def encode_all(events: Iterable[Event]) -> bytes:
 
 
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
-    """Decode a journal. Raises JobError: a line is no event that this version knows."""
+    """Decode a journal. Raises JobError: a line is not an event of this version."""
     return read_lines(lines, decode, "the job's journal")
 
 
 def read_lines(lines: Iterable[bytes], decode_line: Callable[[bytes], T], what: str) -> list[T]:
-    """Decode the lines of a file, without the last one if its writer was killed in it.
+    """Decode the lines of a file, without a last line that a killed writer left incomplete.
 
-    what: names the file in the error. Raises JobError: another line cannot be decoded.
+    `what` names the file in the error. Raises JobError: another line cannot be decoded.
     """
     kept = [line for line in lines if line.strip()]
     found = []

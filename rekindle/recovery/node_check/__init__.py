@@ -1,1 +1,1 @@
-"""Which nodes are sick: what they measure alone and in pairs, in what order, and what it means."""
+"""Find unhealthy nodes: their measurements alone and in pairs, the order, and the verdicts."""

@@ -1,4 +1,4 @@
-"""What nodes have measured, alone, in pairs and in blocks; errors that measure nothing. Pure."""
+"""Hold the measurements of nodes alone, in pairs and in blocks, and their errors. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Edge = tuple[int, int]
 
 
 def blocks(nodes: Sequence[int]) -> list[list[int]]:
-    """Cut nodes into blocks of four, the rest into threes or a pair; one alone is left out."""
+    """Divide nodes into blocks of four, and the rest into threes or a pair; omit a single node."""
     left, found = list(nodes), []
     while left:
-        # Five are three and two, six are three and three: a pair by itself tells the least.
+        # Five make three and two, six make three and three, because a single pair proves least.
         size = 3 if len(left) in (5, 6) else min(4, len(left))
         found.append(left[:size])
         left = left[size:]
@@ -49,8 +49,8 @@ def within(nodes: Sequence[int]) -> list[list[Edge]]:
 def across(nodes: Sequence[int]) -> list[Edge]:
     """Return one round of pairs of different blocks: each block meets the next, in a ring.
 
-    The first and the third of a block meet the second and the fourth of the next. So no node is in
-    two pairs, and wherever a line is drawn between blocks the ring crosses it.
+    The first and the third node of a block meet the second and the fourth of the next. Therefore
+    each node is in at most one pair, and the ring crosses every division between blocks.
     """
     ring = blocks(nodes)
     if len(ring) < 2:
@@ -59,12 +59,12 @@ def across(nodes: Sequence[int]) -> list[Edge]:
     return [
         (min(edge), max(edge))
         for block, following in pairs
-        # The smaller of two blocks has fewer nodes for that.
+        # The smaller of two blocks limits the number of pairs.
         for edge in zip(block[0::2], following[1::2], strict=False)
     ]
 
 
-# What an agent says of a checker that it has seen end so.
+# An agent reports this about a checker that the kernel killed for memory.
 KILLED = "killed for want of memory"
 
 _NO_MEMORY = re.compile(
@@ -81,25 +81,26 @@ _HELD = re.compile(r"CUDA-capable device\(s\) is/are busy or unavailable", re.IG
 
 
 def lacks_memory(error: str) -> bool:
-    """Whether it could not be measured for want of memory, of the device or the host."""
+    """Return whether the measurement failed because the device or the host lacks memory."""
     return bool(_NO_MEMORY.search(error))
 
 
 def is_held(error: str) -> bool:
-    """Whether another process holds the device, and does not share it.
+    """Return whether another process holds the device, and does not share it.
 
-    Where nobody trains that is a fault; ranks of the job that is checked may do so.
+    Without training on the node that is a fault. During a check of a running job, its ranks may
+    hold the device.
     """
     return bool(_HELD.search(error))
 
 
-# A node is slow from here on, in times of the healthy ones. Sources of slowness that are worth a
-# replacement begin at 1.3; healthy accelerators of one sort differ by a few percent.
+# A node above this factor, relative to healthy nodes, is slow. Causes of slowness that justify a
+# replacement start at 1.3. Healthy accelerators of one type differ by a few percent.
 FACTOR = 1.15
 
 
 class Measurement(str, enum.Enum):
-    """What of a node is measured, each judged by itself."""
+    """Name the measured parts of a node, each with its own verdict."""
 
     COMPUTE = "compute"  # a product of matrices on each device
     MEMORY = "memory"  # copies in each device's memory
@@ -108,10 +109,11 @@ class Measurement(str, enum.Enum):
 
 
 class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From what on a node is slow: times of what healthy nodes take.
+    """Hold the limits for slow nodes: factors relative to healthy nodes.
 
-    compute_factor: for compute and memory. link_factor: for both sorts of links. timeout_s: how
-    long a node may take for what it does alone, or with another one, before it counts as failed.
+    `compute_factor` applies to compute and memory. `link_factor` applies to both kinds of links.
+    `timeout_s` is the time that a node may take for one task, alone or in a pair, before it has
+    failed.
     """
 
     compute_factor: Annotated[
@@ -141,7 +143,7 @@ class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 120.0
 
     def __post_init__(self) -> None:
-        """Refuse what would blame every node. Raises ValueError."""
+        """Check the limits; a factor that fails every node is invalid. Raises ValueError."""
         check_limits(self, "node check")
 
     def of(self, part: Measurement) -> float:
@@ -151,11 +153,11 @@ class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node did by itself. error: why it could not; it has no figures then.
+    """Hold the result of a node alone. `error` is why it has no measurements.
 
-    seconds: what a fixed amount of work took its slowest device, by part. device: the one that
-    failed, by its number on the node; -1: none in particular. note: what is to be said of it, and
-    blames no node.
+    `seconds` is the time of the slowest device for a fixed amount of work, by part. `device` is the
+    number of the failed device on the node; -1: no particular one. `note` is a remark that does not
+    indicate a fault of the node.
     """
 
     error: str = ""
@@ -165,7 +167,10 @@ class Alone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """What two nodes did together. seconds: what collectives took; error: why they failed."""
+    """Hold the result of two nodes.
+
+    `seconds` is the time of the collectives. `error` is why they failed.
+    """
 
     nodes: tuple[int, int]
     seconds: float = 0.0
@@ -173,11 +178,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """All that was measured of some nodes. beside_ranks: while ranks held their devices.
+    """Hold all measurements of some nodes.
 
-    pairs: of a block, or of a suspect and a reference node. across: of different blocks, each once,
-    before any reference node is used. They are kept apart: no node is blamed for a link between
-    blocks, but a node that has worked well there is not at fault.
+    `beside_ranks` means that ranks held the devices during the measurements. `pairs` holds pairs in
+    a block, and pairs of a suspect and a reference node. `across` holds pairs of different blocks,
+    each once, before any reference node is used. They are separate, because a link between blocks
+    does not prove a fault of a node. But a node that has worked well across blocks is not at fault.
     """
 
     def __init__(self, nodes: Iterable[int], *, beside_ranks: bool = False) -> None:
@@ -189,10 +195,10 @@ class Evidence:
         self._across_of: dict[int, Pair] = {}
         self._edges_across: dict[Edge, None] | None = None
         self._pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
-        self._usual: dict[Measurement, float] = {}  # what healthy nodes take, as far as was asked
+        self._usual: dict[Measurement, float] = {}  # time of healthy nodes, computed on demand
 
     def add(self, result: Alone | Pair, node: int = -1) -> None:
-        """Take what a node has measured alone, or a pair."""
+        """Add the result of a node alone, or of a pair."""
         self._usual.clear()
         if isinstance(result, Pair) and self._is_across(result):
             self.across[result.nodes] = result
@@ -206,48 +212,51 @@ class Evidence:
             self._edges_across = None
 
     def _is_across(self, pair: Pair) -> bool:
-        # Who has met across may meet once more, as suspect and reference node.
+        # A pair that has met across blocks may meet again when one of them is a reference node.
         return pair.nodes in self.edges_across and pair.nodes not in self.across
 
     @property
     def working(self) -> list[int]:
-        """Nodes that can be measured with others."""
+        """Return the nodes that can be measured with others."""
         return [node for node in self.nodes if not self.is_broken(node)]
 
     @property
     def edges_across(self) -> Collection[Edge]:
-        """Pairs of different blocks that are to meet; known when all have worked alone."""
+        """Return the planned pairs of different blocks.
+
+        They are final after all nodes have worked alone.
+        """
         if self._edges_across is None:
             self._edges_across = dict.fromkeys(across(self.working))
         return self._edges_across
 
     def is_measured(self, result: Alone | Pair) -> bool:
-        """Whether it has figures, or an error that says something about the hardware."""
+        """Return whether the result has measurements, or an error that concerns the hardware."""
         held = self._beside_ranks and is_held(result.error)
         return not result.error or not (held or lacks_memory(result.error))
 
-    # ---- alone
+    # ---- nodes alone
 
     def tries(self, node: int) -> int:
-        """How often the node has worked alone, as far as it could: it has figures then."""
+        """Return how often the node has worked alone and has measurements."""
         return sum(not each.error for each in self.alone[node])
 
     def failures(self, node: int) -> int:
-        """How often it could not, and not for want of memory."""
+        """Return how often the node has failed alone, except for errors that measure nothing."""
         return sum(bool(each.error) and self.is_measured(each) for each in self.alone[node])
 
     def unmeasured(self, node: int) -> int:
-        """How often there was no room to measure it."""
+        """Return how often the node was not measured: low memory, or a rank held the device."""
         return sum(not self.is_measured(each) for each in self.alone[node])
 
     def is_broken(self, node: int) -> bool:
-        """Whether it did not even work alone, when it was to last."""
+        """Return whether the newest attempt of the node alone failed."""
         return bool(self.alone[node]) and bool(self.alone[node][-1].error)
 
     def seconds(self, part: Measurement, node: int) -> float | None:
-        """Return what a part of the node took, at best; None: nothing is known of it.
+        """Return the best time of a part of the node; None: unknown.
 
-        What slows a healthy node down for a moment does so once; a slow one is slow each time.
+        A temporary disturbance slows a healthy node only once, but a slow node is always slow.
         """
         if part is Measurement.LINK:
             own = [pair.seconds for pair in self.pairs_of(node) if not pair.error]
@@ -256,7 +265,7 @@ class Evidence:
         return min(own, default=None)
 
     def over(self, part: Measurement, node: int) -> float:
-        """Return how many times as long as healthy nodes it takes; 1: not known to be longer."""
+        """Return the time of a node relative to healthy nodes; 1: not known to be longer."""
         own, usual = self.seconds(part, node), self.usual(part)
         if own is None or not usual:
             return 1.0
@@ -264,36 +273,36 @@ class Evidence:
         return min(own, beyond.seconds if beyond and not beyond.error else own) / usual
 
     def usual(self, part: Measurement) -> float:
-        """Return what it takes healthy nodes; 0: nothing is known."""
+        """Return the time of healthy nodes; 0: unknown."""
         if part not in self._usual:
             known = [self.seconds(part, node) for node in self.nodes]
             self._usual[part] = reference([each for each in known if each is not None])
         return self._usual[part]
 
-    # ---- in pairs
+    # ---- nodes in pairs
 
     def pairs_of(self, node: int) -> list[Pair]:
-        """Return what it did with others."""
+        """Return the results of a node with others."""
         return self._pairs_of[node]
 
     def worked_with(self, node: int) -> set[int]:
-        """Return the nodes with which a collective came out well."""
+        """Return the nodes with which a collective of the node succeeded."""
         return {_other(pair, node) for pair in self.pairs_of(node) if not pair.error}
 
     def reaches_across(self, node: int) -> bool:
-        """Whether its collective with a node of another block came out well."""
+        """Return whether the collective with a node of another block succeeded."""
         return node in self._across_of and not self._across_of[node].error
 
     def failed_with(self, node: int) -> set[int]:
-        """Return the nodes with which one did not, and none did since or before."""
+        """Return the nodes with which a collective failed, and none succeeded."""
         tried = [pair for pair in self.pairs_of(node) if pair.error and self.is_measured(pair)]
         return {_other(pair, node) for pair in tried} - self.worked_with(node)
 
 
 def reference(values: list[float]) -> float:
-    """Return what healthy nodes take: the median of the faster half; 0: of no values.
+    """Return the time of healthy nodes: the median of the faster half; 0: no values.
 
-    Up to half of the nodes may be slow: the median of all is one of theirs then.
+    Up to half of the nodes may be slow. The median of all could then belong to a slow node.
     """
     if not values:
         return 0.0

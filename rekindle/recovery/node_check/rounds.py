@@ -1,13 +1,14 @@
-"""What nodes measure next, until what is known suffices. Pure.
+"""Choose the next measurements of nodes until the evidence is sufficient. Pure.
 
-1. Each node alone; what fails, is slow, or was not measured there does it once more.
-2. Three rounds of pairs. In blocks of four every two of the block meet (in blocks of three, too).
-   A block in which no pair works well has at most one healthy node; so, if not more than half of
-   all are sick, some pair of healthy ones has met, and knows of each other that they are.
-3. One round of pairs of different blocks: what is between blocks would be seen by nobody else.
-4. Whoever has not worked well with anybody of its block meets two who have.
+1. Each node works alone. A node that fails, is slow, or was not measured works alone once again.
+2. Three rounds of pairs follow, in which every two nodes of a block of three or four meet. A block
+without a working pair has at most one healthy node. Therefore, if at most half of all nodes are
+unhealthy, some pair of healthy nodes has met and worked well.
+3. One round of pairs of different blocks follows, because no other round tests links between
+blocks.
+4. A node without a working pair in its block meets two nodes that have one.
 
-This takes the same few rounds however many nodes there are.
+The number of rounds does not depend on the number of nodes.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from rekindle.recovery.node_check.evidence import (
     within,
 )
 
-TRIES = 2  # alone, of a kind, before a node is taken for faulty or slow
-REFERENCE_NODES = 2  # healthy nodes that a suspect has to fail with
+TRIES = 2  # attempts alone, of one kind, before a node counts as faulty or slow
+REFERENCE_NODES = 2  # a faulty node fails with this number of healthy nodes
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured next: some nodes alone, or some in pairs, none in two of them."""
+    """Hold the next measurements: some nodes alone, or some pairs without a common node."""
 
     alone: tuple[int, ...] = ()
     pairs: tuple[Edge, ...] = ()
 
 
 def next_round(evidence: Evidence, limits: NodeCheckLimits) -> Round | None:
-    """Return what to measure next; None: all that can be told is told."""
+    """Return the next measurements; None: further measurements would not add evidence."""
     alone = [node for node in evidence.nodes if _works_again(evidence, limits, node)]
     if alone:
         return Round(alone=tuple(alone))
@@ -66,16 +67,16 @@ def _works_again(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool
 
 
 def is_reference(evidence: Evidence, limits: NodeCheckLimits, node: int) -> bool:
-    """Whether it has worked well with somebody: both are healthy then."""
+    """Return whether the node has worked well with another node: then both are healthy."""
     worked = bool(evidence.worked_with(node)) and not evidence.is_broken(node)
     return worked and evidence.over(Measurement.LINK, node) <= limits.link_factor
 
 
 def _with_references(evidence: Evidence, limits: NodeCheckLimits, later: set[Edge]) -> list[Edge]:
-    """Return pairs of a suspect and a healthy node that have not met; none in two of them.
+    """Return pairs of a suspect and a healthy node that have not met, without a common node.
 
-    later: the pairs that were of this sort so far. Whom a suspect has met in its block counts only
-    where there is nobody else: two nodes that fail now and then may have worked with each other.
+    `later` holds the earlier pairs of this kind. A partner from the suspect's block counts only if
+    there is no other. Two nodes that fail occasionally may have worked with each other.
     """
     references = [node for node in evidence.nodes if is_reference(evidence, limits, node)]
     free = sorted(references, key=lambda node: (len(evidence.failed_with(node)), node))

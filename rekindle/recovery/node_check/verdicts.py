@@ -1,9 +1,10 @@
-"""The verdict on each node, from the evidence inside and between blocks. Pure.
+"""Decide the verdict on each node from the evidence inside and between blocks. Pure.
 
-A collective that fails, or is slow, blames two nodes. Only a node that fails, or is slow, with each
-of two that work well with somebody is taken for the cause. Where that cannot be told (two nodes,
-one of them sick; more than half of all sick) it is said to be unknown, and no node is blamed; nor
-where there was no room to measure it.
+A failed or slow collective may have its cause in either of two nodes. A node counts as the cause
+only if it fails or is slow with each of two nodes that work well with others. Otherwise the verdict
+is unknown, and the check does not isolate a node. This occurs with two nodes of which one is
+unhealthy, or if more than half of all nodes are unhealthy. The verdict is also unknown if there was
+not enough memory for a measurement.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from rekindle.recovery.node_check.evidence import (
 )
 from rekindle.recovery.node_check.rounds import REFERENCE_NODES, TRIES, is_reference
 
-Sayings = dict[int, str]  # by node
+Sayings = dict[int, str]  # texts by node
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # two blocks
 
 
 def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> Sayings:
-    """Return why nodes are unknown that do not reach others of another block.
+    """Return why the health of nodes that do not reach another block is unknown.
 
-    sound: those that work well with somebody, and are not at fault; what others fail in is theirs.
+    `sound` holds nodes that work well with another node and are not at fault. Failures of other
+    nodes are their own.
     """
     found: dict[int, list[str]] = {}
     for sides, pairs in _between(evidence, sound).items():
@@ -58,9 +60,9 @@ def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> S
 def slow_links(
     evidence: Evidence, limits: NodeCheckLimits, sound: set[int], called: Mapping[int, str]
 ) -> Sayings:
-    """Return what is to be said of nodes whose collective across takes too long.
+    """Return the remarks on nodes whose collective across blocks takes too long.
 
-    sound: those that are not slow themselves; what others are slow in is theirs.
+    `sound` holds nodes that are not slow themselves. The slowness of other nodes is their own.
     """
     found: Sayings = {}
     usual, limit = evidence.usual(Measurement.LINK), limits.of(Measurement.LINK)
@@ -78,7 +80,7 @@ def slow_links(
 
 
 def _between(evidence: Evidence, sound: set[int]) -> dict[Sides, list[Pair]]:
-    """Return what was measured between sound nodes, by the two blocks that they are of."""
+    """Return the measurements between sound nodes, by their two blocks."""
     of = {node: tuple(block) for block in blocks(evidence.working) for node in block}
     found: dict[Sides, list[Pair]] = {}
     for edge, pair in evidence.across.items():
@@ -97,11 +99,11 @@ _WORK = {
 
 
 class Health(str, enum.Enum):
-    """What a node is, as far as it can be told."""
+    """Name the health of a node, according to the evidence."""
 
     HEALTHY = "healthy"
-    FAULTY = "faulty"  # it cannot do what training needs
-    STRAGGLER = "straggler"  # it can, and all others would wait for it
+    FAULTY = "faulty"  # it cannot do the work of training
+    STRAGGLER = "straggler"  # it can, but all other nodes would wait for it
     UNKNOWN = "unknown"
 
 
@@ -109,10 +111,10 @@ SICK = (Health.FAULTY, Health.STRAGGLER)
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of one node, and why.
+    """Hold the verdict on one node, and its reason.
 
-    part: what of it is sick. over: how many times as long as healthy nodes that takes it. seconds:
-    what was measured, by part.
+    `part` is its unhealthy part. `over` is the time of that part relative to healthy nodes.
+    `seconds` holds the measurements, by part.
     """
 
     node: int
@@ -124,7 +126,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[Measurement, float] = {}
 
     def in_words(self) -> str:
-        """Say how it is, and what was measured."""
+        """Return the health and the measurements as text."""
         measured = ", ".join(f"{p.value} {each * 1e3:.3g} ms" for p, each in self.seconds.items())
         because = f": {self.reason}" if self.reason else ""
         return f"{self.health.value}{because}" + (f" ({measured})" if measured else "")
@@ -133,7 +135,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 def verdicts(
     evidence: Evidence, limits: NodeCheckLimits, names: Mapping[int, str] | None = None
 ) -> list[NodeVerdict]:
-    """Return one verdict for each node, in their order. names: what people call the nodes."""
+    """Return one verdict for each node, in order. `names` are the displayed names of the nodes."""
     called = names or {node: f"node {node}" for node in evidence.nodes}
     references = {node for node in evidence.nodes if is_reference(evidence, limits, node)}
     found = {node: _verdict(evidence, limits, node, references, called) for node in evidence.nodes}
@@ -162,7 +164,10 @@ def verdicts(
 
 
 def _works(evidence: Evidence, node: int) -> bool:
-    """Whether it works well with anybody: a collective of its that fails may be another's fault."""
+    """Return whether the node works well with any other.
+
+    Then another node may be the cause of its failed collectives.
+    """
     return bool(evidence.worked_with(node)) or evidence.reaches_across(node)
 
 
@@ -199,7 +204,7 @@ def _verdict(
 
 
 def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
-    """Say what it is if it did not even work alone."""
+    """Return the verdict on a node that failed alone."""
     last = evidence.alone[node][-1]
     if evidence.is_measured(last):
         reason = f"{last.error} ({evidence.failures(node)} times)"
@@ -219,7 +224,7 @@ def _broken(evidence: Evidence, node: int, verdict: NodeVerdict) -> NodeVerdict:
 def _failed(
     evidence: Evidence, node: int, references: set[int], called: Mapping[int, str]
 ) -> tuple[Health, str] | None:
-    """Say what it is if no collective of the node came out well though some were tried."""
+    """Return the verdict on a node without a successful collective, if it has tried some."""
     tried = evidence.pairs_of(node)
     if not tried or _works(evidence, node):
         return None
@@ -227,7 +232,7 @@ def _failed(
     if not errors:
         return Health.UNKNOWN, f"not measured with another node: {tried[-1].error}"
     error = errors[-1]
-    # One that fails with others that work well, too, may be the cause itself.
+    # A partner that also fails with other working nodes may be the cause itself.
     against = sorted(
         other
         for other in evidence.failed_with(node) & references
@@ -244,7 +249,7 @@ def _failed(
 def _slow_part(
     evidence: Evidence, limits: NodeCheckLimits, node: int, references: set[int]
 ) -> tuple[Measurement, float] | None:
-    """Return the first part that is slow: a slow device makes links slow, never the other way."""
+    """Return the first slow part; a slow device slows links down, but not the reverse."""
     for part in Measurement:
         over = evidence.over(part, node)
         if part is Measurement.LINK:
@@ -257,9 +262,10 @@ def _slow_part(
 
 
 class NodeChecked(Event, frozen=True, kw_only=True, tag="node-checked"):
-    """A node was checked before it was taken in; verdict: what it is.
+    """Record a check of a node before the job admitted it, with its verdict.
 
-    fault: if it was sent away, and another is asked for; that is an incident of its own then.
+    `fault` is set if the job rejected the node and requests another. The rejection is then an
+    incident of its own.
     """
 
     host: str
@@ -270,7 +276,7 @@ class NodeChecked(Event, frozen=True, kw_only=True, tag="node-checked"):
     incident: int = 0
 
     def in_words(self) -> str:
-        """Say how the node is."""
+        """Return the event as text."""
         where = self.host or self.address
         if self.fault is not None:
             return f"incident {self.incident}: {self.fault.message}; another node is asked for"

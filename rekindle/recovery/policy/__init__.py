@@ -1,1 +1,1 @@
-"""What is done about a fault: budgets, strategies, decisions."""
+"""Decide about a fault: budgets, strategies, decisions."""

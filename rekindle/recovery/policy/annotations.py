@@ -1,4 +1,4 @@
-"""Policies as ModelArts and MindCluster write them: labels and annotations, read and written. Pure.
+"""Convert policies from and to the labels and annotations of ModelArts and MindCluster. Pure.
 
 Sources: ModelArts, "fault recovery of training jobs" (annotations `fault-tolerance/...`);
 MindCluster's resumable training (labels and annotations of an AscendJob or Volcano Job).
@@ -13,7 +13,7 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, MOST, Policy, Strategy
 
-UNLIMITED = MOST  # MindCluster counts on without an end where no limit is given
+UNLIMITED = MOST  # MindCluster has no bound if no limit is given
 
 MODELARTS_PREFIX = "fault-tolerance/"
 JOB_RETRY_NUM = f"{MODELARTS_PREFIX}job-retry-num"
@@ -52,10 +52,10 @@ _OWN_OF_MODELARTS = (
 
 
 def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -> Policy:
-    """Return `base` with the outer strategies as ModelArts' annotations say.
+    """Return `base` with the outer strategies of ModelArts' annotations.
 
-    Other annotations than `fault-tolerance/...` are not looked at. Raises UsageError: one of those
-    is unknown, has a bad value, or stands without `job-retry-num`.
+    The function ignores annotations other than `fault-tolerance/...`. Raises UsageError: one of
+    those is unknown, has an invalid value, or lacks `job-retry-num`.
     """
     own = {key: value for key, value in annotations.items() if key.startswith(MODELARTS_PREFIX)}
     for key in own:
@@ -86,10 +86,10 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
 
 
 def to_modelarts(policy: Policy) -> dict[str, str]:
-    """Return the annotations that say the most that ModelArts can of this policy.
+    """Return the ModelArts annotations that express as much as possible of this policy.
 
-    All of them need `job-retry-num`, which lets the job be placed anew. Raises UsageError: the
-    policy does not.
+    All of them need `job-retry-num`, which allows another placement of the job. Raises UsageError:
+    the policy does not allow it.
     """
     if not _places_jobs(policy):
         raise UsageError(
@@ -114,9 +114,9 @@ def from_mindcluster(
 ) -> Policy:
     """Return the policy that MindCluster's labels and annotations describe.
 
-    backoff_limit: `runPolicy.backoffLimit` of the job; none, or below 1: unlimited, as there. It
-    and `fault-retry-times` bound the reschedules together: whichever is reached first.
-    Raises UsageError: a label or annotation has a value that MindCluster does not know.
+    `backoff_limit` is `runPolicy.backoffLimit` of the job. As in MindCluster, None or a value below
+    1 means unlimited. The smaller of this limit and `fault-retry-times` bounds the reschedules.
+    Raises UsageError: MindCluster does not accept the value of a label or annotation.
     """
     base = Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
@@ -144,10 +144,11 @@ def from_mindcluster(
 
 
 def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int | None]:
-    """Return labels, annotations and `runPolicy.backoffLimit`: the most that MindCluster can say.
+    """Return MindCluster labels, annotations and `runPolicy.backoffLimit` for this policy.
 
-    It recovers processes only where it may place the job anew as well: once, if the policy does not
-    say so. One limit is for all reschedules.
+    The result expresses as much of the policy as possible. MindCluster recovers processes only if
+    it may also place the job again. If the policy does not allow that, the limit is one placement.
+    One limit applies to all reschedules.
     """
     written = [word for word, strategy in _RECOVERING.items() if strategy in policy.strategies]
     wait_s = min(max(policy.node_timeout_s, 30), 270)
@@ -171,7 +172,7 @@ def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int 
 
 
 def _places_jobs(policy: Policy) -> bool:
-    """Whether the whole job may be placed anew."""
+    """Return whether the platform may place the whole job again."""
     rungs = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
     return policy.max_reschedules > 0 and any(rung in policy.strategies for rung in rungs)
 
@@ -179,13 +180,13 @@ def _places_jobs(policy: Policy) -> bool:
 def _merge(
     base: Iterable[Strategy], replaced: Iterable[Strategy], chosen: set[Strategy]
 ) -> tuple[Strategy, ...]:
-    """Return `base` with `chosen` in the place of those that are `replaced`, cheapest first."""
+    """Return `base` with `chosen` instead of `replaced`, the cheapest first."""
     kept = set(base) - set(replaced)
     return tuple(strategy for strategy in ALLOWABLE if strategy in kept | chosen)
 
 
 def _recovering(annotations: Mapping[str, str]) -> list[Strategy]:
-    """Read the list of strategies that MindCluster's processes may recover by."""
+    """Return the strategies by which MindCluster may recover processes."""
     words = [word.strip() for word in annotations.get(RECOVER_STRATEGY, "").split(",")]
     for word in filter(None, words):
         if word not in _RECOVERING:
@@ -196,11 +197,14 @@ def _recovering(annotations: Mapping[str, str]) -> list[Strategy]:
 
 
 def _number(given: Mapping[str, str], key: str, least: int, most: int) -> int | None:
-    """Read a whole number, if it is given. Raises UsageError: it is none, or out of range."""
+    """Return a whole number, or None if it is missing.
+
+    Raises UsageError: the value is not a whole number, or it is out of range.
+    """
     text = given.get(key)
     if text is None:
         return None
-    # int() alone would take digits of other scripts, signs and underscores as well.
+    # int() alone also accepts digits of other scripts, signs and underscores.
     digits = text.isascii() and text.isdigit() and len(text) < 10
     if not (digits and least <= int(text) <= most):
         raise UsageError(f"{key} is {text!r}; give a whole number from {least} to {most}")
@@ -212,7 +216,7 @@ def _flag(given: Mapping[str, str], key: str) -> bool:
 
 
 def _choice(given: Mapping[str, str], key: str, choice: tuple[str, ...], default: str) -> str:
-    """Read one of some words. Raises UsageError: it is none of them."""
+    """Return one of the allowed words. Raises UsageError: the value is another word."""
     word = given.get(key, default)
     if word not in choice:
         raise UsageError(f"{key} is {word!r}; give one of {', '.join(choice)}")

@@ -1,7 +1,7 @@
-"""The decision: (policy, case) -> strategy with its reason in words. Pure.
+"""Make the decision: (policy, case) -> strategy with its reason as text. Pure.
 
-The strategies are tried in the policy's order. Each says what it would do about such a fault, and
-what hinders it; the first that nothing hinders is taken.
+The function tries the strategies in the policy's order. Each strategy describes its action against
+the fault, and its obstacles. The first strategy without an obstacle wins.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rekindle.recovery.policy.strategies import RUNGS
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """A strategy and why it was chosen, in one readable sentence.
+    """Hold a strategy and its reason, in one readable sentence.
 
-    isolate: nothing may be placed any more where the fault was. roll_back: the state that was
-    resumed from last is passed over. approval: a person has to agree first.
+    `isolate` means that new work must avoid the place of the fault. `roll_back` means that the
+    restore skips the last restored state. `approval` means that a person must agree first.
     """
 
     strategy: Strategy
@@ -40,16 +40,16 @@ def decide(policy: Policy, case: Situation) -> Decision:
 
 
 def _hopeless(case: Situation) -> Decision | None:
-    """What could never be started is not tried again."""
+    """Return the decision to fail if the job could never start."""
     if case.fault.kind is FaultKind.LAUNCH:
         return Decision(strategy=Strategy.FAIL, reason=case.fault.message)
     return None
 
 
 def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
-    """The same error twice after the same beginning: another restart alone cannot help."""
+    """Decide about the same error twice after the same start; another restart alone cannot help."""
     fault = case.fault
-    # An exit status alone, of a script whose steps nobody knows, says too little.
+    # An exit status of a script with unknown steps is not enough evidence.
     known = case.session or case.newest > 0 or bool(fault.signature)
     if not (known and policy.progress_resets) or fault.kind is not FaultKind.USER_CODE:
         return None
@@ -69,7 +69,7 @@ def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
 
 
 def _climb(policy: Policy, case: Situation) -> Decision:
-    """Take the first rung that can be taken, and say why those below cannot."""
+    """Take the first available strategy, and state why the earlier ones are not available."""
     passed_over: list[str] = []
     for strategy in policy.ladder:
         option = RUNGS[strategy](policy, case)

@@ -1,7 +1,7 @@
-"""A flow run or task run that ended as a whole: which fault that was, and what to do. Pure.
+"""Decide about a flow run or task run that has ended: its fault, and the action. Pure.
 
-The ladder that decides about ranks decides here, too. It is told of every end since somebody last
-began the run by hand, so its budgets need no counter, and outlive every process.
+The same ladder decides about ranks and runs. Its input is every end since a person last started the
+run by hand. Therefore its budgets do not depend on a counter or on a process.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-# A run that is run again is another process, wherever that is started; nothing is isolated.
+# A repeated run is another process, on any node; nothing is isolated.
 AGAIN = (Strategy.RESTART, Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
 
-# What another run of the same cannot change, and what a person has to know.
+# Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
     RejectedError.__name__: "what was trained is not good enough",
     CheckpointError.__name__: "there is no checkpoint that can be used",
 }
-# What is hardly better another time: like an error of the script, it is tried once more.
+# Another run hardly helps; it is tried once, as for an error of the script.
 _HARDLY = (UsageError.__name__, JobError.__name__)
 _INTERRUPTED = "Execution was aborted by an interrupt signal"
 _INVALID = "Validation of flow parameters failed with error:"
 
-# Prefect's words before the exception (3.8: flow_engine.py, task_engine.py).
+# The text of Prefect before the exception (3.8: flow_engine.py, task_engine.py).
 _BEFORE_EXCEPTION = re.compile(r"(?:Flow|Task) run encountered an (?:unexpected )?exception:?\s+")
 _ERROR = re.compile(r"(?:\w{1,64}\.){0,8}(\w{1,64})\b")
 _STATUS = re.compile(r"status code:? (-?\d{1,4})\b")
 
-# What Prefect says of runs that crashed (3.8: states.py, runner), where nothing of the run itself
-# is at fault. SIGTERM is how a platform takes a place away; a person cancels.
+# Prefect's texts for crashed runs (3.8: states.py, runner) in which the run itself has no fault. A
+# platform removes a place with SIGTERM; a person cancels.
 _CRASHES = {
     "aborted by a termination signal": FaultKind.EVICTION,
-    # A CancelledError, which Prefect raises in a run whose concurrency slot is gone: it counts.
+    # Prefect raises a CancelledError in a run that has lost its concurrency slot; it counts.
     "cancelled by the runtime environment": FaultKind.PROCESS,
     "contact the server": FaultKind.TRANSIENT,
     "Request to ": FaultKind.TRANSIENT,
@@ -57,13 +57,14 @@ _CRASHES = {
     "could not be started": FaultKind.SCHEDULING,
     "aborted by Python system exit call": FaultKind.USER_CODE,
 }
-_TERMINATED = (Exit(signal=15), Exit(code=143))  # SIGTERM, also as shells and containers have it
+_TERMINATED = (Exit(signal=15), Exit(code=143))  # SIGTERM, also as shells and containers report it
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended: the message of its state; crashed: not by an exception in it.
+    """Describe the end of a run.
 
-    at: seconds since the epoch.
+    `message` is the message of its state. `crashed` means that the run did not end by an exception
+    of its own. `at` is seconds since the epoch.
     """
 
     message: str
@@ -72,26 +73,26 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_run(policy: Policy, ends: Sequence[RunEnd], tables: Tables) -> Decision:
-    """Decide what is done about the last of these ends; after all others it was run again.
+    """Decide about the last of these ends; the run was repeated after all the others.
 
-    A strategy of `AGAIN` means: once more. Any other: leave it as it ended.
+    A strategy of `AGAIN` repeats the run. Any other strategy leaves the run as it ended.
     """
     past: list[Past] = []
     for number, end in enumerate(ends[:-1], start=1):
         fault = fault_of(end, tables)
         strategy = _judge(policy, fault, past, number).strategy
-        # The policy may have been another one then; that it was run again is certain.
+        # The policy may have been different then, but the run certainly was repeated.
         strategy = strategy if strategy in AGAIN else Strategy.RESCHEDULE_JOB
         past.append(Past(fault=fault, strategy=strategy, incident=number))
     return _final(ends[-1]) or _last(policy, fault_of(ends[-1], tables), past, len(ends))
 
 
 def fault_of(end: RunEnd, tables: Tables) -> Fault:
-    """Say what went wrong, as far as the message of the run's state tells."""
+    """Return the fault that the message of the run's state describes."""
     text = _own_words(end.message)
     first, error = text.partition("\n")[0], _ERROR.match(text)
     if error and error[1] in _HARDLY and not end.crashed:
-        # Its message may name a process, and differ each time.
+        # The message may name a process, and therefore varies.
         return Fault(kind=FaultKind.USER_CODE, message=first, signature=error[1], at=end.at)
     verdict = (_of_crash(text, tables) if end.crashed else None) or tables.text(text)
     return Fault(
@@ -110,7 +111,7 @@ def _last(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> De
     decision = _judge(policy, fault, past, number)
     if decision.strategy not in AGAIN:
         return decision
-    # The ladder speaks of ranks and nodes; of a whole run it is enough to say why, and what counts.
+    # The ladder describes ranks and nodes; for a whole run the cause and the strategy are enough.
     said = f"{fault.message}; {decision.strategy.value}"
     return msgspec.structs.replace(decision, reason=said)
 
@@ -129,7 +130,7 @@ def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> D
 
 
 def _final(end: RunEnd) -> Decision | None:
-    """Leave alone what ended for good."""
+    """Return the decision to leave a run that has ended for good, or None."""
     text = _own_words(end.message)
     if text.startswith(_INTERRUPTED):
         return Decision(strategy=Strategy.FAIL, reason="a person at the terminal interrupted it")
@@ -141,12 +142,12 @@ def _final(end: RunEnd) -> Decision | None:
 
 
 def _own_words(message: str) -> str:
-    """Return what the run itself said, without Prefect's words before it."""
+    """Return the run's own message, without the text of Prefect before it."""
     return _BEFORE_EXCEPTION.sub("", message.strip(), count=1)
 
 
 def _of_crash(text: str, tables: Tables) -> Verdict | None:
-    """Judge how the run's process ended, if the message tells."""
+    """Return the verdict on the end of the run's process, if the message contains it."""
     status = _STATUS.search(text)
     exit_ = Exit.of(int(status[1])) if status else None
     if exit_ in _TERMINATED:

@@ -1,4 +1,4 @@
-"""What a decision may look at: the case, and the history of the job. Pure."""
+"""Define the input of a decision: the case, and the history of the job. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, Fault, FaultKind
 from rekindle.recovery.policy.policy import INNER, OUTER, Strategy
 
-# "The same fault code three times in a row within 24 hours on the same device of the same node":
-# ModelArts, fault recovery of training jobs, in-place recovery.
+# Source of both values: ModelArts, fault recovery of training jobs, in-place recovery. "The same
+# fault code three times in a row within 24 hours on the same device of the same node."
 SAME_CODE_TIMES = 3
 SAME_CODE_WINDOW_S = 86_400.0
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """One earlier fault of the job, what was chosen for it, and the newest step at that time.
+    """Hold an earlier fault of the job, its strategy, and the newest step at that time.
 
-    incident: its number; several faults may belong to one. resumed: the step after which all ranks
-    had last begun to train together: 0, or that of the state they had restored. rolled_back: that
-    state was passed over from then on.
+    `incident` is its number; one incident may have several faults. `resumed` is the step from which
+    all ranks last started to train together: 0, or the step of the restored state. `rolled_back`
+    means that later restores skip that state.
     """
 
     fault: Fault
@@ -32,22 +32,22 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def besides(past: Iterable[Past], fault: Fault) -> list[Past]:
-    """Return what was decided about other faults: a sign may tell of one after it was decided."""
+    """Return the decisions about other faults; a sign may explain a fault after its decision."""
     return [seen for seen in past if not (fault.code and seen.fault == fault)]
 
 
 def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
-    """Return how often these were chosen for faults that use up a budget."""
+    """Return how often these strategies were chosen for faults that use up a budget."""
     return sum(seen.strategy in strategies and counts(seen.fault) for seen in past)
 
 
 def restarts_used(past: Iterable[Past]) -> int:
-    """Return the restarts that count: one that reset a device is no failure of the job."""
+    """Return the restarts that count; a restart to reset a device does not count."""
     return used((seen for seen in past if not reset_helps(seen.fault)), (Strategy.RESTART,))
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
-    """Return the recoveries that no other budget bounds: inner, after a hang, to reset a device."""
+    """Return the recoveries without another budget: inner, after a hang, to reset a device."""
     return sum(
         seen.strategy in (*INNER, Strategy.HANG_RESTART)
         or (seen.strategy is Strategy.RESTART and reset_helps(seen.fault))
@@ -57,20 +57,23 @@ def recoveries_used(past: Iterable[Past]) -> int:
 
 
 def reset_helps(fault: Fault) -> bool:
-    """Whether a device, or its memory, can be reset once no process uses it."""
+    """Return whether a device or its memory can be reset once no process uses it."""
     return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.reset_helps
 
 
 def counts(fault: Fault) -> bool:
-    """Whether it uses up a budget. An eviction is nobody's failure, however often it comes."""
+    """Return whether the fault uses up a budget.
+
+    An eviction never does, however often it occurs.
+    """
     return fault.counts and fault.kind is not FaultKind.EVICTION
 
 
 def same_code(past: Sequence[Past], fault: Fault) -> int:
-    """Return how often a device has shown this code in a row within 24 hours, this time included.
+    """Return the number of consecutive times of this code on a device in 24 hours, including now.
 
-    Another code of the same device ends the row. What was decided twice about one fault, for its
-    device could not be reset or a sign has told more of it, is one time.
+    Another code of the same device ends the sequence. Two decisions about one fault count once.
+    They occur if the device could not be reset, or if a sign has explained the fault.
     """
     if not fault.code:
         return 0
@@ -86,18 +89,18 @@ def same_code(past: Sequence[Past], fault: Fault) -> int:
 
 
 def _device(fault: Fault) -> tuple[str, int, int]:
-    """Return what tells a device from all others; a host without a name is known by its node."""
+    """Return the identity of a device; the node identifies a host without a name."""
     return fault.host, -1 if fault.host else fault.node, fault.device
 
 
 def in_row(
     past: Sequence[Past], strategy: Strategy, fault: Fault, *, newest: int, progress_resets: bool
 ) -> int:
-    """Return how often a strategy was chosen for this problem with nothing between it.
+    """Return how often a strategy was chosen for this problem without another event in between.
 
-    A fault of a node or device in between ends the row, for then there was a reason; so does
-    another problem, another strategy that starts ranks anew, or, if `progress_resets`, a step that
-    had not been done before. What the platform does with its places is no part of it.
+    A fault of a node or device in between ends the sequence, because it explains the earlier
+    failures. Another problem and another strategy that restarts ranks also end it. With
+    `progress_resets`, a newly finished step also ends it. Events of placement do not count.
     """
     count = 0
     for seen in reversed(past):
@@ -116,7 +119,7 @@ def in_row(
 
 
 def since_last_step(past: Sequence[Past], newest: int) -> Iterator[Past]:
-    """Yield what was decided since the job has last made progress, latest first."""
+    """Yield the decisions since the last progress of the job, the latest first."""
     for seen in reversed(past):
         if seen.newest < newest:
             return
@@ -124,9 +127,9 @@ def since_last_step(past: Sequence[Past], newest: int) -> Iterator[Past]:
 
 
 def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
-    """Return how often the job has hung since its last progress, whoever was to blame.
+    """Return how often the job has hung since its last progress, regardless of the rank.
 
-    Several ranks that were found at the same time are one hang.
+    Hangs of several ranks at the same time count as one.
     """
     at = [
         seen.fault.at
@@ -137,7 +140,7 @@ def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
 
 
 def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:
-    """Return how often this rank has met this error at this step after the same beginning."""
+    """Return how often this rank has had this error at this step after the same start."""
     return 1 + sum(
         seen.strategy not in INNER and seen.resumed == resumed and seen.fault.same_as(fault)
         for seen in past
@@ -145,22 +148,23 @@ def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a decision may look at.
+    """Hold the complete input of a decision.
 
-    session: every rank of the broken generation trains through a Session.
-    joins: a new process can take part in what those that are there have begun.
-    formed: a generation of this job has been formed since the last restart.
-    dead: the process of the fault's rank has ended.
-    newest: most steps finished by any rank of the job.
-    resumed: the step after which all ranks had last begun to train together.
-    older: a checkpoint of an earlier step than `resumed` could be restored.
-    spares: agents in reserve. left: nodes that the world may go on with, without those that are
-        lost; 0: it may not.
-    engine: the outer strategies that whoever steers the job can carry out.
-    comes_back: a new node may come to the very host that it is to leave, while the job stands.
-    final_step: the step of the newest snapshot, if no checkpoint is as new.
-    incident: number of the fault's incident.
-    past: earlier faults and their strategies, oldest first.
+    - `session`: every rank of the broken generation trains through a Session.
+    - `joins`: a new process can join the process groups of the existing processes.
+    - `formed`: the job has formed a generation since the last restart.
+    - `dead`: the process of the fault's rank has ended.
+    - `newest`: the most steps that any rank of the job has finished.
+    - `resumed`: the step from which all ranks last started to train together.
+    - `older`: a checkpoint of an earlier step than `resumed` exists.
+    - `spares`: the number of spare agents.
+    - `left`: the number of nodes with which a smaller world can continue, without lost nodes; 0: it
+      cannot.
+    - `engine`: the outer strategies that the engine of the job supports.
+    - `comes_back`: a new node may run on the host that the job must leave, while the job exists.
+    - `final_step`: the step of the newest snapshot, if no checkpoint is as new.
+    - `incident`: the number of the fault's incident.
+    - `past`: the earlier faults and their strategies, the oldest first.
     """
 
     fault: Fault
@@ -181,9 +185,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def worn_out(self) -> str:
-        """Say how often the device has shown this code, if that is too often; else nothing.
+        """Return how often the device has shown this code, if that is too often; otherwise nothing.
 
-        A code of what is no fault of a device or node wears nothing out.
+        Only codes of faults of a device or node count.
         """
         times = same_code(self.past, self.fault) if self.fault.kind in SICK else 0
         if times < SAME_CODE_TIMES:
@@ -191,9 +195,9 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         return f"code {self.fault.code} came {times} times in a row within 24 h on this device"
 
     def failed_already(self, strategy: Strategy) -> bool:
-        """Whether this strategy was tried in this incident, for this node, and did not help.
+        """Return whether this strategy failed in this incident for this node.
 
-        Where no place was found, it is not told for which of the nodes.
+        A scheduling fault does not name the node, so it matches all nodes.
         """
         fault = self.fault
         return any(

@@ -1,8 +1,8 @@
-"""How many steps lie between two checkpoints, where Rekindle is to choose. Pure.
+"""Choose the number of steps between two checkpoints, if Rekindle chooses it. Pure.
 
-A checkpoint costs what it stops training for; without one, a fault costs what was done since the
-last. The interval that wastes the least follows from the two (`best_interval`). Both are measured
-while the job trains, and until then it begins with few steps, so that there is a measurement soon.
+A checkpoint costs the time for which it halts training. A fault costs the work since the last
+checkpoint. The interval with the least loss follows from both (`best_interval`). The job measures
+both while it trains. It starts with few steps, so that a measurement exists soon.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ AUTO: Final = "auto"
 FIRST_STEPS = 10
 LEAST_S = 10.0
 MOST_S = 3600.0
-BUSY_SHARE = 0.5  # of the time in which the store may be busy with checkpoints
-CHANGE = 0.2  # by which the interval has to be another one before all are told
-_NEWEST = 5  # measurements that count: their median
-# Faults of all causes that were published, by device (Llama 3 has a sixth of it, of hardware).
+BUSY_SHARE = 0.5  # the store may be busy with checkpoints for this share of the time
+CHANGE = 0.2  # smaller relative changes of the interval are not announced to the ranks
+_NEWEST = 5  # number of measurements for the median
+# Published faults of all causes, per device (for Llama 3 a sixth of it, for hardware).
 _FAULTS_PER_DEVICE_S = 2.7 / 1000 / 86_400
 _HALVINGS = 200
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """An interval, and what it follows from."""
+    """Hold an interval, and its reason."""
 
     steps: int
     seconds: float
@@ -35,10 +35,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Interval:
-    """The interval of one job.
+    """Follow the interval of one job.
 
-    asked: steps, 0: never, or AUTO. devices: ranks of the job. known: steps, of an earlier attempt
-    (0: none). faults, seconds: how many there were in how long a time, in earlier attempts.
+    `asked` is a number of steps, 0 for never, or AUTO. `devices` is the number of ranks of the job.
+    `known` is the interval in steps from an earlier attempt, or 0. `faults` is the number of faults
+    in earlier attempts, and `seconds` is their total time.
     """
 
     def __init__(
@@ -50,19 +51,20 @@ class Interval:
         self._faults, self._seconds = faults, seconds
         self._began: float | None = None
         self._now = 0.0
-        self._since: tuple[float, int] | None = None  # a moment of this generation, and its step
+        # a time in this generation, and the step at that time
+        self._since: tuple[float, int] | None = None
         self._step_s = 0.0
         self._stalls: deque[float] = deque(maxlen=_NEWEST)
         self._writes: deque[float] = deque(maxlen=_NEWEST)
 
     @property
     def rate(self) -> float:
-        """Faults per second: those that were seen, and as if there had been one as expected."""
+        """Return faults per second: the observed faults plus one fault at the expected rate."""
         seconds = self._seconds + self._now - (self._began or self._now)
         return (1 + self._faults) / (1 / self._expected + seconds)
 
     def at(self, now: float, step: int) -> None:
-        """Training is in this step at this time."""
+        """Record the step of training at a time."""
         self._began = now if self._began is None else self._began
         self._now = max(self._now, now)
         if self._since is None or step < self._since[1]:
@@ -71,12 +73,12 @@ class Interval:
             self._step_s = (now - self._since[0]) / (step - self._since[1])
 
     def fault(self) -> None:
-        """Training was broken; how fast it is, is measured anew."""
+        """Record a fault; the step time must be measured again."""
         self._faults += 1
         self._since = None
 
     def written(self, *, stall_s: float, write_s: float) -> Chosen | None:
-        """Note what a checkpoint has cost; return the interval if it is another one now."""
+        """Record the cost of a checkpoint; return the interval if it changes."""
         self._stalls.append(stall_s)
         self._writes.append(write_s)
         if not self._automatic or not self._step_s:
@@ -92,10 +94,10 @@ class Interval:
         return self._choose(steps, reason)
 
     def left_out(self) -> Chosen | None:
-        """A checkpoint was left out, for the store was busy: make them rarer."""
+        """Make checkpoints rarer, because the store was busy and one was left out."""
         if not self._automatic:
             return None
-        # Not for ever: a store that hangs answers again one day.
+        # The limit is finite, because a store that hangs may recover.
         longest = max(MOST_S, 2 * max(self._writes, default=0.0) / BUSY_SHARE)
         most = max(self.steps, round(longest / self._step_s)) if self._step_s else 2 * self.steps
         steps = min(2 * self.steps, most)
@@ -109,15 +111,15 @@ class Interval:
 
 
 def best_interval(rate: float, stall: float) -> float:
-    """Return the interval at which the least time is lost, in seconds; infinite without faults.
+    """Return the interval with the least lost time, in seconds; infinite without faults.
 
-    rate: faults per second, with exponential gaps, each of which costs what was done since the last
-    checkpoint. stall: seconds for which a checkpoint halts training.
-    It is where exp(rate * (interval + stall)) * (1 - rate * interval) = 1.
+    `rate` is faults per second, with exponential gaps. Each fault costs the work since the last
+    checkpoint. `stall` is the number of seconds for which a checkpoint halts training. The interval
+    solves exp(rate * (interval + stall)) * (1 - rate * interval) = 1.
     """
     if rate == 0:
         return math.inf
-    low, high = 0.0, 1.0  # of rate * interval
+    low, high = 0.0, 1.0  # bounds of rate * interval
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         if math.log1p(-middle) + middle + rate * stall > 0:
@@ -130,7 +132,7 @@ def best_interval(rate: float, stall: float) -> float:
 
 
 def _short(seconds: float) -> str:
-    """Return a time as people read it, of two digits and more."""
+    """Return a time as text with at least two digits."""
     for unit, size in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"

@@ -1,4 +1,4 @@
-"""The plan of a regroup: the step every rank goes on from, and where its state comes from. Pure."""
+"""Plan a regroup: the step from which every rank continues, and the source of its state. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-# A state by its name: steps finished, and the generation that did the last of them. A step that is
-# done again in a later generation, perhaps not bit by bit the same, makes another state.
+# Identify a state by its number of finished steps and the generation that did the last of them. A
+# later generation may repeat a step with slightly different results, which makes another state.
 Made = tuple[int, int]
 
 
 class StateSource(str, enum.Enum):
-    """Where a rank's training state comes from, nearest first."""
+    """Name the sources of a rank's training state, the nearest first."""
 
-    SELF = "self"  # its own memory is right
-    PEER = "peer"  # sent by another rank
-    SNAPSHOT = "snapshot"  # its agent's memory
-    REPLICA = "replica"  # another agent's memory
+    SELF = "self"  # its own memory is valid
+    PEER = "peer"  # another rank sends it
+    SNAPSHOT = "snapshot"  # the memory of its agent
+    REPLICA = "replica"  # the memory of another agent
     CHECKPOINT = "checkpoint"  # the store
-    FRESH = "fresh"  # as the script built it: nothing was trained yet
+    FRESH = "fresh"  # as the script built it, before any training
 
 
 _DISTANCE = list(StateSource)
 
 
 class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank can offer when it has arrived at a regroup.
+    """Describe the states that a rank can offer at a regroup.
 
-    shard: which piece of the training state it holds. Ranks of the same shard are a replica group:
-        they hold the same. In data-parallel training there is one shard.
-    live: the state it has; None: none (just started, or interrupted while that was changed).
-    snapshots: those that its node's agent has of it.
-    copies: snapshots of it that agents of other nodes have: (node, state).
-    checkpoints: those that its node can read; they hold all shards.
+    - `shard`: the part of the training state that the rank holds. Ranks of the same shard are a
+      replica group and hold the same state. Data-parallel training has one shard.
+    - `live`: its current state. None: it just started, or it was interrupted during a change.
+    - `snapshots`: the snapshots of the rank that its node's agent has.
+    - `copies`: the snapshots of the rank that agents of other nodes have, as (node, state).
+    - `checkpoints`: the checkpoints that its node can read; they hold all shards.
     """
 
     node: int
@@ -47,12 +47,13 @@ class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank does: take its state from `source`.
+    """Describe the action of a rank: it takes its state from `source`.
 
-    peer: the rank that sends it, if that is PEER; node: whose agent has it, if it is REPLICA.
-    sends_to: ranks that receive this rank's state once it has its own.
-    writes: of its replica group, it is the one that writes checkpoints.
-    replica_node: the node whose agent keeps replicas of its snapshots; -1: none.
+    - `peer`: the rank that sends the state, if the source is PEER.
+    - `node`: the node whose agent has the state, if the source is REPLICA.
+    - `sends_to`: the ranks that receive this rank's state after it has its own.
+    - `writes`: this rank writes the checkpoints of its replica group.
+    - `replica_node`: the node whose agent keeps replicas of its snapshots; -1: none.
     """
 
     source: StateSource
@@ -64,10 +65,10 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The state all ranks go on from (`step` steps finished) and what each rank does.
+    """Hold the state from which all ranks continue (`step` steps finished), and each rank's action.
 
-    made: the generation that did that step; 0: none did, for nothing was trained.
-    shards: pieces that the state is in; a checkpoint has all of them.
+    `made` is the generation that did that step; 0 means that nothing was trained. `shards` is the
+    number of parts of the state; a checkpoint has all of them.
     """
 
     step: int
@@ -77,13 +78,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(holdings: Mapping[int, AvailableState]) -> Plan:
-    """Plan for all ranks: one state, and for each replica group where that is.
+    """Return the plan for all ranks: one state, and its source for each replica group.
 
-    holdings: one entry per rank 0..world_size-1.
-    A state counts only if every replica group has it. The newest of which all groups have a live
-    copy wins: whatever is newer than it was left by ranks that died a step ahead, and doing that
-    step again costs less than loading it. Without such a state the newest wins that every group has
-    anywhere, each group from the nearest place. Of two states of one step the later made is newer.
+    `holdings` has one entry for each rank 0..world_size-1.
+
+    A state counts only if every replica group has it. The newest state with a live copy in all
+    groups wins. Newer states come from failed ranks that were one step ahead. To repeat that step
+    costs less than to load it. Without such a state, the newest state that every group has anywhere
+    wins. Each group takes it from the nearest source. If two states have the same step, the one
+    from the later generation is newer.
     """
     groups: dict[int, dict[int, AvailableState]] = {}
     for rank in sorted(holdings):
@@ -103,7 +106,7 @@ def make_plan(holdings: Mapping[int, AvailableState]) -> Plan:
 
 
 def _states(holding: AvailableState) -> dict[StateSource, Collection[Made]]:
-    """The states that a rank can bring itself to, by source."""
+    """Return the states that a rank can reach without other ranks, by source."""
     return {
         StateSource.SELF: () if holding.live is None else (holding.live,),
         StateSource.SNAPSHOT: holding.snapshots,
@@ -113,7 +116,7 @@ def _states(holding: AvailableState) -> dict[StateSource, Collection[Made]]:
 
 
 def _nearest(group: Iterable[AvailableState]) -> dict[Made, StateSource]:
-    """The states that a replica group can reach, each with the nearest source of it."""
+    """Return the states that a replica group can reach, each with its nearest source."""
     nearest: dict[Made, StateSource] = {}
     for holding in group:
         for source, states in _states(holding).items():
@@ -125,7 +128,7 @@ def _nearest(group: Iterable[AvailableState]) -> dict[Made, StateSource]:
 def _share(
     chosen: Made, source: StateSource, group: Mapping[int, AvailableState]
 ) -> dict[int, RankPlan]:
-    """Give every rank of a replica group that has not the source the nearest that has."""
+    """Return the plans of a replica group; ranks without the source get the nearest sender."""
     writer = min(group)
     if source is StateSource.FRESH:
         return {rank: RankPlan(source=source, writes=rank == writer) for rank in group}
@@ -148,10 +151,11 @@ def _share(
 
 
 def _replica_nodes(groups: Collection[Mapping[int, AvailableState]]) -> dict[int, int]:
-    """Who keeps copies of whose snapshots, so that no shard is lost with a single node.
+    """Return the node that keeps replicas for each rank, so that one lost node loses no shard.
 
-    A replica group that spans nodes needs none. Of any other one rank is copied, for the others
-    hold the same: to the next node of the ring that they are, in their order.
+    A replica group on several nodes does not need copies. Every other group needs a copy of only
+    one rank, because its ranks hold the same state. The copy goes to the next node, in the ring of
+    all nodes by number.
     """
     homes = {min(group): {holding.node for holding in group.values()} for group in groups}
     nodes = sorted(set().union(*homes.values()))
@@ -161,16 +165,17 @@ def _replica_nodes(groups: Collection[Mapping[int, AvailableState]]) -> dict[int
 
 
 def _senders(holders: list[int], group: Mapping[int, AvailableState]) -> dict[int, list[int]]:
-    """Who sends to whom: each rank that is no holder gets the nearest one that sends least."""
+    """Return the receivers of each sender: a rank gets the nearest of the least busy senders."""
     senders: dict[int, list[int]] = {rank: [] for rank in holders}
-    idlest = [(0, rank) for rank in holders]  # a heap: how many it sends to, holder
+    idlest = [(0, rank) for rank in holders]  # a heap: number of receivers, sender
     on_node: dict[int, list[int]] = {}
     for rank in holders:
         on_node.setdefault(group[rank].node, []).append(rank)
     for rank, holding in group.items():
         if rank in senders:
             continue
-        while idlest[0][0] < len(senders[idlest[0][1]]):  # it was chosen as the nearest meanwhile
+        # this heap entry is stale, because the sender got receivers as the nearest one
+        while idlest[0][0] < len(senders[idlest[0][1]]):
             first = idlest[0][1]
             heapq.heapreplace(idlest, (len(senders[first]), first))
         least, first = idlest[0]

@@ -1,4 +1,4 @@
-"""What may be done about faults, in which order, how often, and who is asked first. Pure values."""
+"""Define the policy: strategies, their order, their limits, and approvals. Pure values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.settings import CHOICES, check_limits
 
 
 class Strategy(str, enum.Enum):
-    """Ways to recover, cheapest first (design section 2: the ladder)."""
+    """Name the ways to recover, the cheapest first (design section 2: the ladder)."""
 
     RETRY = "retry"
     RECOVER_IN_PLACE = "recover-in-place"
@@ -28,11 +28,11 @@ class Strategy(str, enum.Enum):
 
 
 class Stragglers(str, enum.Enum):
-    """What follows when a node has become slow while it trains; no more than saying so: `warn`."""
+    """Name the reactions to a node that becomes slow during training; `warn` only reports it."""
 
     WARN = "warn"
-    ISOLATE = "isolate"  # it is checked when all ranks wait anyway
-    REPLACE = "replace"  # training is held between two steps for that
+    ISOLATE = "isolate"  # the job checks the node the next time that all ranks wait
+    REPLACE = "replace"  # the job pauses training between two steps for the check
 
 
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
@@ -45,11 +45,11 @@ OUTER = (
 LADDER = (*INNER, *ANEW, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
-# Agents that have not come by then are asked for: their launcher may have died before it had
-# started them. Where that may be, the job begins without them.
+# The job requests agents that have not arrived by then, because their launcher may have failed
+# before it started them. If a smaller world is allowed, the job starts without them.
 LATE_S = 20.0
 
-MOST = 2**31 - 1  # of whatever is counted; what has no limit has this one
+MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
 
 
 def _count(text: str) -> Meta:
@@ -192,10 +192,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work.
+        """Check the values.
 
-        Raises ValueError: a strategy that cannot be chosen or is named twice, or a number outside
-        of its limits.
+        Raises ValueError: a strategy is not allowed or occurs twice, or a number is outside its
+        limits.
         """
         for name, choice in (("strategies", ALLOWABLE), ("approve", LADDER)):
             _check_strategies(name, getattr(self, name), choice)
@@ -203,7 +203,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def ladder(self) -> tuple[Strategy, ...]:
-        """Every way to recover in this policy's order; what it does not name keeps its place."""
+        """Return all strategies in this policy's order; unnamed strategies keep their place."""
         named = iter(s for s in self.strategies if s is not Strategy.DUMP)
         return tuple(next(named) if s in self.strategies else s for s in LADDER)
 

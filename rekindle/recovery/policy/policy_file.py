@@ -1,4 +1,4 @@
-"""A policy in a YAML file: own fields, or a job of ModelArts or MindCluster."""
+"""Read and write a policy in YAML: own fields, or a job of ModelArts or MindCluster."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rekindle.recovery.policy.policy import Policy
 from rekindle.user_file import place_of
 from rekindle.yaml_file import Document
 
-_ALIKE = 0.9  # of 1: a key that is so like a known one is that, misspelt
+_ALIKE = 0.9  # a key with at least this similarity (of 1) to a known key is a misspelling
 
 
 def read_policy(path: Path) -> Policy:
-    """Read a policy.
+    """Return the policy of a file.
 
-    A file with `metadata` is a Kubernetes object, whose labels and annotations are read: those of
-    ModelArts, if there are any, else those of MindCluster. Raises UsageError: the file cannot be
-    read, or says what cannot be done; the message names the field, and its line.
+    A file with `metadata` is a Kubernetes object. The function reads its ModelArts annotations, if
+    it has any, and otherwise its MindCluster labels and annotations. Raises UsageError: the file is
+    unreadable or invalid; the message names the field, and its line.
     """
     document = Document(path, "policy file")
     try:
@@ -70,7 +70,7 @@ def _of_object(found: Mapping[str, Any]) -> Policy:
 
 
 def _check_known(keys: tuple[str, ...]) -> None:
-    """Refuse an object that says nothing of recovery, or that misspells it. Raises UsageError."""
+    """Check that the keys concern recovery and are spelled correctly. Raises UsageError."""
     for key in keys:
         like = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_ALIKE)
         if like and key not in KNOWN:
@@ -92,7 +92,7 @@ def _mapping(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _texts(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return labels or annotations, which Kubernetes takes as texts only."""
+    """Return labels or annotations, which must be text in Kubernetes."""
     for key, value in found.items():
         if not isinstance(value, str):
             raise UsageError(f"{key} is {value!r}, no text: write it in quotes")
@@ -100,7 +100,7 @@ def _texts(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 class PolicyFormat(str, enum.Enum):
-    """Whose way of writing a policy."""
+    """Name the formats of a policy."""
 
     OWN = "own"
     MODELARTS = "modelarts"
@@ -108,9 +108,10 @@ class PolicyFormat(str, enum.Enum):
 
 
 def write_policy(policy: Policy, form: PolicyFormat) -> str:
-    """Return a policy as YAML: its own fields, or an object that says the most that others can.
+    """Return a policy as YAML: its own fields, or an object in the format of another platform.
 
-    Raises UsageError: they have no words for any of it.
+    The object expresses as much of the policy as possible. Raises UsageError: the format cannot
+    express any of it.
     """
     if form is PolicyFormat.OWN:
         return yaml.safe_dump(msgspec.to_builtins(policy), sort_keys=False)

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: what each strategy would do about a fault, and what hinders it. Pure."""
+"""Define each strategy of the ladder: its action against a fault, and its obstacles. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 
 class Option(msgspec.Struct, frozen=True):
-    """What a strategy would do, in words; why it cannot, if it cannot.
+    """Describe the action of a strategy as text, and the obstacle, if any.
 
-    isolate: it takes the place where the fault was out of use.
+    `isolate` means that the strategy isolates the place of the fault.
     """
 
     doing: str
@@ -23,7 +23,7 @@ class Option(msgspec.Struct, frozen=True):
     isolate: bool = False
 
 
-Rung = Callable[[Policy, Situation], "Option | None"]  # None: it does not help against such a fault
+Rung = Callable[[Policy, Situation], "Option | None"]  # None: it does not help against this fault
 
 _AGAIN = "all ranks are regrouped and do the step again"
 _RETRY = {
@@ -46,7 +46,7 @@ _IN_PLACE = (
 )
 _STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
-_GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)  # the node is not there any more
+_GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)  # the node does not exist any longer
 _NEEDS_NO_START = (
     FaultKind.HANG,
     FaultKind.NODE,
@@ -102,7 +102,7 @@ def _hang_restart(policy: Policy, case: Situation) -> Option | None:
 
 
 def _in_row(policy: Policy, case: Situation, strategy: Strategy) -> int:
-    """Return how often the strategy was chosen for this problem with nothing between it."""
+    """Return how often the strategy was chosen for this problem, with no other event between."""
     return history.in_row(
         case.past,
         strategy,
@@ -117,7 +117,7 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
     if fault.kind in _NEEDS_NO_START:
         return None
     if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
-        return None  # its pod is placed anew
+        return None  # the platform places its pod again
     if history.reset_helps(fault):
         why_not = case.worn_out or _spent(policy, case)
         return Option("its device is reset, all ranks are started anew", why_not)
@@ -131,7 +131,7 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
 
 
 def is_met_by_restart(policy: Policy, case: Situation) -> bool:
-    """Whether a restart of all ranks that is under way anyway is all that this fault needs."""
+    """Return whether a restart of all ranks that is in progress is enough for this fault."""
     return _restart(policy, case) is not None and not history.reset_helps(case.fault)
 
 
@@ -154,20 +154,20 @@ def _reschedule_job_isolated(policy: Policy, case: Situation) -> Option | None:
     if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
         return None
     if not policy.max_reschedules:
-        return None  # it was not asked for
+        return None  # the user did not allow it
     doing = "the whole job is placed anew, without that node"
     return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
 
 
 def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
-    """Place the job anew: what has no other answer, and what a pod's reschedule has left over."""
+    """Place the job again, if no other strategy helps or a pod's reschedule has failed."""
     fault = case.fault
     degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
     isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
     if fault.kind is FaultKind.HANG or (isolates and not degraded):
         return None
     if not policy.max_reschedules and history.counts(fault):
-        return None  # it was not asked for
+        return None  # the user did not allow it
     why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
     conditional = degraded or fault.kind in (FaultKind.EVICTION, FaultKind.SCHEDULING)
     if not why_not and not conditional:
@@ -188,18 +188,18 @@ RUNGS: dict[Strategy, Rung] = {
 }
 
 
-# ---- where the fault is, and whether that place is to blame
+# ---- the place of the fault, and whether that place is the cause
 
 
 def _is_bound_to_a_rank(case: Situation) -> bool:
-    """Whether one process is broken, or has to be ended, and can be started again."""
+    """Return whether one process is broken or must end, and can restart."""
     fault = case.fault
     broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is FaultKind.LINK)
     return broken and fault.rank >= 0
 
 
 def _is_beyond_healing(case: Situation) -> bool:
-    """Whether a device cannot be used any more where it is: its code says so, or it was tried."""
+    """Return whether a device is permanently unusable: by its code, or because repair failed."""
     fault = case.fault
     if fault.user_caused or fault.kind not in SICK:
         return False
@@ -208,7 +208,7 @@ def _is_beyond_healing(case: Situation) -> bool:
 
 
 def _leaves_its_place(case: Situation) -> bool:
-    """Whether the ranks of the node have to go to another one."""
+    """Return whether the ranks of the node must move to another node."""
     fault = case.fault
     if fault.kind is FaultKind.DEVICE and not fault.code and not fault.user_caused:
         return True  # the rank gave its device up; a new process may still be able to use it
@@ -216,23 +216,24 @@ def _leaves_its_place(case: Situation) -> bool:
 
 
 def _blames(case: Situation) -> bool:
-    """Whether the place is to be isolated: never for an eviction or what the user has caused."""
+    """Return whether to isolate the place: never for an eviction or a fault of the user."""
     return case.fault.of_hardware and _leaves_its_place(case)
 
 
 def _is_sick(case: Situation) -> bool:
-    """Whether the place is known to be bad: why an agent was lost, nobody knows.
+    """Return whether the place is known to be faulty.
 
-    ModelArts isolates nodes when it reschedules, and knows of nothing cheaper; hosts that are lost
-    again and again are lemons.
+    The reason for a lost agent is unknown. ModelArts isolates nodes when it reschedules, and it has
+    no cheaper strategy. Hosts that are lost repeatedly are lemons.
     """
     return _blames(case) and case.fault.kind is not FaultKind.NODE_LOST
 
 
 def _comes_back(policy: Policy, case: Situation) -> str:
-    """Say why no new node is asked for alone: it may come to the same host; else nothing.
+    """Return why a new node alone does not help: it may run on the same host; otherwise nothing.
 
-    Only where the whole job can leave the host: whatever else there is would stay on it as well.
+    This applies only if the whole job can leave the host. All other strategies would also stay on
+    the host.
     """
     if not (_is_sick(case) and case.comes_back) or case.spares:
         return ""
@@ -246,7 +247,7 @@ def _user_wore_it_out(case: Situation) -> bool:
     return case.fault.user_caused and (case.fault.reset_failed or bool(case.worn_out))
 
 
-# ---- what hinders a strategy
+# ---- obstacles of a strategy
 
 
 def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
@@ -261,7 +262,7 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     if strategy is Strategy.RECOVER_IN_PLACE:
         hopeless = case.fault.reset_failed or _is_beyond_healing(case)
         return "its device cannot be reset" if hopeless else ""
-    # A repair that did not last is not tried again while there is something stronger.
+    # A repair that did not last is not tried again while a stronger strategy is available.
     repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
     if repaired and _is_outdone(strategy, policy, case):
         return f"{strategy.value} did not last"
@@ -269,16 +270,16 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
 
 
 def _is_outdone(strategy: Strategy, policy: Policy, case: Situation) -> bool:
-    """Whether a later strategy of the policy can be taken as well."""
+    """Return whether a later strategy of the policy is also available."""
     later = policy.ladder[policy.ladder.index(strategy) + 1 :]
     options = (RUNGS[other](policy, case) for other in later if other in policy.strategies)
     return any(option is not None and not option.why_not for option in options)
 
 
 def _out_of_reach(policy: Policy, case: Situation, strategies: tuple[Strategy, ...]) -> str:
-    """Say why none of these inner strategies can be used at all; empty: one can.
+    """Return why none of these inner strategies is available; empty: one is.
 
-    What did not last where it was is tried once more elsewhere.
+    If a recovery in place did not last, the job tries one on another node.
     """
     if not case.session:
         return "without a Session no rank can wait for another"
@@ -304,10 +305,10 @@ def _spent(policy: Policy, case: Situation) -> str:
 
 
 def _same_place(case: Situation) -> list[Strategy]:
-    """Inner recoveries of the same place, latest first, with no finished step between.
+    """Return inner recoveries of the same place, latest first, without a finished step between.
 
-    That another source of a rank's state had failed is none: there are only so many; nor is an
-    eviction.
+    A failed source of a rank's state does not count, because the number of sources is limited.
+    Evictions do not count either.
     """
     found = []
     for past in history.since_last_step(case.past, case.newest):

@@ -1,9 +1,9 @@
-"""A file of fault entries in TOML, each with the line where it stands.
+"""Read a TOML file of fault entries, each with its line number.
 
-TOML, and not YAML, which takes a bare code for a number (`01000017` even for one in octal). Readers
-of TOML tell no lines. They are found by reading ever longer beginnings of the text: a beginning
-that ends inside a string or an array is not valid TOML, so comments, blank lines and strings of
-many lines cannot mislead.
+The format is not YAML, because YAML reads a bare code as a number (`01000017` even as octal). TOML
+parsers do not return line numbers. This module finds them with parses of ever longer prefixes of
+the text. A prefix that ends inside a string or an array is not valid TOML. Therefore comments,
+blank lines and multi-line strings cannot cause wrong numbers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 _QUOTED = re.compile(r"`(.*)`$")
 _SHOWN = 60  # characters of a wrong value
 
-# What may end a beginning that was cut inside an array or a string of many lines.
+# These texts may complete a prefix that ends inside an array or a multi-line string.
 _CLOSINGS = ("", "\n]", '\n"""', "\n'''")
 
-# A number of too many digits is a plain ValueError, deep nesting a RecursionError.
+# A number with too many digits raises a plain ValueError, deep nesting a RecursionError.
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One `[[table]]` of a file: `text` is its lines, and `line` (from 1) that of its header."""
+    """Hold one `[[table]]` of a file: `text` is its lines, `line` is that of its header, from 1."""
 
     path: Path
     table: str
@@ -44,12 +44,12 @@ class Entry(msgspec.Struct, frozen=True):
     values: dict[str, Any]
 
     def error(self, problem: str, place: Place = ()) -> UsageError:
-        """Make the error about this entry, one of its keys, or an element of that key's array."""
+        """Return the error about this entry, one of its keys, or an element of that key's array."""
         known = bool(place) and place[0] in self.values
         return UsageError(f"{self.path}:{self.line_of(*place) if known else self.line}: {problem}")
 
     def line_of(self, key: str | int, index: str | int | None = None) -> int:
-        """Find the line where `key` begins, or where element `index` of its array stands."""
+        """Return the line where `key` starts, or the line of element `index` of its array."""
 
         def found(document: dict[str, Any]) -> bool:
             values = document.get(self.table, [{}])[0]
@@ -58,23 +58,23 @@ class Entry(msgspec.Struct, frozen=True):
         return self.line + _lines_until(self.text, found) - 1
 
     def convert(self, row: type[T]) -> T:
-        """Make a row of the values. Raises UsageError: the entry is wrong."""
+        """Convert the values into a row. Raises UsageError: the entry is invalid."""
         try:
             return msgspec.convert(self.values, row, dec_hook=_of_text)
         except msgspec.ValidationError as error:
             problem, place = place_of(error)
             hints = {field.name: field.type for field in msgspec.structs.fields(row)}
-            if error.__cause__ is not None:  # a check of ours, whose text has what is right
+            if error.__cause__ is not None:  # a check of Rekindle, whose text has the valid values
                 problem = f"{place[0]}: {problem}" if place else problem
             elif place:
                 problem = self._explained(problem, place, hints[str(place[0])])
-            else:  # a key that is missing or not known
+            else:  # a key is missing or unknown
                 place = tuple(_QUOTED.findall(problem))
                 problem = f"{problem}; [[{self.table}]] may have {', '.join(hints)}"
             raise self.error(problem, place) from error
 
     def _explained(self, problem: str, place: Place, hint: Any) -> str:
-        """Add the value that msgspec refuses, and the right ones, to its problem."""
+        """Add the rejected value and the valid values to the problem of msgspec."""
         key, *index = place
         value: Any = self.values
         for step in place:
@@ -87,14 +87,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def _of_text(kind: Callable[[str], Any], value: object) -> Any:
-    """Make a value of a type that msgspec does not know, which is one that a text makes."""
+    """Convert a text into a type that msgspec does not support."""
     if not isinstance(value, str):
         raise TypeError(f"Expected `str`, got `{type(value).__name__}`")
     return kind(value)
 
 
 def _choices(hint: Any) -> list[str]:
-    """List the values of the enum or the literals in a type hint."""
+    """Return the values of the enum or the literals in a type hint."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -103,9 +103,10 @@ def _choices(hint: Any) -> list[str]:
 
 
 def read(path: Path) -> list[Entry]:
-    """Read the entries of a file, in their order.
+    """Return the entries of a file, in order.
 
-    Raises UsageError: the file cannot be read, is no TOML in UTF-8, or is not made of `[[table]]`s.
+    Raises UsageError: the file is unreadable, is not TOML in UTF-8, or has content outside
+    `[[table]]`s.
     """
     text = text_of(path, "TOML file")
     try:
@@ -126,7 +127,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 
 def _lines_until(text: str, found: Callable[[dict[str, Any]], bool]) -> int:
-    """Count the lines of the shortest beginning of `text` of which `found` is true."""
+    """Return the number of lines of the shortest prefix of `text` for which `found` is true."""
     lines = text.split("\n")
     for count in range(1, len(lines)):
         beginning = "\n".join(lines[:count])
@@ -136,7 +137,7 @@ def _lines_until(text: str, found: Callable[[dict[str, Any]], bool]) -> int:
 
 
 def _line_of(error: Exception, text: str) -> int:
-    """Find the line of an error: where its text has it, or where the same error begins."""
+    """Return the line of an error, from its text or from the first prefix with the same error."""
     if place := _PLACE.search(str(error)):
         return int(place[1] or text.rstrip("\n").count("\n") + 1)
     lines = text.split("\n")
@@ -150,11 +151,11 @@ def _line_of(error: Exception, text: str) -> int:
 
 
 def _chunks(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """Cut before each header: each piece with the number of its first line, from 1."""
+    """Yield the pieces of the text between headers, each with its first line number, from 1."""
     lines = text.split("\n")
     starts = [0]
     for number, line in enumerate(lines):
-        # A line like a header is one, if all before it is complete.
+        # A line that looks like a header is one, if the text before it is complete.
         if number and line.lstrip().startswith("["):
             if _parsed("\n".join(lines[starts[-1] : number])) is not None:
                 starts.append(number)

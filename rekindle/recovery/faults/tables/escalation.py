@@ -1,7 +1,7 @@
-"""Faults that are worse than their code says, since they come often or stay long. Pure.
+"""Find faults that are worse than their code, because they are frequent or last long. Pure.
 
-The rules are those of MindCluster's device plugin. All times are seconds on one clock, and a
-history is that of one device.
+The rules are those of MindCluster's device plugin. All times are seconds on one clock. A history
+belongs to one device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rekindle.recovery.faults.tables.rows import DurationRow, FrequencyRow
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A fault code was reported for a device at a time, or, not `present`, was gone again."""
+    """Record that a fault code of a device was reported at a time, or, not `present`, had ended."""
 
     code: str
     at: float
@@ -23,29 +23,31 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Separated(msgspec.Struct, frozen=True):
-    """When a frequency rule came true last, and the `times` of the code that did it."""
+    """Hold when a frequency rule last applied, and the `times` of the code that caused it."""
 
     since: float
     times: tuple[float, ...]
 
 
 def in_order(changes: Iterable[Change], now: float) -> list[Change]:
-    """Sort the changes up to `now` by time; what was reported twice counts once.
+    """Return the changes up to `now` by time; repeated reports count once.
 
-    Where a fault comes and goes at the same time, it went last: such a fault was an instant one.
+    If a fault occurs and ends at the same time, the end is last, because such a fault is instant.
     """
     known = {(change.at, not change.present): change for change in changes if change.at <= now}
     return [known[key] for key in sorted(known)]
 
 
 def too_long(rule: DurationRow, changes: Sequence[Change], now: float) -> tuple[bool, list[float]]:
-    """Say whether the code is present for too long at `now`, and all times when that began.
+    """Return whether the code lasts too long at `now`, and the times when that started.
 
-    changes: those of one code, `in_order`. A gap of at most `clear_after_s` ends nothing.
+    `changes` holds the changes of one code, `in_order`. A gap of at most `clear_after_s` does not
+    end the period.
     """
     began: list[float] = []
     lasting = False
-    since: float | None = None  # the last change of state: came (not lasting) or went (lasting)
+    # the last change of state: occurred (not lasting) or ended (lasting)
+    since: float | None = None
 
     def pass_time(until: float) -> None:
         nonlocal lasting, since
@@ -71,10 +73,11 @@ def too_long(rule: DurationRow, changes: Sequence[Change], now: float) -> tuple[
 def too_often(
     rule: FrequencyRow, times: Sequence[float], gone: Sequence[float], now: float
 ) -> Separated | None:
-    """Say whether a device is to be kept apart at `now`, since the code came too often.
+    """Return the separation of a device at `now`, because the code occurred too often, or None.
 
-    times: when the code came, ascending; gone: when it went, ascending. The window is closed: two
-    occurrences just `window_s` apart are within it. What led to a separation counts to no other.
+    `times` holds when the code occurred, and `gone` when it ended, both ascending. The window is
+    closed: two occurrences exactly `window_s` apart are within it. Occurrences that led to a
+    separation do not count for another.
     """
     recent: deque[float] = deque()
     separated: Separated | None = None

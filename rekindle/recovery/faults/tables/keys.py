@@ -1,4 +1,4 @@
-"""The keys of entries, with the spellings of Ascend fault codes."""
+"""Define the keys of entries, and the spellings of Ascend fault codes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 _CODE = re.compile(r"(?:0x)?([0-9a-f]{8,9})", re.IGNORECASE)
 _SWITCH = re.compile(r"\[0x[0-9a-f]{8},(?:\d+|na),(?:cpu|npu|l2|na),(?:\d+|na)\]", re.IGNORECASE)
 
-# More codes than this in one range are a slip of the pen.
+# A range with more codes than this is a mistake.
 _LONGEST_RANGE = 4096
 
 
 def ascend_key(code: str) -> int | str | None:
-    """Bring a code into the form by which codes are equal; None: it is no code.
+    """Return the canonical form of a code, in which equal codes are equal; None: not a code.
 
-    Case, 0x, spaces and leading zeros mean nothing: the device plugin reads codes as numbers.
+    Case, 0x, spaces and leading zeros do not matter, because the device plugin reads codes as
+    numbers.
     """
     plain = code.replace(" ", "")
     if match := _CODE.fullmatch(plain):
@@ -26,9 +27,9 @@ def ascend_key(code: str) -> int | str | None:
 
 
 def ascend_keys(codes: str) -> list[int | str]:
-    """Bring what an entry calls a code into keys: a code, or all from one to another (A-B).
+    """Return the keys of an entry's text: a code, or all codes of a range (A-B).
 
-    Empty: it is neither.
+    The result is empty for other texts.
     """
     first, _, last = codes.partition("-")
     begin = ascend_key(first)
@@ -41,18 +42,18 @@ def ascend_keys(codes: str) -> list[int | str]:
 
 
 def shown(code: str) -> str:
-    """Spell the code as its makers do: capitals without 0x, but small letters for a switch."""
+    """Return the maker's spelling of a code: capitals without 0x, but lower case for a switch."""
     plain = code.replace(" ", "")
     return plain.lower() if plain.startswith("[") else plain.upper().removeprefix("0X")
 
 
 def is_chip_code(code: str) -> bool:
-    """Tell whether the code has the form of a chip's (or node's): 8 digits."""
+    """Return whether the code has the form of a chip's or node's code: 8 digits."""
     return ascend_key(code) is not None and len(shown(code)) == 8
 
 
 class AscendCode(str):
-    """The text of an entry for a code, or for a range A-B. Raises ValueError: it is neither."""
+    """Hold the text of a code, or of a range A-B. Raises ValueError: the text is neither."""
 
     def __new__(cls, text: str) -> AscendCode:
         if not ascend_keys(text):
@@ -64,7 +65,7 @@ class AscendCode(str):
 
 
 class Key(NamedTuple):
-    """What an entry is found by, and the field (and its element) where it is written."""
+    """Hold the key of an entry, and the field and element that contain it."""
 
     key: Any
     field: str

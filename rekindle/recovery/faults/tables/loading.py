@@ -1,4 +1,4 @@
-"""The shipped tables and a user's file become one set of rows, found by their keys."""
+"""Combine the shipped tables and a user's file into one set of rows, by their keys."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ Levels = dict[tuple[str, str], LevelRow]
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The entries of all tables: `by_key[table][key]`, the user's before the shipped ones."""
+    """Hold the entries of all tables: `by_key[table][key]`; the user's entries have priority."""
 
     levels: Levels
     by_key: dict[str, dict[Any, Any]]
 
 
 def load(user_file: Path | None) -> Rows:
-    """Read the user's file, if there is one, to go before the shipped tables.
+    """Read the shipped tables and the user's file, if any, which has priority.
 
-    Raises UsageError: the file cannot be used; it says the line.
+    Raises UsageError: the file is invalid; the message names the line.
     """
     shipped = _shipped()
     if user_file is None:

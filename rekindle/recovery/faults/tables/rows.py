@@ -1,6 +1,6 @@
-"""The entries of the fault tables: types, limits, contradictions, and the verdict of an entry.
+"""Define the entries of the fault tables: types, limits, contradictions, and verdicts.
 
-`found_by` of a row returns what the entry is found by; no two entries of a file may share one.
+`found_by` of a row returns the keys of the entry. Two entries of a file must not share a key.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="more than 
 
 
 class FrequencyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A code that comes `times` times within `window_s` is handled at `level`.
+    """Set the `level` of a code that occurs `times` times within `window_s`.
 
-    The device is released once the code has been absent for more than `release_s` seconds; without
-    it, only by a person. The limits of the numbers are those of MindCluster's device plugin.
+    The device is released when the code has been absent for more than `release_s` seconds. Without
+    `release_s`, only a person releases it. The limits of the numbers are those of MindCluster's
+    device plugin.
     """
 
     codes: Codes
@@ -50,8 +51,11 @@ class FrequencyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DurationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A code present for more than `after_s` is handled at `level`, until it has been absent for
-    more than `clear_after_s` (seconds). The limits are those of MindCluster's device plugin."""
+    """Set the `level` of a code that is present for more than `after_s`.
+
+    The level applies until the code has been absent for more than `clear_after_s`. Times are
+    seconds. The limits are those of MindCluster's device plugin.
+    """
 
     codes: Codes
     after_s: Annotated[float, Meta(ge=0, le=600, description="0 to 600 seconds")]
@@ -63,7 +67,7 @@ class DurationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a level of severity means; only the shipped tables have these."""
+    """Define a level of severity; only the shipped tables have these."""
 
     source: str
     name: str
@@ -77,11 +81,11 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every entry may say; the fields are those of `Verdict`.
+    """Hold the fields of every entry; they are those of `Verdict`.
 
-    What is left out comes from the entry's level, or else is the least that can be said: `now`,
-    nothing at fault, not caused by the user (but kind `user-code`), counted (but evictions).
-    Raises FieldError: the entry contradicts itself.
+    A missing value comes from the entry's level. Without a level the defaults apply: `now`, no
+    place at fault, and not caused by the user, except for kind `user-code`. Faults count by
+    default, except evictions. Raises FieldError: the entry contradicts itself.
     """
 
     kind: FaultKind | None = None
@@ -106,7 +110,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class AscendRow(Row, frozen=True, kw_only=True):
-    """Ascend fault codes, or ranges of them (A-B)."""
+    """Describe Ascend fault codes, or ranges of them (A-B)."""
 
     codes: Codes
     level: str
@@ -115,13 +119,13 @@ class AscendRow(Row, frozen=True, kw_only=True):
         return keys_of_codes(self.codes)
 
     def spelling(self, key: int | str) -> str:
-        """Spell a code of this entry as the entry does, so that equal codes are equal texts."""
+        """Return the entry's spelling of one of its codes, so that equal codes are equal texts."""
         same = (code for code in self.codes if ascend_key(code) == key)
         return shown(next(same, f"{key:08X}" if isinstance(key, int) else key))
 
 
 class XidRow(Row, frozen=True, kw_only=True):
-    """XIDs; their level is NVIDIA's immediate resolution."""
+    """Describe XIDs; their level is NVIDIA's immediate resolution."""
 
     numbers: Annotated[
         list[Annotated[int, Meta(ge=1, le=999)]],
@@ -134,9 +138,9 @@ class XidRow(Row, frozen=True, kw_only=True):
 
 
 class Expression(str):
-    """A regular expression, searched for in any case; `^` is the beginning of the text.
+    """Hold a regular expression, without case; `^` is the start of the text.
 
-    Raises ValueError: it is none, or finds every text.
+    Raises ValueError: the expression is invalid, or it matches every text.
     """
 
     pattern: re.Pattern[str]
@@ -144,7 +148,7 @@ class Expression(str):
     def __new__(cls, text: str) -> Expression:
         made = super().__new__(cls, text)
         try:
-            with warnings.catch_warnings():  # of what a later Python will read in another way
+            with warnings.catch_warnings():  # for syntax that a later Python interprets differently
                 warnings.simplefilter("error")
                 made.pattern = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError, Warning) as error:
@@ -155,7 +159,7 @@ class Expression(str):
 
 
 class PatternRow(Row, frozen=True, kw_only=True):
-    """Regular expressions; each example shows a text that one finds."""
+    """Describe regular expressions; each example is a text that one of them matches."""
 
     patterns: Annotated[list[Expression], Meta(min_length=1)]
     kind: FaultKind
@@ -173,7 +177,7 @@ class PatternRow(Row, frozen=True, kw_only=True):
 
 
 class SignalName(str):
-    """A signal like SIGTERM. Raises ValueError: there is none of that name."""
+    """Hold the name of a signal, for example SIGTERM. Raises ValueError: it does not exist."""
 
     def __new__(cls, text: str) -> SignalName:
         if text not in signal.Signals.__members__:
@@ -182,7 +186,7 @@ class SignalName(str):
 
 
 class ExitRow(Row, frozen=True, kw_only=True):
-    """Statuses that a process gave itself, or signals that ended it."""
+    """Describe statuses that a process returned, or signals that ended it."""
 
     codes: Annotated[
         list[Annotated[int, Meta(ge=0, le=255)]], Meta(description="exit statuses, 0 to 255")
@@ -201,7 +205,7 @@ class ExitRow(Row, frozen=True, kw_only=True):
 
 
 class ConditionRow(Row, frozen=True, kw_only=True):
-    """Conditions of a node, and in which status they are a fault."""
+    """Describe conditions of a node, and the statuses in which they are a fault."""
 
     conditions: Texts
     status: Annotated[list[Literal["True", "False", "Unknown"]], Meta(min_length=1)]
@@ -217,7 +221,7 @@ class ConditionRow(Row, frozen=True, kw_only=True):
 
 
 class ReasonRow(Row, frozen=True, kw_only=True):
-    """Reasons that Kubernetes gives for the state of a pod or container."""
+    """Describe Kubernetes' reasons for the state of a pod or container."""
 
     reasons: Texts
     kind: FaultKind
@@ -227,14 +231,14 @@ class ReasonRow(Row, frozen=True, kw_only=True):
         return keys_of("reasons", self.reasons)
 
 
-# A level that says nothing: training cannot go on, and nobody knows whose fault it is.
+# An empty level: training cannot continue, and the place at fault is unknown.
 _PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
 
 
 def judge(
     row: Row, text: str, *, code: str = "", level: LevelRow = _PLAIN, device: str = ""
 ) -> Verdict:
-    """Take from the entry what it says, and from its level what it leaves out."""
+    """Return the verdict of an entry; its level supplies missing values."""
     kind = row.kind or FaultKind.DEVICE
     urgency = row.urgency or level.urgency
     user_caused = kind is FaultKind.USER_CODE if row.user_caused is None else row.user_caused
@@ -258,7 +262,7 @@ def judge(
 def unlisted(
     kind: FaultKind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
 ) -> Verdict:
-    """Say what holds where no table has an entry: nothing is to blame."""
+    """Return the verdict without a table entry: no place is at fault."""
     return Verdict(
         kind=kind,
         urgency=urgency,

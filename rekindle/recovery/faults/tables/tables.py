@@ -1,4 +1,4 @@
-"""All fault tables together, with the shipped table of Ascend codes."""
+"""Combine all fault tables, including the shipped table of Ascend codes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgen
 
 
 class AscendCodes:
-    """The entries for Ascend codes, and the rules of how often and how long."""
+    """Hold the entries for Ascend codes, and the rules for frequency and duration."""
 
     def __init__(self, rows: Rows) -> None:
         self._levels = {name: row for (of, name), row in rows.levels.items() if of == "ascend"}
@@ -38,16 +38,16 @@ class AscendCodes:
         self._duration: dict[Any, DurationRow] = rows.by_key["duration"]
 
     def listed(self, code: str) -> Verdict | None:
-        """Judge a code that has an entry; None: it has none."""
+        """Return the verdict on a code with an entry, or None."""
         key = ascend_key(code)
         row = self._codes.get(key)
         return self._judge(row, self._spelling(key, code), row.level, row.says) if row else None
 
     def unlisted(self, code: str, severity: Severity | None, origin: FaultOrigin) -> Verdict:
-        """Judge a code without an entry as MindCluster does.
+        """Return the verdict on a code without an entry, as in MindCluster.
 
-        Chips and their ports: by severity. Public faults (9 digits), bus switches and nodes:
-        ClusterD, the device plugin and NodeD pass over what they do not list.
+        Severity decides for chips and their ports. ClusterD, the device plugin and NodeD ignore
+        unlisted public faults (9 digits), and faults of bus switches and nodes.
         """
         if not is_chip_code(code) or origin is FaultOrigin.NODE:
             text = f"Ascend fault code {shown(code)}: no table lists it, so it is passed over"
@@ -64,7 +64,7 @@ class AscendCodes:
         return msgspec.structs.replace(verdict, listed=False)
 
     def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]:
-        """Judge the history of one device: codes that came too often, or have stayed too long."""
+        """Return verdicts on one device's history: codes that occur too often or last too long."""
         by_key: dict[Any, list[Change]] = {}
         for change in changes:
             key = ascend_key(change.code)
@@ -77,11 +77,12 @@ class AscendCodes:
         ]
 
     def _reasons(self, key: Any, changes: list[Change], now: float) -> Iterator[tuple[str, str]]:
-        """Yield the level of each rule that holds, and why it does."""
+        """Yield the level and the reason of each rule that applies."""
         came = [change.at for change in changes if change.present]
         gone = [change.at for change in changes if not change.present]
         if lasts := self._duration.get(key):
-            # What counts then is how often it stayed too long, not how often it came.
+            # The frequency rule then counts how often it lasted too long, not how often it
+            # occurred.
             lasting, came = too_long(lasts, changes, now)
             if lasting:
                 yield lasts.level, f"it has lasted for more than {lasts.after_s:g} s"
@@ -95,7 +96,7 @@ class AscendCodes:
         return row.spelling(key) if row else shown(code)
 
     def _fault(self, key: Any) -> Row:
-        """Give what the fault is, without what its own level asks for."""
+        """Return the fault, without the demands of its own level."""
         row = self._codes.get(key)
         return Row(kind=row.kind, user_caused=row.user_caused) if row else Row()
 
@@ -105,8 +106,8 @@ class AscendCodes:
         return judge(row, text, code=code, level=meaning)
 
 
-# Characters of a text that are searched: half of them from its beginning, half from its end. What
-# a failing program prints has no bound, and what happened is said at one end or the other.
+# Number of characters of a text to search: half from its start and half from its end. The output of
+# a failing program has no bound, and the cause is at one end or the other.
 LONGEST = 65_536
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.IGNORECASE)
@@ -114,7 +115,7 @@ _EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.I
 
 
 class Tables:
-    """All tables. To look something up needs no file, no clock and no state."""
+    """Hold all tables. A lookup does not use files, a clock or state."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows.by_key
@@ -126,35 +127,35 @@ class Tables:
 
     @classmethod
     def load(cls, user_file: Path | None = None) -> Tables:
-        """Read the shipped tables and, to go before them, the user's file.
+        """Read the shipped tables and the user's file, which has priority.
 
-        Raises UsageError: the user's file cannot be used; the message names the line.
+        Raises UsageError: the user's file is invalid; the message names the line.
         """
         return cls(load(user_file))
 
     def ascend(
         self, code: str, severity: Severity | None = None, origin: FaultOrigin = FaultOrigin.CHIP
     ) -> Verdict:
-        """Judge a fault code of an Ascend chip, bus switch or node, or a public fault.
+        """Return the verdict on a fault code of a chip, bus switch or node, or on a public fault.
 
-        severity: how the driver ranked the event; it matters for unlisted codes of a chip.
+        `severity` is the driver's severity of the event. It matters for unlisted codes of a chip.
         """
         return self._ascend.listed(code) or self._ascend.unlisted(code, severity, origin)
 
     def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]:
-        """Judge the history of one Ascend device: codes that came too often or stay too long.
+        """Return verdicts on the history of one Ascend device: frequent or long-lasting codes.
 
-        The order of the changes does not matter; what is later than `now` (seconds, on the clock of
-        the changes) is left out. A code that has a rule of both sorts is counted each time it
-        stayed too long, not each time it came.
+        The order of the changes does not matter. The method ignores changes later than `now`
+        (seconds, on the clock of the changes). If a code has both kinds of rule, each time that it
+        lasted too long counts, instead of each occurrence.
         """
         return self._ascend.escalated(changes, now)
 
     def xid(self, number: int, device: str = "") -> Verdict:
-        """Judge an XID of NVIDIA's driver.
+        """Return the verdict on an XID of NVIDIA's driver.
 
-        The catalogue sends whoever sees an XID that it leaves unused to support, without an action;
-        so does this for one that has no entry.
+        For unused XIDs, the catalogue refers users to support without an action. This method does
+        the same for an XID without an entry.
         """
         row = self._xids.get(number)
         level = self._xid_levels[row.level if row else "CONTACT_SUPPORT"]
@@ -165,19 +166,22 @@ class Tables:
         return judge(row, text, code=str(number), level=level, device=device)
 
     def kernel_line(self, line: str) -> Verdict:
-        """Judge a line of the kernel's log. What no entry finds is no fault."""
+        """Return the verdict on a line of the kernel's log.
+
+        A line without an entry is not a fault.
+        """
         known = self._coded(line) or self._kernel.search(line)
         return known or unlisted(FaultKind.UNKNOWN, "no table knows this kernel line", Urgency.NONE)
 
     def text(self, message: str) -> Verdict:
-        """Judge the message of an exception ("TypeError: ..."), or a line of the job's output."""
+        """Return the verdict on an exception's message ("TypeError: ...") or a line of output."""
         known = self._coded(message) or self._texts.search(message)
         return known or unlisted(FaultKind.UNKNOWN, "no table knows this message")
 
     def exit(self, exit_: Exit) -> Verdict:
-        """Judge how a process ended that should have gone on.
+        """Return the verdict on the unexpected end of a process.
 
-        A status above 128 without an entry is how shells and containers tell of a signal.
+        Shells and containers report a signal as a status above 128; this applies without an entry.
         """
         rows = self._rows["exit"]
         code, number = exit_.code, exit_.signal
@@ -191,7 +195,7 @@ class Tables:
         return unlisted(FaultKind.USER_CODE, f"{exit_}: the script chose this status itself")
 
     def node_condition(self, condition: str, status: str) -> Verdict:
-        """Judge a condition of a Kubernetes node; status is True, False or Unknown."""
+        """Return the verdict on a Kubernetes node condition; status is True, False or Unknown."""
         row = self._rows["node_condition"].get((condition, status))
         said = f"node condition {condition} is {status}"
         if row is None:
@@ -199,9 +203,10 @@ class Tables:
         return judge(row, f"{said}: {row.says}")
 
     def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
-        """Judge why a pod or container does not run, or is to go.
+        """Return the verdict on why a pod or container does not run, or must leave.
 
-        exit_code: the container's; it speaks where the reason has no entry (`Error` has none).
+        `exit_code` is that of the container. It decides if the reason has no entry (`Error` has
+        none).
         """
         row = self._rows["pod_reason"].get(reason)
         if row is not None:
@@ -211,7 +216,7 @@ class Tables:
         return unlisted(FaultKind.UNKNOWN, f"pod reason {reason}: no table lists it")
 
     def _coded(self, text: str) -> Verdict | None:
-        """Judge by a code that the text names; an Ascend code without an entry proves nothing."""
+        """Return the verdict on a code in the text; an unlisted Ascend code does not count."""
         text = _ends(text)
         if xid := _XID.search(text):
             return self.xid(int(xid[2]), device=xid[1])
@@ -221,12 +226,15 @@ class Tables:
 
 @functools.cache
 def shipped_tables() -> Tables:
-    """Return the tables without a user's own. A process reads them once: that takes a moment."""
+    """Return the tables without a user's file.
+
+    A process reads them once, because it takes a moment.
+    """
     return Tables.load()
 
 
 class _Patterns:
-    """Entries that are searched for: the first that finds something is it."""
+    """Search patterns in order; the first match decides."""
 
     def __init__(self, rows: dict[Any, PatternRow]) -> None:
         self._patterns = [(text.pattern, row) for text, row in rows.items()]
@@ -247,5 +255,5 @@ def _ends(text: str) -> str:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time signal, or none at all
+    except ValueError:  # a real-time signal, or not a signal
         return ""

@@ -1,4 +1,4 @@
-"""What a table says about a code or a text: one value, whatever the source."""
+"""Define the verdict of a table on a code or a text: one type for all sources."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rekindle.recovery.faults.fault import FaultKind
 
 
 class Urgency(str, enum.Enum):
-    """What the fault asks for; least first."""
+    """Name the required reactions to a fault, the least first."""
 
-    NONE = "none"  # nothing: it is no fault, or one without effect
-    WATCH = "watch"  # training goes on; a person or a detector may want to know
-    LATER = "later"  # training goes on; no new work for the place that is at fault
-    NOW = "now"  # training cannot go on as it is
+    NONE = "none"  # it is not a fault, or has no effect
+    WATCH = "watch"  # training continues; a person or a detector may use the information
+    LATER = "later"  # training continues; no new work on the place at fault
+    NOW = "now"  # training cannot continue without recovery
 
 
 class Blame(str, enum.Enum):
-    """What is to be kept away from new work when the fault does not pass."""
+    """Name the place that gets no new work if the fault persists."""
 
     NOTHING = "nothing"
     DEVICE = "device"
@@ -27,7 +27,7 @@ class Blame(str, enum.Enum):
 
 
 class Severity(enum.IntEnum):
-    """How the Ascend driver (DCMI) ranks an event; it matters where no table lists the code."""
+    """Name the Ascend driver's (DCMI) severities of events; they matter for unlisted codes."""
 
     NOTICE = 0
     MINOR = 1
@@ -36,7 +36,7 @@ class Severity(enum.IntEnum):
 
 
 class FaultOrigin(str, enum.Enum):
-    """Who reported a code of 8 digits; it matters where no table lists the code."""
+    """Name the reporters of a code of 8 digits; they matter for unlisted codes."""
 
     CHIP = "chip"
     NETWORK = "network"  # the chip's port to the parameter plane
@@ -44,19 +44,20 @@ class FaultOrigin(str, enum.Enum):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a fault from its code or text.
+    """Hold the knowledge about a fault from its code or text.
 
-    kind: what went wrong; it has a meaning only where `urgency` is more than NONE.
-    urgency: whether anything has to be done, and when.
-    at_fault: what may be isolated. Never anything for what the user's own code or input caused.
-    explanation: one sentence for people, the code included.
-    code: the code as its table spells it, so that equal faults have equal codes; empty for texts.
-    level: the severity in the words of the source; empty where the source has no levels.
-    user_caused: the user's code or input is the cause.
-    counts: recovering from it uses up a budget. False for evictions: nobody's fault, and many.
-    reset_helps: a reset of the device may help.
-    listed: the tables have an entry for it; False: the rule for unlisted ones spoke.
-    device: the device's address, where a log line names one.
+    - `kind`: the kind of the fault; it matters only if `urgency` is more than NONE.
+    - `urgency`: whether and when a reaction is necessary.
+    - `at_fault`: the place to isolate; NOTHING if the user's own code or input is the cause.
+    - `explanation`: one sentence for people, including the code.
+    - `code`: the code in the table's spelling, so that equal faults have equal codes; empty for
+      texts.
+    - `level`: the severity in the words of the source; empty if the source has no levels.
+    - `user_caused`: the user's code or input is the cause.
+    - `counts`: recovery uses up a budget. False for evictions, which are frequent and not failures.
+    - `reset_helps`: a reset of the device may help.
+    - `listed`: the tables have an entry; False: the verdict is from the rule for unlisted ones.
+    - `device`: the device's address, if a log line has one.
     """
 
     kind: FaultKind
