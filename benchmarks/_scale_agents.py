@@ -356,9 +356,7 @@ class _Fleet:
         await self._connect(agent)
 
     def formed(self) -> None:
-        """Record that an agent has its Form; report the regroup to the driver after the last
-        one.
-        """
+        """Record that an agent has its Form; report the regroup after the last one."""
         if len(self.tally.formed) == len(self._agents):
             self.tell("ready", self.tally)
             self.tally = Tally()

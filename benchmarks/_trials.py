@@ -144,9 +144,7 @@ def stages(trial: Trial, ends: dict[str, float]) -> Parts:
 
 
 def parts_of_torchrun(job: Job, trial: Trial) -> Parts:
-    """Return the milliseconds of each stage, from the lines of the ranks in the last
-    incarnation.
-    """
+    """Return the milliseconds of each stage, from the ranks' lines in the last incarnation."""
     since = [line for line in job.lines if line.at > trial.at]
     pids = {line.rank: line.pid for line in since if line.event == "up"}
     new = [line for line in since if pids.get(line.rank) == line.pid]

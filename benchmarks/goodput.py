@@ -3,9 +3,9 @@
 4 ranks on 2 simulated nodes with a spare train a small GPT. A fault occurs in the middle of every
 S seconds. The four kinds alternate: SIGKILL to a rank, SIGKILL to a node's agent, an error in the
 memory of a rank's device, and an exception that the script declares as transient. Goodput is the
-time that the finished steps would take without faults, divided by the elapsed time. The time of a
-step without faults is measured again in the third of each S seconds before its fault, because the
-speed of shared machines changes by more than the faults cost.
+time that the finished steps would take without faults, divided by the elapsed time. The speed of
+shared machines changes by more than the faults cost. So the time of a step without faults is
+measured in each interval, in the third of its S seconds that precedes the fault.
 """
 
 from __future__ import annotations

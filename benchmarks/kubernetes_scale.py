@@ -1,4 +1,4 @@
-"""Measure a thousand pods: API requests of a flow process, and the time until a lost pod's answer.
+"""Measure a thousand pods: a flow process's API requests, and the reaction time to a lost pod.
 
 The coordinator is the product's own process. Its agents are simulated (`_scale_agents.py`). The API
 server is the one of the tests, which keeps all objects in one Python process: a real server answers

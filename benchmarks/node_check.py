@@ -1,4 +1,4 @@
-"""Check nodes with faulty ones among them: whether it names exactly these, and its duration.
+"""Measure checks of nodes, some of them faulty: whether exactly these are named, and the time.
 
 Nodes are simulated; their agents and checkers are real processes. The checkers of faulty nodes are
 killed repeatedly, or a product takes 50 ms longer there. Nodes on one machine take turns, and its
