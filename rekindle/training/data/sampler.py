@@ -210,7 +210,7 @@ class SampleOrder:
 
 
 def _permute(places: _Words, keys: _Words, length: int) -> _Words:
-    """Return the place of each number in range(length) after the permutation that its key selects.
+    """Return the image of each place in the permutation of range(length) that its key selects.
 
     A Feistel network permutes the next power of two. A value outside the range passes through the
     network again until it is inside. The result is a permutation of the range.

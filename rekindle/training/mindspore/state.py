@@ -69,8 +69,9 @@ class Parameters:
         updated = {
             each.name for cell in cells for each in (*cell.get_parameters(), *cell.parameters)
         }
-        # The forward pass may change these before an update begins: BatchNorm's statistics, and
-        # sums of gradients. It cannot change frozen weights, whose copies would cost too much.
+        # No optimizer updates these, but the forward pass may change some before an update begins:
+        # BatchNorm's statistics, and sums of gradients. Only small ones and ones that change are
+        # copied, because copies of frozen weights would cost too much.
         self._others = [name for name in found if name not in updated] if self._counters else []
         self._changing = {name for name in self._others if found[name].nbytes <= SMALL_BYTES}
         self._remembered: dict[str, Array] = {}

@@ -115,12 +115,10 @@ class ElasticStream(IterableDataset[Any]):
     ) -> None:
         """Make a stream without reading a part.
 
-        read: read(part, epoch, start) yields the samples of a part, starting with its sample
-        `start`.
-            It yields the same samples in the same order for each call with the same part and epoch.
+        read: read(part, epoch, start) yields the samples of a part from its sample `start`, the
+            same samples in the same order for each call with the same part and epoch.
         parts: at least one for each worker of the full world. shuffle: whether their order is
-        random, and
-            different in each epoch.
+            random, and different in each epoch.
         """
         self.parts = integer("parts", parts, 1, _MAX_PARTS)
         self._order = SampleOrder(

@@ -234,7 +234,7 @@ class _Forming:
         """Wake the main thread from its wait in the store, or from gloo's wait for a connection.
 
         A shutdown of gloo's listener would abort the process, because its loop thread throws. So
-        this method connects in place of each awaited peer: gloo accepts any connection that opens
+        this method connects instead of each awaited peer: gloo accepts any connection that opens
         with the pair's number. The group that is formed in this way is never used. If gloo ever
         changes this, form() waits until its own time-out.
         """

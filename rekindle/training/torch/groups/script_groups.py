@@ -76,9 +76,9 @@ _group_log: _GroupLog | None = None
 def init_placeholder_group() -> None:
     """Make the placeholder before a device mesh, where a script would call init_process_group().
 
-    With it a script makes init_device_mesh(), fully_shard() and optimizers as usual. A collective
-    raises torch's RuntimeError ("No backend type associated with device type ..."). The Session
-    then makes the real groups. Raises SessionError: a default group exists already.
+    With it a script calls init_device_mesh() and fully_shard(), and makes optimizers, as usual. A
+    collective raises torch's RuntimeError ("No backend type associated with device type ..."). The
+    Session then makes the real groups. Raises SessionError: a default group exists already.
     """
     global _group_log
     if dist.is_initialized():
