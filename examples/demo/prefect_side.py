@@ -85,7 +85,10 @@ def until(
     seconds: float,
     process: subprocess.Popen[bytes] | None = None,
 ) -> T:
-    """Call `look` until it returns a true value, and return that. Raises TimeoutError: too late."""
+    """Call `look` until it returns a true value, and return that value.
+
+    Raises TimeoutError: the time is over; RuntimeError: `process` has ended.
+    """
     deadline = time.monotonic() + seconds
     while True:
         seen = look()
