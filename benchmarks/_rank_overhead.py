@@ -134,9 +134,9 @@ def watched_steps(
 ) -> dict[str, object]:
     """Measure single steps: the CPU microseconds of the Session's own work in each.
 
-    It also measures the plain script's work for the same parts, and the time from the body's end to
-    the next step (with the snapshot, if one is due). It measures a plain copy of the state's size,
-    too.
+    It also measures the plain script's work for the same parts. For comparison with a plain copy of
+    the state's size, it measures the time from the body's end to the next step. This time includes
+    the snapshot, if one is due.
     """
     tensors = list(capture(session._loop.generations.named).tensors.values())
     source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
