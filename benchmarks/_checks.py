@@ -1,4 +1,4 @@
-"""How long jobs take to start with and without a check of their nodes: ours, and DLRover's."""
+"""Measure how long jobs take to start with and without a node check: Rekindle and DLRover."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT_S = 240.0
 
 
 def started(folder: Path, dlrover: Path | None, *, check: bool) -> float:
-    """Seconds from the command to the first line of the last of two nodes' ranks.
+    """Return the seconds from the command to the first line of the last rank on two nodes.
 
     dlrover: the folder of DLRover's programs; None: Rekindle.
     """
@@ -56,7 +56,7 @@ def _run_dlrover(
         launch += ["--nproc-per-node", "1", *script]
         nodes = []
         for node in range(NODES):
-            own = folder / f"tmp{node}"  # both write their times to one fixed path otherwise
+            own = folder / f"tmp{node}"  # otherwise both write their times to one fixed path
             own.mkdir()
             named = {"NODE_RANK": str(node), "NODE_ID": str(node), "NODE_NUM": str(NODES)}
             named |= {"DLROVER_MASTER_ADDR": f"127.0.0.1:{port}", "ELASTIC_JOB_NAME": "check"}
@@ -82,7 +82,7 @@ def _run(commands: list[tuple[list[str], dict[str, str]]], output: object) -> No
 
 
 def compared(folder: Path, dlrover: Path, turns: int) -> dict[str, object]:
-    """Both in turn, with and without a check; what the check itself takes is the difference."""
+    """Run both in turn, with and without a check; the difference is the time of the check."""
     seconds: dict[str, list[float]] = {}
     for turn in range(turns):
         for name, programs in (("rekindle", None), ("dlrover", dlrover)):

@@ -1,4 +1,4 @@
-"""What all benchmarks share: options, a place of their own, summaries, tables and the JSON file."""
+"""The parts that all benchmarks share: options, folders, summaries, tables and the JSON file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = 4
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """The command line of every benchmark; each adds its own to it."""
+    """Return the common command line; each benchmark adds its own options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, under a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
@@ -32,7 +32,7 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 def need_torch() -> None:
-    """End with a clear word where PyTorch, and with it torchrun, is not installed."""
+    """Exit with an explanation if PyTorch, and with it torchrun, is not installed."""
     if importlib.util.find_spec("torch") is None:
         print(
             "torch and torchrun are not installed: nothing was measured. "
@@ -44,14 +44,14 @@ def need_torch() -> None:
 
 @contextmanager
 def place() -> Iterator[Path]:
-    """A temporary folder for the run's files and its jobs; SIGTERM ends them as Ctrl-C does."""
+    """Yield a temporary folder for the run's files and its jobs; SIGTERM ends them like Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="rekindle-benchmark-") as folder:
         yield Path(folder)
 
 
 def clean_environment(home: Path) -> dict[str, str]:
-    """The environment of the jobs: this one's, without what another job may have left in it."""
+    """Return the jobs' environment: this process's, without variables of another job."""
     ours = ("REKINDLE_", "TORCHELASTIC_")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {
@@ -61,21 +61,21 @@ def clean_environment(home: Path) -> dict[str, str]:
     }
     return kept | {
         "REKINDLE_HOME": str(home),
-        "TMPDIR": str(home),  # torchrun leaves its logs' folders there
-        # torchrun would set it with a warning, and Rekindle does the same.
+        "TMPDIR": str(home),  # torchrun puts its log folders there
+        # torchrun would set it with a warning; Rekindle sets it too.
         "OMP_NUM_THREADS": "1",
     }
 
 
 def milliseconds_of(script: str, *arguments: object) -> list[float]:
-    """What a script of this folder prints, run by itself: milliseconds, some times over."""
+    """Return the milliseconds that a script of this folder prints, one number for each turn."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     return [float(text) for text in done.stdout.split()]
 
 
 def summary(milliseconds: Sequence[float]) -> dict[str, float | int]:
-    """Median, minimum, maximum and count under the keys that all benchmarks use."""
+    """Return median, minimum, maximum and count under the keys that all benchmarks use."""
     if not milliseconds:
         return {"count": 0}
     return {
@@ -87,7 +87,7 @@ def summary(milliseconds: Sequence[float]) -> dict[str, float | int]:
 
 
 def ratio(peer: dict[str, Any], ours: dict[str, Any]) -> float | None:
-    """How many times as long the peer takes, by medians."""
+    """Return the peer's median time as a multiple of ours; None: one of them has no times."""
     if not peer.get("count") or not ours.get("count"):
         return None
     return round(float(peer["median_ms"] / ours["median_ms"]), 2)
@@ -123,25 +123,25 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> None:
 
 
 def number(value: float | None) -> str:
-    """Write a number with as many places as it deserves."""
+    """Return a number as text, without decimals from 100."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def load() -> float:
-    """Running processes of the whole machine, averaged over a minute."""
+    """Return the machine's number of running processes, averaged over a minute."""
     return round(os.getloadavg()[0], 2)
 
 
 class Conditions:
-    """Under which the figures were taken: versions, cores, and the load before and after."""
+    """The conditions of the measurement: versions, cores, and the load before and after."""
 
     def __init__(self) -> None:
         self._before = load()
 
     def as_json(self) -> dict[str, Any]:
-        """For the JSON file and the printout."""
+        """Return the values for the JSON file and the printout."""
         return {
             "cores": os.cpu_count(),
             "load_before": self._before,
@@ -153,7 +153,7 @@ class Conditions:
 
 
 def finish(result: dict[str, Any], conditions: Conditions, file: Path | None) -> None:
-    """Say under which conditions it was, and write the figures to the file if there is one."""
+    """Print the conditions, and write the figures to the file if there is one."""
     result["conditions"] = conditions.as_json()
     print("\nconditions: " + ", ".join(f"{k} {v}" for k, v in result["conditions"].items()))
     if file is not None:

@@ -1,7 +1,7 @@
-"""Launches a job of DLRover: its master for one machine, and dlrover-run with the same script.
+"""Launch a job of DLRover: its master for one machine, and dlrover-run with the same script.
 
-Arguments: those of _rank_plain.py. The master is started here, because dlrover-run 0.6.1 cannot
-start it by itself with torch 2.13 (SubprocessHandler wants numa_options).
+The arguments are those of _rank_plain.py. This script starts the master, because dlrover-run 0.6.1
+cannot start it with torch 2.13 (SubprocessHandler needs numa_options).
 """
 
 from __future__ import annotations

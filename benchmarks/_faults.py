@@ -1,4 +1,4 @@
-"""Faults, and what a Rekindle job says of them: its journal and its coordinator."""
+"""Cause faults, and read a Rekindle job's records of them: its journal and its coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Struck:
-    """A fault: what it was, which rank (or the first of which node) it hit, and when.
+    """A fault: its name, the rank (or a node's first rank) that it hit, and its time.
 
     killed: the ranks whose processes it ended.
     """
@@ -41,7 +41,7 @@ def kill_rank(job: Job, rank: int) -> Struck:
 
 
 def lose_node(job: Job, node: int) -> Struck:
-    """Send SIGKILL to a node's agent, with which its ranks end, once a spare is ready for it."""
+    """Send SIGKILL to a node's agent once a spare is ready for it; its ranks end with the agent."""
     wait_spare(job)
     process = psutil.Process(_agents(job, node)[0].pid)
     ranks = frozenset(rank.rank for rank in handle(job).status().ranks if rank.node == node)
@@ -51,7 +51,7 @@ def lose_node(job: Job, node: int) -> Struck:
 
 
 def inject(job: Job, rank: int, kind: InjectionKind) -> Struck:
-    """Have a rank raise an error in its next step, at the beginning of the step's body."""
+    """Make a rank raise an error in its next step, at the beginning of the step's body."""
     since = time.time()
     handle(job).inject(kind, rank=rank)
     left = job.wait_all("left", since=since, ranks={rank}, limit_s=LIMIT_S)
@@ -63,7 +63,7 @@ def inject(job: Job, rank: int, kind: InjectionKind) -> Struck:
 
 
 def wait_training(job: Job) -> None:
-    """Wait until all ranks train, so that an earlier fault is over."""
+    """Wait until all ranks train: an earlier fault is then over."""
     run = handle(job)
     run.wait_until(lambda: run.status().state == Phase.TRAINING.value, "the training of all ranks")
 
@@ -81,7 +81,7 @@ def incidents(job: Job) -> list[Incident]:
 
 
 def handle(job: Job) -> JobHandle:
-    """Return the handle of a job of Rekindle."""
+    """Return the handle of a Rekindle job."""
     return JobHandle(job_directory(JOB_ID, at=job.folder / HOME), limit_s=LIMIT_S)
 
 

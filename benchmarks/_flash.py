@@ -1,7 +1,7 @@
-"""DLRover's flash checkpoint, as a job has it that dlrover-run has not launched.
+"""Use DLRover's flash checkpoint in a job that dlrover-run has not launched.
 
-A process of its own then writes what the ranks have put into shared memory. What it leaves there
-when the job has ended is removed.
+A separate process then writes the state that the ranks have put into shared memory. This module
+removes the shared memory that remains when the job has ended.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-ENV_RUN = "TORCHELASTIC_RUN_ID"  # what DLRover names its shared memory and sockets after
+ENV_RUN = "TORCHELASTIC_RUN_ID"  # DLRover uses it in the names of its shared memory and sockets
 LIMIT_S = 600
 POLL_S = 0.01
 
 
 def is_installed() -> bool:
-    """Whether it can be compared with."""
+    """Return whether DLRover is installed for the comparison."""
     return importlib.util.find_spec("dlrover") is not None
 
 
 class Flash:
-    """Saves a state that all ranks hold; all of them have to call."""
+    """Saves a state that all ranks hold; all ranks must call each method."""
 
     def __init__(self, folder: Path) -> None:
-        # All ranks have the same folder; sockets that another job has left are in nobody's way.
+        # All ranks have the same folder, and its name avoids conflicts with another job's sockets.
         os.environ[ENV_RUN] = f"benchmark-{hashlib.sha256(bytes(folder)).hexdigest()[:12]}"
-        # It reads the variable when it is imported.
+        # DLRover reads the variable when it is imported.
         from dlrover.trainer.torch.flash_checkpoint.ddp import DdpCheckpointer
 
         logging.getLogger("dlrover").setLevel(logging.ERROR)
@@ -40,12 +40,12 @@ class Flash:
         self._step = 0
 
     def save(self, state: dict[str, Any]) -> None:
-        """Put the state into shared memory, and have it written from there."""
+        """Put the state into shared memory, from which DLRover writes it."""
         self._step += 1
         self._checkpointer.save_checkpoint(self._step, state)
 
     def wait(self) -> None:
-        """Until it is written: a save that comes before is left out."""
+        """Wait until the state is written: DLRover skips a save that comes earlier."""
         tracker, deadline = self._folder / "dlrover_latest.txt", time.monotonic() + LIMIT_S
         while not tracker.exists() or tracker.read_text() != str(self._step):
             if time.monotonic() > deadline:
@@ -53,6 +53,6 @@ class Flash:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Remove its shared memory."""
+        """Remove DLRover's shared memory."""
         for left in Path("/dev/shm").glob(f"{os.environ[ENV_RUN]}*"):
             left.unlink(missing_ok=True)

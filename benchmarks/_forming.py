@@ -1,6 +1,6 @@
-"""Prints the milliseconds that N gloo ranks take to form a group, some times over.
+"""Print the milliseconds that N gloo ranks take to form a group, for several turns.
 
-Arguments: ranks, times. The ranks are forked and have imported torch already.
+Arguments: ranks, turns. The ranks are forked and have already imported torch.
 """
 
 import sys
@@ -13,7 +13,7 @@ def main(rank: int, store: dist.TCPStore) -> None:
     ranks, times = int(sys.argv[1]), int(sys.argv[2])
     for turn in range(times + 1):
         took = form(store, f"turn{turn}", rank, ranks)
-        if rank == 0 and turn:  # the first warms up
+        if rank == 0 and turn:  # the first turn is the warm-up
             print(took * 1000, flush=True)
         dist.destroy_process_group()
 

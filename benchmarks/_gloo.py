@@ -1,4 +1,4 @@
-"""Forked processes that meet at a store, for what gloo takes by itself, without any job."""
+"""Fork processes that meet at a store, to measure gloo alone, without a job."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def fork_ranks(ranks: int, main: Callable[[int, dist.TCPStore], None]) -> None:
-    """Run `main(rank, store)` in so many forked processes, and exit with 1 if one fails."""
-    # A free port that is looked for first was at times in use when the store came to listen.
+    """Run `main(rank, store)` in `ranks` forked processes, and exit with 1 if one fails."""
+    # A port that was free in an earlier check was at times in use when the store began to listen.
     listener = socket.create_server(("127.0.0.1", 0))
     children = []
     for rank in range(ranks):
@@ -47,7 +47,7 @@ def _run(
 
 
 def form(store: dist.TCPStore, name: str, rank: int, ranks: int) -> float:
-    """Form the default group under a name of its own, all ranks at once; return the seconds."""
+    """Form the default group under its own name, on all ranks together; return the seconds."""
     store.add(name, 1)
     while store.add(name, 0) < ranks:
         time.sleep(0.001)

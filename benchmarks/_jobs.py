@@ -1,4 +1,4 @@
-"""Running jobs of Rekindle and of torchrun, and reading what their ranks tell."""
+"""Run jobs of Rekindle and of torchrun, and read the events that their ranks write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from _progress import GATE
 
 POLL_S = 0.02
 END_S = 40.0
-SLACK_S = 1.0  # between lines of two ranks that were read in the wrong order
+SLACK_S = 1.0  # two ranks' lines may be read in the wrong order within this time
 HOME = "home"
 JOB_ID = "benchmark"
 
@@ -37,7 +37,7 @@ class Line:
 
 
 class Job:
-    """One launched job of some ranks; leaving the `with` block ends it and all its processes."""
+    """One launched job; the end of the `with` block ends it and all its processes."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, environment: dict[str, str], ranks: int
@@ -70,10 +70,10 @@ class Job:
     ) -> None:
         self.end()
 
-    # ---- what its ranks tell
+    # ---- events of its ranks
 
     def poll(self) -> list[Line]:
-        """Read what is new."""
+        """Read the new events."""
         fresh: list[Line] = []
         for rank in range(self.ranks):
             path = self.folder / f"rank{rank}"
@@ -92,7 +92,7 @@ class Job:
     def first_after(
         self, event: str, *, incarnation: int = -1, since: float = 0.0
     ) -> dict[int, Line]:
-        """Each rank's first such event since a moment, in this incarnation or a later one."""
+        """Return each rank's first such event since a time, in this incarnation or a later one."""
         found: dict[int, Line] = {}
         for line in reversed(self.lines):
             if line.at < since - SLACK_S:
@@ -110,9 +110,9 @@ class Job:
         limit_s: float = 60.0,
         ranks: Collection[int] = (),
     ) -> dict[int, Line] | None:
-        """Wait until every rank has told of such an event; None: not in time, or the job ended.
+        """Wait until every rank has written such an event; None: too late, or the job ended.
 
-        ranks: wait for these only.
+        ranks: wait only for these ranks; empty: all.
         """
         wanted = set(ranks or range(self.ranks))
         deadline = time.monotonic() + limit_s
@@ -126,7 +126,7 @@ class Job:
             time.sleep(POLL_S)
 
     def wait_steps(self, count: int, limit_s: float = 60.0) -> bool:
-        """Wait until every rank has done so many steps from now on."""
+        """Wait until every rank has done `count` steps from now; return whether that succeeded."""
         begin = time.time()
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -143,37 +143,37 @@ class Job:
 
     @property
     def incarnation(self) -> int:
-        """The newest incarnation that a step was done in."""
+        """The newest incarnation with a finished step."""
         return max((line.incarnation for line in self.lines if line.event == "step"), default=-1)
 
     def pid(self, rank: int) -> int:
-        """The process that is this rank now."""
+        """Return the current process id of a rank."""
         return next(x.pid for x in reversed(self.lines) if x.rank == rank and x.event == "up")
 
     def output(self) -> str:
-        """The last lines that launcher and ranks printed."""
+        """Return the last lines that launcher and ranks have printed."""
         text = (self.folder / "output").read_text(errors="replace")
         return "\n".join(text.splitlines()[-15:])
 
-    # ---- steering
+    # ---- control
 
     def ended(self, limit_s: float) -> bool:
-        """Wait for the launcher to end by itself."""
+        """Wait until the launcher ends; return whether it has ended in time."""
         with contextlib.suppress(psutil.TimeoutExpired):
             self.process.wait(limit_s)
             return True
         return False
 
     def slow(self) -> None:
-        """Let it do one step a second, so that it leaves the cores to the other job."""
+        """Limit the job to one step per second, so that the other job can use the cores."""
         (self.folder / GATE).touch()
 
     def full_speed(self) -> None:
-        """Let it train as fast as it can."""
+        """Remove the limit of slow()."""
         (self.folder / GATE).unlink(missing_ok=True)
 
     def end(self) -> None:
-        """End the job: by its launcher's own order first, then whatever of it is left."""
+        """End the job: SIGTERM to its launcher, then SIGKILL to the remaining processes."""
         family = self.family()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ class Job:
         self._output.close()
 
     def family(self) -> list[psutil.Process]:
-        """The launcher and all that descends from it."""
+        """Return the launcher and all its descendants."""
         try:
             return [self.process, *self.process.children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -220,8 +220,8 @@ def torchrun(
     command = [*_tool("torchrun", "torch.distributed.run"), "--standalone"]
     command += ["--nproc-per-node", str(RANKS), *extra, str(HERE / script), str(folder)]
     environment = clean_environment(folder / HOME)
-    # Without it torch 2.13 with gloo often does not come back after a restart: all attempts share
-    # one store, and new ranks read the addresses of the dead ones.
+    # Otherwise torch 2.13 with gloo often does not recover after a restart: all attempts share one
+    # store, and new ranks read the addresses of the ended ones.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return Job([*command, *map(str, arguments)], folder, environment, RANKS)
 
@@ -239,6 +239,6 @@ def dlrover(folder: Path, arguments: Sequence[object]) -> Job:
 
 
 def _tool(name: str, module: str) -> list[str]:
-    """The console script beside our interpreter, as people start it; else its module."""
+    """Return the console script next to this Python, as users start it, or else the module."""
     script = Path(sys.executable).parent / name
     return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", module]

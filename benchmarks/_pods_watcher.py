@@ -1,7 +1,8 @@
-"""Watches a job's pods in a process of its own, and reports to the job's coordinator.
+"""Watch a job's pods in a separate process, and report to the job's coordinator.
 
-`engine`: as a flow process does. `poll`: as Kubeflow's SDK waits for a job: the official client's
-typed list, every 2 s. It says when it has seen all pods, and how much memory it has in the end.
+With `engine`, it watches as a flow process does. With `poll`, it waits as Kubeflow's SDK waits for
+a job: with the official client's typed list, every 2 s. It prints "ready" when it has seen all
+pods, and its memory at the end, in MB.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ POLL_S = 2.0
 
 
 class Watched(NamedTuple):
-    """A job, and who hears of its pods. nodes: by their addresses. wanted: how many pods."""
+    """A job, and the function that gets its pods' events.
+
+    nodes: by address. wanted: the number of pods.
+    """
 
     kubeconfig: str
     job: JobDirectory

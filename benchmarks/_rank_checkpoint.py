@@ -1,9 +1,9 @@
-"""A rank that times how long each way of saving its state stops training.
+"""A rank that measures how long each way to save its state stops training.
 
-Arguments: folder, megabytes, rounds. The ways take turns, so that the machine's moods meet all of
-them. All ranks hold the same state, as in data-parallel training: torch.save is rank 0's, and DCP
-shares it out, while the others wait as they would before their next step. Rank 0 writes
-DIR/stalls.json.
+Arguments: folder, megabytes, rounds. The ways take turns, so that changes of the machine's load
+affect all of them. All ranks hold the same state, as in data-parallel training. Rank 0 does
+torch.save, and DCP divides the work. The other ranks wait, as they would before their next step.
+Rank 0 writes DIR/stalls.json.
 """
 
 # ruff: noqa: E402
@@ -39,12 +39,12 @@ from rekindle.training.torch.state.snapshot import load_snapshot
 TENSOR_MEGABYTES = 4
 ADAM = 3  # a parameter and its two moments
 POLL_S = 0.01
-MOST_STEPS, STEP_S = 100_000, 0.1  # STEP_S: of those whose save is left out
+MOST_STEPS, STEP_S = 100_000, 0.1  # STEP_S: the length of a step whose checkpoint is skipped
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 class Weights(torch.nn.Module):
-    """A third of so many megabytes, in tensors as a large model has them; Adam holds the rest."""
+    """A third of `megabytes`, in tensors of a large model's size; Adam holds the rest."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Weights(torch.nn.Module):
 
 
 def keep_freed_memory() -> None:
-    """Let the process reuse what was freed: or whoever frees next pays for giving it back."""
+    """Keep freed memory in the process: otherwise the next free() takes longer to return it."""
     libc = ctypes.CDLL(None)
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the most there is
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 25)  # the maximum
     libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
                 begin = time.perf_counter()
             took = {"rekindle": time.perf_counter() - begin}
             if longest(session._loop._keeper._missed_checkpoint):
-                # The agent is making the memory of the first; training goes on.
+                # The agent still makes the memory for the first checkpoint; training continues.
                 seconds.setdefault("rekindle_left_out", []).append(longest(took["rekindle"]))
                 time.sleep(STEP_S)
                 continue
@@ -97,9 +97,9 @@ def main() -> None:
 
 
 def restore(session: Session) -> float:
-    """Seconds in which this rank takes its state from its agent's memory; 0: it keeps none there.
+    """Return the seconds in which this rank takes its state from its agent; about 0: it has none.
 
-    Of a state that all ranks hold, one rank of each node does.
+    If all ranks hold the same state, one rank of each node keeps it at its agent.
     """
     member, named = session._loop.member, session._loop.generations.named
     assert member is not None
@@ -111,22 +111,22 @@ def restore(session: Session) -> float:
 
 
 def longest(seconds: float) -> float:
-    """Of all ranks: the next step begins when the last of them is there."""
+    """Return the maximum over all ranks: the next step begins when the last rank is ready."""
     number = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(number, dist.ReduceOp.MAX)
     return float(number)
 
 
 def wait_committed(step: int) -> None:
-    """Wait until the checkpoint of this step is in the store: nothing works beside the peers."""
+    """Wait until this step's checkpoint is in the store, so that no write disturbs the others."""
     find = open_store(os.environ[ENV_CHECKPOINT_STORE]).find
-    while find(step, 1) is None:  # of the first generation: there was no fault
+    while find(step, 1) is None:  # generation 1: there was no fault
         time.sleep(POLL_S)
     dist.barrier()
 
 
 class Saver:
-    """The other ways, each timed from its call until training could go on."""
+    """The other ways to save, each measured from its call until training could continue."""
 
     def __init__(
         self, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
@@ -137,11 +137,11 @@ class Saver:
         self.tensors = [*(p.detach() for p in model.parameters()), *states]
         self.bytes = sum(tensor.nbytes for tensor in self.tensors)
         self._copies = [torch.empty_like(tensor) for tensor in self.tensors]
-        self._group = dist.new_group(backend="gloo")  # of async_save's own thread
+        self._group = dist.new_group(backend="gloo")  # for async_save's own thread
         self._flash = Flash(folder / "flash") if is_installed() else None
 
     def peers(self) -> dict[str, float]:
-        """Seconds of each."""
+        """Return the seconds of each way."""
         took = {
             "memcpy": self._time(self._copy),
             "torch_save": self._time(self._torch_save),
@@ -153,7 +153,7 @@ class Saver:
         return took
 
     def close(self) -> None:
-        """Remove what was saved."""
+        """Remove all saved files."""
         if self._flash is not None:
             self._flash.close()
         shutil.rmtree(self._folder)

@@ -1,4 +1,4 @@
-"""A rank that only says when it came: it writes the time to FOLDER/<rank>, and ends."""
+"""A rank that only records its start: it writes the time to FOLDER/<rank>, and ends."""
 
 import os
 import sys

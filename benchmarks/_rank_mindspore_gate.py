@@ -1,8 +1,8 @@
 """A rank of `mindspore_retry.py`: steps with and without the gate, in blocks that take turns.
 
-Arguments: a folder for the times of each rank, and the number of steps. Runs where MindSpore is. In
-a block without the gate all ranks go on at once; which blocks these are, each knows by the step's
-number.
+Arguments: a folder for the times of each rank, and the number of steps. It needs MindSpore. In a
+block without the gate all ranks continue immediately. Each rank derives from the step's number
+whether its block has the gate.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from mindspore.train import Callback
 from rekindle.rank.step_vote import StepVote
 from rekindle.training.mindspore import Session, recoverable
 
-BLOCK, SKIPPED = 20, 3  # steps of a block; of which the first are left out
+BLOCK, SKIPPED = 20, 3  # steps of a block; its first SKIPPED steps are ignored
 WIDTH = 512
 _agree = StepVote.agree
 _inside: dict[int, float] = {}  # seconds in the gate, by step
 
 
 def with_gate(step: int) -> bool:
-    """Whether the step's block has the gate: on, off, off, on, and so forth."""
+    """Return whether the step's block has the gate: on, off, off, on, and so on."""
     return (step // BLOCK) % 4 in (0, 3)
 
 
 def agree(gate: StepVote, step: int, *, can: bool, **more: Any) -> bool:
-    """Pass the gate, or do without."""
+    """Pass the gate, or skip it in a block without the gate."""
     if not with_gate(step):
         return can
     began = time.perf_counter()
@@ -47,7 +47,7 @@ def agree(gate: StepVote, step: int, *, can: bool, **more: Any) -> bool:
 
 
 class Clock(Callback):
-    """When each step has begun: behind the gate of the one before, so from end to end."""
+    """The time at which each step has ended, so that differences include the gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Clock(Callback):
 
 
 def main() -> None:
-    """Train, and write what a step took in each block."""
+    """Train, and write the median time of a step in each block."""
     folder, steps = Path(sys.argv[1]), int(sys.argv[2])
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
@@ -78,7 +78,7 @@ def main() -> None:
     with Session(model) as session:
         session.train(1, data, callbacks=[clock])
     blocks = []
-    for first in range(2 * BLOCK, steps - BLOCK + 1, BLOCK):  # in the first one it compiles
+    for first in range(2 * BLOCK, steps - BLOCK + 1, BLOCK):  # it compiles in the first
         ended = clock.ended[first + SKIPPED : first + BLOCK]
         took = [b - a for a, b in itertools.pairwise(ended)]
         blocks.append((with_gate(first), statistics.median(took)))

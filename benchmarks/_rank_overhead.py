@@ -1,9 +1,9 @@
-"""A rank that trains a model in turns through the Session and without it, and times both.
+"""A rank that trains a model alternately with and without the Session, and measures both.
 
 Arguments: folder, size, seconds, steps per block, steps to watch closely. Rank r writes
-FOLDER/times<r>.json. Both use the same model, DDP wrapper and optimizer, in one process: of two
-copies of a model one is up to a percent slower for where it lies in memory. Both write the loss of
-every step to a file.
+FOLDER/times<r>.json. Both ways use the same model, DDP wrapper and optimizer, in one process:
+between two copies of a model the place in memory causes a difference of up to a percent. Both ways
+write the loss of every step to a file.
 """
 
 # ruff: noqa: E402
@@ -32,7 +32,7 @@ from rekindle.training.torch import Session, Step, StepSampler
 from rekindle.training.torch.state.capture import capture
 
 WARM_UP = 10  # pairs
-ASK_EVERY = 5  # pairs between two looks at the clock, which all ranks take together
+ASK_EVERY = 5  # pairs between two checks of the clock, in which all ranks take part
 
 Block = Callable[[], None]
 Pair = tuple[float, float, float, float]
@@ -57,7 +57,7 @@ def main() -> None:
             watched = watched_steps(watched_count, task, plain, steps, session)
         (folder / f"times{rank}.json").write_text(json.dumps({"pairs": pairs, **watched}))
         progress.tell("written")
-        dist.barrier()  # a rank that left would break the others' last step
+        dist.barrier()  # the end of a rank would break the others' last step
 
 
 class Plain:
@@ -66,11 +66,11 @@ class Plain:
     def __init__(self, task: Task, session: Session, losses: int) -> None:
         self._task, self._session, self._losses = task, session, losses
         self._sampler = PlainSampler(len(task.windows), session.rank, session.world_size)
-        self._hooks = task.optimizer._optimizer_step_pre_hooks  # the Session's, which others lack
+        self._hooks = task.optimizer._optimizer_step_pre_hooks  # only the Session's
         self._number = 0
 
     def steps(self, count: int) -> None:
-        """Some steps."""
+        """Do `count` steps without the Session."""
         hooks = self._hooks.copy()
         self._hooks.clear()
         for _ in range(count):
@@ -80,7 +80,7 @@ class Plain:
         self._hooks.update(hooks)
 
     def indices(self) -> list[int]:
-        """The samples of the next step."""
+        """Return the samples of the next step."""
         self._number += 1
         return self._sampler.indices(self._number)
 
@@ -91,7 +91,7 @@ class Plain:
 
 
 def session_block(task: Task, length: int, steps: Iterator[Step], session: Session) -> Block:
-    """The same through the Session."""
+    """Return a function that does the same steps through the Session."""
 
     def block() -> None:
         for _ in range(length):
@@ -104,7 +104,7 @@ def session_block(task: Task, length: int, steps: Iterator[Step], session: Sessi
 
 
 def timed_pairs(blocks: tuple[Block, Block], seconds: int) -> list[Pair]:
-    """Pairs until the time is up."""
+    """Return the times of pairs of blocks, measured until the time is over."""
     pairs: list[Pair] = []
     until = time.monotonic() + seconds
     while True:
@@ -116,7 +116,10 @@ def timed_pairs(blocks: tuple[Block, Block], seconds: int) -> list[Pair]:
 
 
 def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
-    """Seconds of plain and Session block, then their CPU seconds; each comes first in turn."""
+    """Return the seconds of the plain and the Session block, then their CPU seconds.
+
+    The order of the two blocks alternates.
+    """
     seconds, cpu = [0.0, 0.0], [0.0, 0.0]
     for which in (0, 1) if turn % 2 else (1, 0):
         begin, begin_cpu = time.perf_counter(), time.process_time()
@@ -129,10 +132,11 @@ def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
 def watched_steps(
     count: int, task: Task, plain: Plain, steps: Iterator[Step], session: Session
 ) -> dict[str, object]:
-    """Look closer at some steps: CPU microseconds of what the Session does itself in each.
+    """Measure single steps: the CPU microseconds of the Session's own work in each.
 
-    Also of what the plain script does for the same, and the time from the body's end to the next
-    step (with the snapshot, if one is due) against a plain copy of as many bytes as the state has.
+    It also measures the plain script's work for the same parts. For comparison with a plain copy of
+    the state's size, it measures the time from the body's end to the next step. This time includes
+    the snapshot, if one is due.
     """
     tensors = list(capture(session._loop.generations.named).tensors.values())
     source = torch.ones(sum(t.nbytes for t in tensors), dtype=torch.uint8)
@@ -180,7 +184,7 @@ def watched_step(
 
 
 class Watch:
-    """CPU microseconds of this thread, by part; less what an empty part takes."""
+    """CPU microseconds of this thread, by part, without the time of an empty part."""
 
     def __init__(self) -> None:
         self.spent: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""A rank as torchrun's users write it: DDP, resuming from a checkpoint that it writes itself.
+"""A rank of a torchrun user's script: DDP, and resuming from a checkpoint that it writes itself.
 
 Arguments: folder, size, steps, steps between checkpoints (0: none).
 """
@@ -63,7 +63,7 @@ def main() -> None:
         progress.tell("step", finished, incarnation)
         if every and finished % every == 0 and dist.get_rank() == 0:
             save(task, file, finished)
-    # Taking DDP and gloo apart can deadlock in torch 2.13, and that is not what is measured.
+    # The end of DDP and gloo can deadlock in torch 2.13, and the benchmark does not measure that.
     os._exit(0)
 
 

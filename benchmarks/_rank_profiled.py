@@ -1,8 +1,8 @@
-"""A rank that trains with light profiling off and on in turn, and times it.
+"""A rank that trains alternately with light profiling off and on, and measures both.
 
-Arguments: folder, size, seconds, steps per block. Rank r writes FOLDER/times<r>.json. What is
-written down is encoded and written at the end of each block, in its time: in the background it
-would be done whenever there is air, and charged to whatever block that falls in.
+Arguments: folder, size, seconds, steps per block. Rank r writes FOLDER/times<r>.json. The records
+are encoded and written at the end of each block, within its time. A background write would occur
+at any time, and would count for the block in which it falls.
 """
 
 # ruff: noqa: E402
@@ -44,7 +44,7 @@ def main() -> None:
     seconds, length = map(int, sys.argv[3:5])
     task = Task(size)
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
-    turns: list[dict[str, tuple[float, float]]] = []  # seconds, and of CPU
+    turns: list[dict[str, tuple[float, float]]] = []  # seconds, and CPU seconds
     with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
         steps = session.steps(10**9)
 
@@ -57,7 +57,7 @@ def main() -> None:
 
         def block(mode: str) -> tuple[float, float]:
             session._loop.member.channel.settings = Settings(profile=MODES[mode])
-            train(1)  # what goes on or off does so here
+            train(1)  # a change of the mode takes effect in this step
             write()
             begin, begin_cpu = time.perf_counter(), time.process_time()
             train(length)

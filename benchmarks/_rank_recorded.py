@@ -1,4 +1,4 @@
-"""A rank whose steps are recorded: the same work in each. Arguments: gate, steps."""
+"""A rank whose steps are recorded, with the same work in each step. Arguments: gate, steps."""
 
 import sys
 import time

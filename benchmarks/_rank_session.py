@@ -1,6 +1,6 @@
 """A rank that trains through Rekindle's Session. Arguments: folder, size, steps.
 
-An injected exception is a RuntimeError, which is declared transient here.
+An injected exception is a RuntimeError, which this script declares as transient.
 """
 
 # ruff: noqa: E402
@@ -19,7 +19,7 @@ from rekindle.training.torch import Session, StepSampler
 
 
 class Watch:
-    """A state of nothing, that tells when this rank's state is read and when it was taken over."""
+    """An empty state that writes an event when this rank's state is read, and when it is loaded."""
 
     def state_dict(self) -> dict[str, object]:
         progress.tell("read")

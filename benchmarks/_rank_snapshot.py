@@ -23,12 +23,12 @@ import torch
 from rekindle.training.torch import Session
 
 TENSOR_MEGABYTES = 4
-PAUSE_S = 0.15  # the agent takes the sum of the last one meanwhile
-WARM_UP = 3  # the first ones make the buffers
+PAUSE_S = 0.15  # the agent computes the checksum of the last snapshot during this time
+WARM_UP = 3  # the first snapshots make the buffers
 
 
 class Bytes(torch.nn.Module):
-    """So many megabytes of parameters, in tensors as a large model has them."""
+    """Parameters of `megabytes`, in tensors of a large model's size."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def main() -> None:
             target.copy_(source)
             seconds.append((middle - begin, time.perf_counter() - middle))
             time.sleep(PAUSE_S)
-    # One whose buffer the agent still reads is not taken, and ends in no time.
+    # A snapshot is skipped while the agent reads its buffer, and then takes almost no time.
     taken = [pair for pair in seconds[WARM_UP:] if pair[0] > pair[1] / 5]
     result = {"bytes": total, "tensors": len(model.tensors), "ends": taken}
     (folder / "snapshots.json").write_text(json.dumps(result))

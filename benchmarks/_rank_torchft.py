@@ -1,8 +1,8 @@
-"""A rank as torchft's users write it: a replica group of one, reset by a peer after its death.
+"""A rank of a torchft user's script: a replica group of one, which a peer resets after its end.
 
 Arguments: folder, size, steps. The incarnation of a step is torchft's quorum. All gradients are
-reduced as one tensor: in the hook of torchft 0.2's DistributedDataParallel a rank that loses a peer
-fails an assertion with torch 2.13, and ends too.
+reduced as one tensor. With the hook of torchft 0.2's DistributedDataParallel, a rank that loses a
+peer fails an assertion in torch 2.13, and also ends.
 """
 
 # ruff: noqa: E402
@@ -24,7 +24,7 @@ from _common import RANKS
 from _task import PlainSampler, Task
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
-COLLECTIVE, MANAGER = timedelta(seconds=5), timedelta(seconds=30)  # as torchft's train_ddp.py
+COLLECTIVE, MANAGER = timedelta(seconds=5), timedelta(seconds=30)  # as in torchft's train_ddp.py
 
 
 def main() -> None:
@@ -53,14 +53,14 @@ def main() -> None:
     while manager.current_step() < int(sys.argv[3]):
         progress.pace()
         step = manager.current_step()
-        optimizer.zero_grad()  # asks for the quorum
+        optimizer.zero_grad()  # requests the quorum
         task.forward(task.model, sampler.indices(step)).backward()
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
         manager.allreduce(flat).wait()
         pieces = flat.split([parameter.numel() for parameter in parameters])
         for parameter, piece in zip(parameters, pieces, strict=True):
             parameter.grad.copy_(piece.view_as(parameter))
-        optimizer.step()  # asks all whether to commit
+        optimizer.step()  # asks all groups whether to commit
         if manager.current_step() > step:
             task.update_table()
             progress.tell("step", manager.current_step(), manager._quorum_id)

@@ -1,9 +1,9 @@
-"""One process of many simulated agents, each with one rank and a line of its own.
+"""Simulate many agents in one process, each with one rank and its own connection.
 
-To the coordinator they are agents: websockets, the job's secret, the messages of
-`rekindle.protocol.agent`, a beat at the interval of real agents. There are no processes behind
-them: a rank arrives, has its state and ends its step as soon as it is told to. The websocket client
-is one of few parts, so that the agents leave the cores to the coordinator.
+The coordinator sees them as agents: websockets, the job's secret, the messages of
+`rekindle.protocol.agent`, heartbeats at the interval of real agents. There are no processes of
+ranks: a simulated rank arrives, has its state and ends its step immediately at the coordinator's
+request. The websocket client is minimal, so that the coordinator has most of the cores.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ from rekindle.protocol import agent as p
 from rekindle.protocol import codec as wire
 from rekindle.recovery.faults.fault import Exit, FaultKind
 
-HOST = "node-0"  # of all of them
-AT_ONCE = 64  # lines that one process opens at a time
+HOST = "node-0"  # the host of all simulated agents
+AT_ONCE = 64  # connections that one process opens concurrently
 TICK_S = 0.01
-REPLACED_S = 0.05  # from the loss of an agent to the next one's hello
+REPLACED_S = 0.05  # from the loss of an agent to the hello of its replacement
 _BINARY, _CLOSE, _PING = 2, 8, 9
 
 
 def address_of(node: int, life: int = 0) -> str:
-    """What the agent of a node says its address is, the first or a later; nobody goes there."""
+    """Return the address that a node's agent reports; no process connects to it.
+
+    life: the number of earlier agents of the node.
+    """
     return f"10.{life}.{node >> 8}.{node & 255}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which agents one process simulates, and for whom. beat_s: seconds between their beats."""
+    """The agents that one process simulates, and their job. beat_s: seconds between heartbeats."""
 
     nodes: range
     port: int
@@ -54,7 +57,7 @@ class Place:
 
 @dataclass
 class Tally:
-    """What the agents of one process saw of one regroup; moments of the monotonic clock."""
+    """The times that the agents of one process saw in one regroup, by the monotonic clock."""
 
     fault: float = 0.0
     told: list[float] = field(default_factory=list)
@@ -63,15 +66,15 @@ class Tally:
 
 
 def simulate(place: Place, driver: Connection) -> None:
-    """Run the agents of `place` until the driver's end of the pipe says so."""
+    """Run the agents of `place` until the driver ends them or closes the pipe."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    gc.disable()  # agents of one node each have nothing to search through
+    gc.disable()  # garbage collection would only search the agents' live objects
     asyncio.run(_Fleet(place, driver).run())
 
 
 class Line(asyncio.Protocol):
-    """The client's side of one websocket. Frames are masked with zeros, which changes nothing."""
+    """The client's side of one websocket. The frames' mask is zero, which leaves data unchanged."""
 
     def __init__(self, agent: _Agent, head: bytes) -> None:
         self._agent = agent
@@ -81,19 +84,19 @@ class Line(asyncio.Protocol):
         self.is_open = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the upgrade."""
+        """Request the upgrade to a websocket."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._head)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Let the agent know, unless it cut the line itself."""
+        """Notify the agent, unless it has cut the connection itself."""
         if not self.is_open.done():
             self.is_open.set_exception(error or ConnectionError("the line was refused"))
         self._agent.lost(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take the answer to the upgrade, then frames."""
+        """Process the answer to the upgrade, then frames."""
         data = self._left + data
         at = 0
         if not self.is_open.done():
@@ -109,7 +112,7 @@ class Line(asyncio.Protocol):
         self._left = data[self._frames(data, at) :]
 
     def _frames(self, data: bytes, at: int) -> int:
-        """Hand over whole frames; return where the first that is not begins."""
+        """Process complete frames; return the start of the first incomplete one."""
         while len(data) - at >= 2:
             kind, size, begin = data[at] & 15, data[at + 1], at + 2
             if size >= 126:
@@ -132,7 +135,7 @@ class Line(asyncio.Protocol):
         self._write(0x82, wire.encode(message))
 
     def ping(self) -> None:
-        """Ask whether the coordinator's machine lives, as agents do."""
+        """Check whether the coordinator's machine is alive, as agents do."""
         self._write(0x89, b"")
 
     def _write(self, kind: int, payload: bytes) -> None:
@@ -145,7 +148,7 @@ class Line(asyncio.Protocol):
             self._transport.write(head + bytes(4) + payload)
 
     def cut(self) -> None:
-        """End it as the kernel does when the process is gone."""
+        """Abort the connection, as the kernel does when a process has ended."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -163,7 +166,7 @@ class _Agent:
         self._generation = 0
 
     def connected(self, line: Line, place: Place) -> None:
-        """Say hello."""
+        """Send the agent's hello."""
         self.line = line
         hello = p.Hello(
             job_id=place.job_id,
@@ -182,7 +185,7 @@ class _Agent:
             self.line.say(message)
 
     def hear(self, message: p.Message) -> None:
-        """Do what the coordinator wants, as an agent and its rank would."""
+        """Carry out the coordinator's message, as an agent and its rank would."""
         tally = self._fleet.tally
         match message:
             case p.GenerationEnded():
@@ -210,19 +213,19 @@ class _Agent:
                 self.cut()
 
     def arrive(self) -> None:
-        """The rank waits for a generation with what it has."""
+        """Report that the rank waits for a generation with its state."""
         arrived = p.Arrived(rank=self.node, generation=self._generation, finished=self.finished)
         self.say(arrived)
         self._fleet.tally.arrived = time.monotonic()
 
     def exit(self, signal: int) -> None:
-        """The rank's process is killed."""
+        """Report that the rank's process was killed."""
         pid, self.pid = self.pid, 0
         finished = self.finished or 0
         self.say(p.Exited(rank=self.node, pid=pid, exit=Exit(signal=signal), finished=finished))
 
     def fail_step(self) -> None:
-        """The rank's collective fails, as that of every peer of a dead rank may."""
+        """Report that the rank's collective failed, as it may at every peer of a lost rank."""
         failed = p.StepFailed(
             rank=self.node,
             generation=self._generation,
@@ -233,12 +236,12 @@ class _Agent:
         self.say(failed)
 
     def step(self) -> None:
-        """The rank finishes its first step of the generation."""
+        """Report that the rank has finished its first step of the generation."""
         self.finished = (self.finished or 0) + 1
         self.say(p.StepDone(rank=self.node, generation=self._generation, finished=self.finished))
 
     def beat(self) -> None:
-        """Tell where the rank is."""
+        """Send the rank's heartbeat, if it has a process."""
         if self.pid:
             finished = {self.node: self.finished or 0}
             self.say(p.Heartbeat(finished=finished, total=1_000_000, metrics={"loss": 1.0}))
@@ -248,20 +251,20 @@ class _Agent:
             self.line.ping()
 
     def cut(self) -> None:
-        """The agent is gone, and its rank with it."""
+        """End the agent, and its rank with it."""
         line, self.line, self.pid = self.line, None, 0
         if line is not None:
             line.cut()
 
     def lost(self, line: Line) -> None:
-        """A line has ended; if it is still ours, the coordinator did it."""
+        """Report a connection that the coordinator has ended; the agent's own cuts are ignored."""
         if line is self.line:
             self.line = None
             self._fleet.tell("trouble", f"the line of agent {self.node} was cut")
 
 
 class _Fleet:
-    """All agents of the process, and what the driver wants of them."""
+    """All agents of the process, and the driver's orders for them."""
 
     def __init__(self, place: Place, driver: Connection) -> None:
         self._place = place
@@ -274,7 +277,7 @@ class _Fleet:
         self.tally = Tally()
 
     async def run(self) -> None:
-        """Bring all agents to the coordinator, and serve the driver."""
+        """Connect all agents to the coordinator, and carry out the driver's orders."""
         asyncio.get_running_loop().add_reader(self._driver.fileno(), self._handle_orders)
         await asyncio.gather(*map(self._connect, self._agents.values()))
         self.tell("connected", len(self._agents))
@@ -303,7 +306,7 @@ class _Fleet:
         agent.connected(line, place)
 
     async def _each(self, interval_s: float, do: Callable[[_Agent], None]) -> None:
-        """Do something with every agent once an interval, evenly spread over it."""
+        """Call `do` with every agent once per interval, evenly over the interval."""
         agents = itertools.cycle(self._agents.values())
         begin, done = time.monotonic(), 0
         while True:
@@ -316,7 +319,7 @@ class _Fleet:
     # ---- the driver
 
     def tell(self, what: str, value: object) -> None:
-        """Tell the driver something."""
+        """Send a message to the driver."""
         with contextlib.suppress(OSError):
             self._driver.send((what, value))
 
@@ -353,11 +356,11 @@ class _Fleet:
         await self._connect(agent)
 
     def formed(self) -> None:
-        """An agent has its Form; with the last one the driver is told of the regroup."""
+        """Record that an agent has its Form; report the regroup after the last one."""
         if len(self.tally.formed) == len(self._agents):
             self.tell("ready", self.tally)
             self.tally = Tally()
 
     def new_pid(self) -> int:
-        """A number for a process that does not exist."""
+        """Return a number for a process that does not exist."""
         return next(self._pids)

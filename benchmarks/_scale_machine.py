@@ -1,7 +1,7 @@
-"""The coordinator's machine by itself at scale: CPU milliseconds per stage, without any I/O.
+"""Measure the coordinator's machine alone at scale: CPU milliseconds per stage, without any I/O.
 
-The same messages as on the wire, one rank per node; what it does not do is read, decode, encode and
-write. Where the time of `coordinator_scale.py` is not in here, it is in the lines.
+It gets the same messages as on the wire, with one rank per node. It does not read, decode, encode
+or write. Time of `coordinator_scale.py` that is missing here belongs to the connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEWEST = 2 * MANY
 
 
 def machine_ms(nodes: int) -> dict[str, float]:
-    """CPU milliseconds that the machine takes for each stage of a job of at least FEWEST nodes."""
+    """Return the machine's CPU milliseconds for each stage of a job of at least FEWEST nodes."""
     run = _Run(nodes)
     run.start()
     run.lose_ranks("one rank killed", [nodes // 2])
@@ -37,7 +37,7 @@ def machine_ms(nodes: int) -> dict[str, float]:
 
 
 class _Run:
-    """One job from its start to its end; every stage is timed as a whole."""
+    """One job from its start to its end; each stage is measured as one unit."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -80,7 +80,7 @@ class _Run:
     # ---- stages
 
     def start(self) -> None:
-        """All agents come, all ranks start and train."""
+        """Connect all agents, start all ranks, and train."""
         with self._stage("all agents say hello"):
             for node in range(self.nodes):
                 self._hello(node)
@@ -93,7 +93,7 @@ class _Run:
                 self._say(node, p.Heartbeat(finished={node: 2}, total=9, metrics={"loss": 1.0}))
 
     def lose_ranks(self, name: str, ranks: range | list[int]) -> None:
-        """These processes are killed, the others leave their step."""
+        """Kill these processes; the other ranks leave their step."""
         with self._stage(f"{name}: seen, all told"):
             for rank in ranks:
                 self._exited(rank)
@@ -102,7 +102,7 @@ class _Run:
         self._regroup(name, [r for r in range(self.nodes) if r not in lost], self.steps)
 
     def lose_nodes(self, name: str, lost: range | list[int]) -> None:
-        """Nodes are lost, other agents take their places."""
+        """Lose nodes; other agents replace them."""
         with self._stage(f"{name}: seen, all told"):
             for node in lost:
                 self.machine.losses.on_agent_lost(self._lines[node], 1.0)
@@ -113,7 +113,7 @@ class _Run:
         self._regroup(name, [r for r in range(self.nodes) if r not in lost], self.steps)
 
     def stop(self) -> None:
-        """The job is stopped."""
+        """Stop the job."""
         with self._stage("stopped: all told"):
             self.machine.endings.stop("enough")
         with self._stage("stopped: all ended"):
@@ -121,7 +121,7 @@ class _Run:
                 self._exited(rank)
         assert self.machine.job.phase is Phase.ENDED
 
-    # ---- parts of them
+    # ---- parts of the stages
 
     def _exited(self, rank: int) -> None:
         gone = p.Exited(rank=rank, pid=self._pids[rank], exit=Exit(signal=SIGKILL), finished=2)
@@ -138,7 +138,7 @@ class _Run:
                     self._say(rank, p.Spawned(ranks=live, generation=order.generation))
 
     def _regroup(self, name: str, with_state: range | list[int], finished: int | None) -> None:
-        """All ranks arrive; those of `with_state` with what they have."""
+        """Let all ranks arrive; the ranks in `with_state` have `finished` steps."""
         held = set(with_state)
         generation = self.machine.job.generation
         with self._stage(f"{name}: all arrived, planned"):

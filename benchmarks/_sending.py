@@ -1,6 +1,7 @@
-"""Prints the milliseconds that gloo takes to send some bytes to another process, some times over.
+"""Print the milliseconds that gloo takes to send bytes to another process, for several turns.
 
-Arguments: bytes, times. They are sent as one tensor, into new memory: a replaced rank has no other.
+Arguments: bytes, turns. The bytes are one tensor. The receiver uses new memory, as a replaced rank
+does.
 """
 
 import sys
@@ -22,7 +23,7 @@ def main(rank: int, store: dist.TCPStore) -> None:
             dist.send(source, 1)
         else:
             dist.recv(torch.empty(size, dtype=torch.uint8), 0)
-        if rank and turn:  # the first warms up
+        if rank and turn:  # the first turn is the warm-up
             print((time.perf_counter() - begin) * 1000, flush=True)
 
 

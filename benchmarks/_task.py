@@ -1,4 +1,4 @@
-"""What both sides train: the model and the text of examples/charlm, on one CPU thread per rank."""
+"""The training of both sides: the model and text of examples/charlm, one CPU thread per rank."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ROWS_PER_STEP = 64
 
 
 class Table:
-    """Much state that costs a step little: an embedding, of which each step changes some rows.
+    """A large state that takes little time per step: an embedding; a step changes some of its rows.
 
-    Which rows, and how, follows from the number of the update: all ranks do the same to their
-    copies, and need no collective for it.
+    The number of the update determines the rows and their change. So all ranks change their copies
+    in the same way, without a collective.
     """
 
     def __init__(self, state_bytes: int) -> None:
@@ -35,7 +35,7 @@ class Table:
         self.optimizer = torch.optim.SparseAdam(self.embedding.parameters(), lr=LR)
 
     def update(self) -> None:
-        """One step of the optimizer."""
+        """Do one step of the optimizer."""
         done = self.optimizer.state[self.embedding.weight].get("step", 0)
         rows = (torch.arange(ROWS_PER_STEP) + done * ROWS_PER_STEP) % self._rows
         self.optimizer.zero_grad(set_to_none=True)
@@ -46,8 +46,8 @@ class Table:
 class Task:
     """A model, its optimizer and its samples; the same on every rank.
 
-    size: of the model, as in examples/charlm; "tiny+100": with a table beside it, so that all state
-    together is of 100 MB.
+    size: the model's size, as in examples/charlm. "tiny+100" adds a table, so that the complete
+    state has 100 MB.
     beside: the table and its optimizer by name, if there is one.
     """
 
@@ -67,13 +67,13 @@ class Task:
             self.beside = {"table": table.embedding, "table_optimizer": table.optimizer}
 
     def forward(self, model: nn.Module, indices: list[int]) -> Tensor:
-        """The loss on some samples; `model` is the module or what wraps it."""
+        """Return the loss on some samples; `model` is the module or its wrapper."""
         inputs, targets = self.windows.batch(indices)
         loss: Tensor = model(inputs, targets)
         return loss
 
     def update(self, loss: Tensor) -> None:
-        """Backward pass and one step of the optimizer."""
+        """Do the backward pass and one step of the optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
@@ -86,7 +86,7 @@ class Task:
 
 
 class PlainSampler:
-    """The cheapest way to shuffle: one permutation per epoch, and each rank takes its slices."""
+    """Shuffle in the fastest way: one permutation per epoch, from which each rank takes slices."""
 
     def __init__(self, length: int, rank: int, world_size: int) -> None:
         self._length, self._rank, self._world_size = length, rank, world_size
@@ -95,7 +95,7 @@ class PlainSampler:
         self._order: list[int] = []
 
     def indices(self, step: int) -> list[int]:
-        """The samples of this rank in a step."""
+        """Return the samples of this rank in a step."""
         epoch, within = divmod(step, self._per_epoch)
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(epoch)

@@ -1,8 +1,8 @@
-"""Launches a job of torchft: its lighthouse, and each rank as a replica group of its own.
+"""Launch a job of torchft: its lighthouse, and each rank as its own replica group.
 
-Arguments: those of _rank_torchft.py. Each replica group is started by torchrun, which starts it
-again when it dies, as torchft's own examples have it. The lighthouse is told to take a silent
-replica for dead after one second instead of five, which is to torchft's advantage.
+The arguments are those of _rank_torchft.py. torchrun starts each replica group, and starts it again
+when it ends, as in torchft's own examples. The lighthouse treats a silent replica as lost after one
+second instead of five, which gives torchft an advantage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Uploads to an S3 server and restores from it, against rclone's of the same bytes in turn.
+"""Compare uploads to an S3 server and restores from it with rclone, in turn with the same bytes.
 
-The server is rclone's own, on this machine. A restore ends in memory for both: rclone's in a file
-of a memory file system.
+rclone provides the server, on this machine. Both restores end in memory: rclone writes to a file in
+a memory file system.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ UP_S = 30.0
 
 
 def have_rclone() -> bool:
-    """Whether there is anything to compare with."""
+    """Return whether rclone is installed for the comparison."""
     return RCLONE.exists()
 
 
 def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, float | int]]:
-    """Milliseconds of each way: ours and rclone's, up and down.
+    """Return the milliseconds of each way: Rekindle and rclone, up and down.
 
-    They take turns in who is first: of large files the machine has only the last ones in memory.
+    The order alternates: after large files the machine has only the last ones in its page cache.
     """
     folder.mkdir(parents=True)
     source = folder / "source"
@@ -87,7 +87,7 @@ def transfers(folder: Path, megabytes: int, rounds: int) -> dict[str, dict[str, 
             for ways in (up, down):
                 for name, work in ways if step % 2 else reversed(ways):
                     timed(name, work)
-            Path(back).unlink()  # what is there already it would not fetch
+            Path(back).unlink()  # rclone would not fetch a file that exists
             store.prune(Retention(last=1))
             _rclone("deletefile", there)
     shutil.rmtree(folder)
@@ -114,7 +114,7 @@ def _rclone(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def _server(root: Path) -> Iterator[int]:
-    """An S3 server of this folder."""
+    """Run an S3 server for this folder, and yield its port."""
     (root / BUCKET).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]

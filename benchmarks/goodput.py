@@ -1,11 +1,11 @@
-"""How much of its time a training run makes progress while faults strike it again and again.
+"""Measure how much of its time a training run makes progress while faults strike repeatedly.
 
-4 ranks on 2 simulated nodes with a spare train a small GPT. A fault strikes in the middle of every
-S seconds, of four kinds in turn: SIGKILL to a rank, SIGKILL to a node's agent, an error in the
-memory of a rank's device, and an exception that the script calls transient. Goodput is what the
-steps finished by all ranks would have taken without faults, over the time that passed. How long a
-step takes without faults is measured anew in the third of each S seconds before its fault, for
-machines that are shared become faster and slower by more than the faults cost.
+4 ranks on 2 simulated nodes with a spare train a small GPT. A fault occurs in the middle of every
+S seconds. The four kinds alternate: SIGKILL to a rank, SIGKILL to a node's agent, an error in the
+memory of a rank's device, and an exception that the script declares as transient. Goodput is the
+time that the finished steps would take without faults, divided by the elapsed time. The speed of
+shared machines changes by more than the faults cost. So the time of a step without faults is
+measured in each interval, in the third of its S seconds that precedes the fault.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PER_NODE = RANKS // NODES
 SEED = 0
 LOOK_S = 0.2
 TARGETS = {60: 0.98, 15: 0.95}
-# torchft's own figures, for 300 GPUs: another scale, and no comparison.
+# torchft's own figures for 300 GPUs: another scale, so they are no comparison.
 PUBLISHED = {60: 0.812, 15: 0.190}
 
 STRIKES: dict[str, Callable[[Job, int], Struck]] = {
@@ -56,7 +56,7 @@ STRIKES: dict[str, Callable[[Job, int], Struck]] = {
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     args = _arguments()
     need_torch()
     conditions = Conditions()
@@ -95,14 +95,14 @@ def _start(folder: Path, size: str) -> Job:
 
 
 def _settle(job: Job) -> None:
-    """Wait until all train and the spare is ready."""
+    """Wait until all ranks train and the spare is ready."""
     if not job.wait_steps(SETTLE_STEPS, limit_s=START_S):
         raise SystemExit(f"the job did not train:\n{job.output()}")
     _faults.wait_spare(job)
 
 
 def _strike(job: Job, begin: float, every: float, count: int) -> list[tuple[str, Struck]]:
-    """Have the faults strike, each in the middle of its S seconds."""
+    """Cause the faults, each in the middle of its S seconds."""
     chance = random.Random(SEED)
     faults = []
     for i in range(count):
@@ -123,7 +123,7 @@ def _train_until(job: Job, until: float) -> None:
         job.poll()
 
 
-# ---- what comes out
+# ---- results
 
 
 def _result(
@@ -154,7 +154,7 @@ def _result(
 
 
 def _calm_ms(job: Job, fault: float, seconds: float) -> float:
-    """Mean milliseconds of a step in the seconds before a fault."""
+    """Return the mean milliseconds of a step in the seconds before a fault."""
     times = step_times(job, fault - seconds, fault)
     if not times:
         raise SystemExit(f"no step was finished in {seconds:g} s before a fault: give more --every")
@@ -162,7 +162,7 @@ def _calm_ms(job: Job, fault: float, seconds: float) -> float:
 
 
 def _finished(job: Job, at: float) -> int:
-    """Steps that all ranks had finished at that moment."""
+    """Return the steps that all ranks had finished at that time."""
     newest: dict[int, int] = {}
     for line in job.lines:
         if line.event == "step" and line.at <= at:
@@ -171,7 +171,7 @@ def _finished(job: Job, at: float) -> int:
 
 
 def _begun(job: Job, first: int, last: int) -> set[tuple[int, int]]:
-    """The attempts at these steps: each one of a generation in which some rank has begun it."""
+    """Return the attempts at these steps: each is a step that a rank has begun in a generation."""
     return {
         (line.number, line.incarnation)
         for line in job.lines

@@ -1,11 +1,11 @@
-"""How long a training run stands still when one of its 4 ranks is killed: Rekindle and torchrun.
+"""Measure how long training stops when one of its 4 ranks is killed: Rekindle and torchrun.
 
-Both jobs train the same small GPT and stay up for the whole measurement. In turn, one of them is
-let off the leash (the other does one step a second meanwhile), a rank of it gets SIGKILL at some
-moment of a step, and the time runs until every rank has completed a step in the new incarnation:
+Both jobs train the same small GPT and run for the complete measurement. In turn, one of them runs
+at full speed, while the other does one step per second. A rank of the fast job gets SIGKILL at a
+random point of a step. The time ends when every rank has completed a step in the new incarnation:
 after the regroup with Rekindle, after the restart with torchrun. torchrun's ranks resume from a
-checkpoint that rank 0 writes every 10 steps; that it repeats up to 10 steps is not counted against
-it. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
+checkpoint that rank 0 writes every 10 steps. The up to 10 steps that torchrun repeats do not count
+against it. torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ QUICK_S = 40.0
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, help="kills of each (default: 15, quick: 4)")
     parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
@@ -83,11 +83,11 @@ def _kill(job: Job, trial: int) -> _faults.Struck:
     return _faults.kill_rank(job, trial % RANKS)
 
 
-# ---- where the time goes
+# ---- stages
 
 
 def _parts_of_rekindle(job: Job, kill: Trial) -> Parts:
-    """Milliseconds of each stage, from the job's journal and the lines of its ranks."""
+    """Return the milliseconds of each stage, from the job's journal and the lines of its ranks."""
     journal_file = next((job.folder / _jobs.HOME).glob("jobs/*/journal.jsonl"))
     events = [json.loads(line) for line in journal_file.read_text().splitlines()]
     seen = min(
@@ -122,11 +122,11 @@ def _first(lines: list[_jobs.Line], event: str) -> float:
     return min(line.at for line in lines if line.event == event)
 
 
-# ---- what comes out
+# ---- results
 
 
 def _floor(rekindle: Side, forming: list[float]) -> dict[str, float]:
-    """What cannot be had for less when a process is replaced: the least of each stage here."""
+    """Return a lower limit for the replacement of a process: the minimum of each stage here."""
     kernel, fork, script = list(rekindle.by_part().values())[:3]
     parts = {
         "kernel ends the process": float(kernel["min_ms"]),

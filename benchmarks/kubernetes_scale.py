@@ -1,9 +1,9 @@
-"""A thousand pods: what a flow process asks of the API server, and how soon a lost pod is answered.
+"""Measure a thousand pods: a flow process's API requests, and the reaction time to a lost pod.
 
-The coordinator is the product's own process, its agents are simulated (`_scale_agents.py`). The API
-server is that of the tests, which keeps everything in one Python process: a real one answers
-sooner. Its kubelet stands still, and this script says what becomes of pods. Each round a pod is
-evicted: its agent's line is cut, and its status says why.
+The coordinator is the product's own process. Its agents are simulated (`_scale_agents.py`). The API
+server is the one of the tests, which keeps all objects in one Python process: a real server answers
+faster. Its kubelet is stopped, and this script sets the pods' status. In each round a pod is
+evicted: its agent's connection is cut, and its status gives the reason.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from cluster.launch import Simulated, start
 PODS = "/api/v1/namespaces/default/pods"
 TARGET_MS, TARGET_MB = 1000.0, 200.0
 LIMIT_S = 300.0
-NEVER_S = 10_000_000  # in which the node, whose kubelet stands still, is taken for silent
+NEVER_S = 10_000_000  # the grace time of the node, whose kubelet is stopped
 READY = [{"type": "Ready", "status": "True"}]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--pods", type=int, metavar="N", help="default: 1000; quick: 200")
     parser.add_argument(
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def _place(cluster: Simulated, job: Coordinator, pods: int) -> None:
-    """Have the engine place the job's workload, and its pods run."""
+    """Let the engine place the job's workload, and set its pods to running."""
     described = KubernetesSettings(image="none", cpu="1m", memory="1Mi")
     job.directory.pods.write_bytes(msgspec.json.encode(described))
     api = load(str(cluster.kubeconfig))
@@ -118,7 +118,7 @@ def _tell(cluster: Simulated, pod: dict[str, Any], status: dict[str, Any]) -> No
 
 
 class Trial:
-    """One way to watch, with all that it watches."""
+    """One way to watch pods, with its cluster and job."""
 
     def __init__(
         self, folder: Path, cluster: Simulated, job: Coordinator, crowd: Crowd, pods: int
@@ -131,7 +131,7 @@ class Trial:
         self._broken = 0
 
     def measure(self, how: str, window_s: float, rounds: int) -> dict[str, Any]:
-        """Watch for a while, break some pods, and see what it costs."""
+        """Watch for some time, evict some pods, and return the times, memory and API calls."""
         command = [sys.executable, str(HERE / "_pods_watcher.py"), how]
         command += [str(self._cluster.kubeconfig), str(self._job.directory.path), str(self._pods)]
         watcher = subprocess.Popen(
@@ -156,12 +156,12 @@ class Trial:
         }
 
     def _calls(self, since: float) -> int:
-        """How often the pods and the workload were asked for since then."""
+        """Return how often the pods and the workload were requested since then."""
         counts = self._cluster.counts(since)
         return sum(n for told in counts.values() for what, n in told.items() if _is_look(what))
 
     def _evict(self) -> tuple[float, float]:
-        """Lose one pod: milliseconds to the decision, and to its reason in the journal."""
+        """Evict a pod; return the milliseconds to the decision, and to its journalled reason."""
         number, self._broken = self._broken, self._broken + 1
         pod = next(
             p for p in _workers(self._cluster) if p["status"].get("podIP") == address_of(number)

@@ -1,8 +1,8 @@
-"""MindSpore on CPU: a fault to the next step, repaired in the processes and by starting all anew.
+"""Measure MindSpore on CPU: fault to next step, with repair in the processes and with restarts.
 
-The example on handwritten digits (4 ranks, 60 steps, shuffled, a learning rate that falls) suffers
-damaged memory and killed ranks in turn, and is compared with a run without faults. In another job
-blocks of steps with the gate and without it take turns.
+The example on handwritten digits (4 ranks, 60 steps, shuffled, a decreasing learning rate) has
+damaged memory and killed ranks in turn. Its losses are compared with a run without faults. In
+another job, blocks of steps with and without the gate take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TARGET_MS = 1.0
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     python = ROOT / ".venv-mindspore" / "bin" / "python"
     said = "MindSpore's interpreter; default: that of `make mindspore`"
@@ -122,10 +122,11 @@ def _run(python: Path, folder: Path, name: str, faults: list[Inject]) -> JobHand
 
 
 class GateCost(NamedTuple):
-    """added_ms: what the gate adds to a step, by paired blocks with it and without it; error_ms:
-    the standard error of that. Below 0: ranks that begin a step together take less for it.
+    """The time that the gate needs, in milliseconds.
 
-    own_ms: median time in it of the rank that comes last, for whom nobody is waited for.
+    added_ms: the time that it adds to a step, from paired blocks with and without the gate. It may
+    be below 0: a step takes less time if all ranks begin it together. error_ms: its standard error.
+    own_ms: the median time in the gate of the last rank, which waits for no other rank.
     """
 
     added_ms: float
@@ -134,7 +135,7 @@ class GateCost(NamedTuple):
 
 
 def _gate(python: Path, folder: Path, steps: int) -> GateCost:
-    """Train in blocks of steps with the gate and without it."""
+    """Train in blocks of steps with and without the gate."""
     times = folder / "gate"
     times.mkdir()
     script = str(HERE / "_rank_mindspore_gate.py")
@@ -161,9 +162,9 @@ def _gate(python: Path, folder: Path, steps: int) -> GateCost:
 def _compared(
     found: list[dict[int, float]], wanted: list[dict[int, float]], so_far: bool
 ) -> tuple[bool, int]:
-    """Whether all losses are the undisturbed run's, and how many were not written down.
+    """Return whether all losses equal the undisturbed run's, and the number of missing losses.
 
-    A rank that is killed when its peers can do the step without it does not come to that.
+    A loss is missing if its rank is killed while its peers can finish the step without the rank.
     """
     pairs = list(zip(found, wanted, strict=True))
     same = all(loss == of[step] for each, of in pairs for step, loss in each.items())
@@ -171,7 +172,7 @@ def _compared(
 
 
 def _losses(job: JobHandle) -> list[dict[int, float]]:
-    """Return the loss of each step of each rank; the newest, if a step was done again."""
+    """Return the loss of each step of each rank; the newest one, if a step was repeated."""
     records = job.records()
     return [{s: each.metrics["loss"] for s, each in records[r].items()} for r in range(RANKS)]
 

@@ -1,9 +1,9 @@
-"""Sick nodes among healthy ones: whether exactly they are named, and how long that takes.
+"""Measure checks of nodes, some of them faulty: whether exactly these are named, and the time.
 
-Nodes are simulated, their agents and checkers real processes; the sick ones' checkers are killed
-over and over, or a product is made to take 50 ms longer there. Since nodes of one machine take
-turns and its cores are never quiet, a node is slow here from 5 times on. Random sets of up to half
-of all nodes are simulated, with the noise that accelerators have.
+Nodes are simulated; their agents and checkers are real processes. The checkers of faulty nodes are
+killed repeatedly, or a product takes 50 ms longer there. Nodes on one machine take turns, and its
+cores are never idle. So a node counts as slow here if it takes at least 5 times as long. Random
+sets of up to half of all nodes are simulated, with the noise of accelerators.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SLOW_S = 0.05
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     said = "folder of the programs of an environment with DLRover: its check is timed beside ours"
@@ -81,14 +81,14 @@ def main() -> None:
 
 
 def _rounds(folder: Path, count: int) -> list[float]:
-    """How long a check of four healthy nodes takes."""
+    """Return the seconds that checks of four healthy nodes take."""
     return [_check(folder / f"healthy-{n}", 4, set(), Health.HEALTHY)[1] for n in range(count)]
 
 
 def _check(
     folder: Path, size: int, sick: set[str], health: Health
 ) -> tuple[dict[str, Health], float]:
-    """Check some nodes; return whom it has named, and the seconds from the job's start to that."""
+    """Check nodes; return those that it names, and the seconds from the job's start to that."""
     folder.mkdir()
     environment = os.environ | {"REKINDLE_HOME": str(folder)}
     command = [sys.executable, "-m", "rekindle.cli.main", "run", "--exclude-straggler"]
@@ -101,7 +101,7 @@ def _check(
             for host in sick:
                 stack.enter_context(Killer(host, folder))
         with (folder / "output").open("w") as output:
-            # Whether the job can go on without its sick nodes is not asked here.
+            # The benchmark ignores whether the job can continue without its faulty nodes.
             subprocess.run(
                 command,
                 env=environment,
@@ -117,7 +117,7 @@ def _check(
 
 
 def _simulated() -> int:
-    """How many healthy nodes were blamed in random sets of up to half of all."""
+    """Return how many healthy nodes were blamed in random sets with up to half of them faulty."""
     accused = 0
     for size, bad, chance in sets(SETS, 0.5):
         found = Cluster(range(size), {n: any_fault(chance) for n in bad}, len(bad)).check()

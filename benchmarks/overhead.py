@@ -1,10 +1,9 @@
-"""What a step costs more with Rekindle's Session than without it, while nothing goes wrong.
+"""Measure how much longer a step takes with Rekindle's Session than without it, without faults.
 
-Within one job, each rank trains the same model in turns as a plain script would and through the
-Session: process, process group, cores and other nodes are the same for both, and each ratio is of
-two blocks of steps that follow each other. What Rekindle's own processes (agent, coordinator and
-so on) take of the cores meanwhile would slow down both sides alike, so it is measured as CPU time
-and added to the ratio.
+Within one job, each rank trains the same model alternately as a plain script and through the
+Session. Process, process group, cores and other nodes are the same for both. Each ratio compares
+two consecutive blocks of steps. Rekindle's own processes (agent, coordinator and so on) slow down
+both sides equally. So their use of the cores is measured as CPU time, and added to the ratio.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Pair = tuple[float, float, float, float]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=min(4, CORES), help="default: one per core")
     parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
@@ -60,12 +59,12 @@ def main() -> None:
     finish(result, conditions, args.json)
 
 
-# ---- one way of taking snapshots
+# ---- one interval of snapshots
 
 
 def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
     """Run one job and compare its pairs of blocks."""
-    # Single steps in turn are the finest pairs; with snapshots a block must hold whole turns.
+    # Without snapshots single steps alternate; with snapshots a block contains a complete interval.
     length, seconds = (10, args.seconds // 2) if every else (1, args.seconds)
     arguments = [args.size, seconds, length, 30 if args.quick else 200]
     extra = ["--snapshot-every", str(every)]
@@ -78,7 +77,7 @@ def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
 
 
 def _compare(pairs: list[Pair], length: int, helpers: float) -> dict[str, Any]:
-    """Ratios of the Session's blocks to the plain ones beside them."""
+    """Return the ratios of the Session's blocks to the plain blocks next to them."""
     walls = [session / plain for plain, session, _, _ in pairs]
     cpus = [session / plain for _, _, plain, session in pairs]
     in_step = statistics.median(walls)
@@ -99,14 +98,14 @@ def _compare(pairs: list[Pair], length: int, helpers: float) -> dict[str, Any]:
 
 
 def _error_of_median(values: list[float]) -> float:
-    """How far the median would stray if the run were repeated (bootstrap)."""
+    """Return the standard error of the median, by bootstrap."""
     chance = random.Random(0)
     draws = [statistics.median(chance.choices(values, k=len(values))) for _ in range(200)]
     return statistics.stdev(draws)
 
 
 def _own_work(timed: dict[str, Any]) -> dict[str, Any]:
-    """CPU microseconds per step of the Session's own calls, and of the plain script's likes."""
+    """Return the CPU microseconds per step of the Session's calls, and of the plain script's."""
     ours, plain = timed["own_us"], timed["plain_us"]
     return {
         "cpu_us_per_step": _median_sum(ours),
@@ -125,7 +124,7 @@ def _median_parts(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _helpers_share(job: Job) -> float:
-    """The part of all cores that Rekindle's processes beside the ranks take while these train."""
+    """Return the share of all cores that Rekindle's other processes use while the ranks train."""
     _wait(job, "begin")
     ranks = {job.pid(rank) for rank in range(job.ranks)}
     helpers = [process for process in job.family() if process.pid not in ranks]
@@ -149,7 +148,7 @@ def _wait(job: Job, event: str) -> None:
 
 
 def _large_snapshot(folder: Path, times: int) -> dict[str, Any]:
-    """Snapshots of a large state of one rank, by itself."""
+    """Measure snapshots of a large state in a job with one rank."""
     arguments, extra = [LARGE_MB, times], ["--snapshot-every", "1"]
     with _jobs.rekindle(folder, "_rank_snapshot.py", arguments, extra, ranks=1) as job:
         _wait(job, "written")
@@ -157,7 +156,7 @@ def _large_snapshot(folder: Path, times: int) -> dict[str, Any]:
 
 
 def _against_copy(found: dict[str, Any]) -> dict[str, Any]:
-    """What a snapshot costs its rank, against a plain copy of the same bytes."""
+    """Compare the time of a rank's snapshots with a plain copy of the same bytes."""
     snapshots, copies = ([pair[i] * 1000 for pair in found["ends"]] for i in (0, 1))
     snapshot, copy = summary(snapshots), summary(copies)
     return {
@@ -169,7 +168,7 @@ def _against_copy(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# ---- what comes out
+# ---- results
 
 
 def _show_mode(name: str, mode: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""What light profiling costs each step: off, on, and with records of collectives.
+"""Measure what light profiling costs each step: off, on, and with records of collectives.
 
-Within one job blocks of steps follow each other in a changing order, and each is put in relation to
-the block without profiling of the same turn; a second such block shows what the machine's noise
-alone makes of it.
+Within one job, blocks of steps follow each other in a changing order. Each is compared with the
+block without profiling in the same turn. A second block without profiling shows the effect of the
+machine's noise alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
     parser.add_argument("--seconds", type=int, help="of training (default: 240, quick: 30)")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _records(folder: Path) -> float:
-    """Records that a rank has made of each step, on average of all that were written down."""
+    """Return the mean number of records that a rank makes per step, over all written records."""
     (task,) = folder.rglob("default_task_id_*")
     lines = list(lines_of(rank_folders(task)[0]))
     steps = sum(b'"step ' in line for line in lines) / 2

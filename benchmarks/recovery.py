@@ -1,20 +1,20 @@
-"""From a fault to the next step that all 4 ranks have completed, by strategy, and with torchrun.
+"""Measure the time from a fault to the next step of all 4 ranks, by strategy, and with torchrun.
 
 One Rekindle job (2 simulated nodes x 2 ranks and a spare) and one of torchrun train the same small
-GPT with a table beside it, which makes the state as large as asked for while a step stays cheap.
-Both stay up for the whole measurement; in turn, one of them is let off the leash (the other does
-one step a second meanwhile) and has a fault:
+GPT with an additional table. The table gives the state the requested size, while a step stays fast.
+Both jobs run for the complete measurement. In turn, one of them runs at full speed (the other does
+one step per second) and has a fault:
 
-    retry             a rank raises what the script calls transient
+    retry             a rank raises an exception that the script declares as transient
     retry-uce         a rank's device memory is damaged: its state comes from a peer
     recover-in-place  a rank gets SIGKILL
     recover           a node's agent gets SIGKILL when a spare has imported torch
     torchrun          a rank gets SIGKILL; all ranks start again from a checkpoint on disk
-    torchft           a rank, a replica group of its own, gets SIGKILL; where it is installed
-    dlrover           as torchrun, under dlrover-run; where it is installed
+    torchft           a rank, its own replica group, gets SIGKILL; if torchft is installed
+    dlrover           as torchrun, under dlrover-run; if dlrover is installed
 
-torchft's other ranks go on meanwhile without the lost one: what that takes is told as a part. That
-torchrun repeats the steps since its checkpoint is not counted against it. It runs with
+torchft's other ranks continue without the lost rank: the time until then is shown as a part. The
+steps that torchrun repeats since its checkpoint do not count against it. It runs with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.
 """
 
@@ -52,8 +52,8 @@ SIZES_MB = {"small": 7, "100m": 100, "1g": 1000}  # parameters and their Adam mo
 NODES = 2
 EVERY = 50  # steps between torchrun's checkpoints
 QUICK_S = 20.0
-COPY_TARGET = 0.8  # of a plain send's rate
-TARGETS_MS = {"retry": 100, "recover-in-place": 200, "recover": 300}  # small state
+COPY_TARGET = 0.8  # a part of a plain send's rate
+TARGETS_MS = {"retry": 100, "recover-in-place": 200, "recover": 300}  # for the small state
 OTHERS = ("torchft", "dlrover")
 
 STRIKES: dict[str, Callable[[Job, int], Struck]] = {
@@ -65,7 +65,7 @@ STRIKES: dict[str, Callable[[Job, int], Struck]] = {
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, help="faults of each kind (default: 15, quick: 2)")
     parser.add_argument("--size", choices=SIZES_MB, default="small", help="of the state")
@@ -101,7 +101,7 @@ def _sides(size: str) -> list[Side]:
         return _jobs.torchrun(folder, "_rank_plain.py", [size, STEPS, EVERY], extra)
 
     rekindle = Runner("rekindle", start_rekindle)
-    torchrun = Runner("torchrun", start_torchrun, settle=EVERY + 1)  # it has a checkpoint then
+    torchrun = Runner("torchrun", start_torchrun, settle=EVERY + 1)  # it then has a checkpoint
     kill = STRIKES["recover-in-place"]
     sides = [
         *(Side(name, rekindle, strike, _parts) for name, strike in STRIKES.items()),
@@ -118,7 +118,7 @@ def _sides(size: str) -> list[Side]:
 
 
 def _parts(job: Job, trial: Trial) -> Parts:
-    """Milliseconds of each stage, from the job's journal and the lines of its ranks."""
+    """Return the milliseconds of each stage, from the job's journal and the lines of its ranks."""
     incident = next(i for i in _faults.incidents(job) if i.detected >= trial.at)
     since = [line for line in job.lines if line.at >= trial.at]
     taken = {line.rank: line.at for line in since if line.event == "taken"}
@@ -127,13 +127,13 @@ def _parts(job: Job, trial: Trial) -> Parts:
         for line in since
         if line.event == "read" and line.rank not in taken and line.at > incident.regrouped
     ]
-    formed = max(read, default=incident.restored)  # a state is sent as soon as the group is there
+    formed = max(read, default=incident.restored)  # a state is sent as soon as the group is formed
     return stages(
         trial,
         {
             "detect": incident.detected,
             "leave": max((x.at for x in since if x.event == "left"), default=incident.detected),
-            "plan": incident.regrouped,  # all arrived, new processes among them
+            "plan": incident.regrouped,  # all have arrived, including new processes
             "regroup": formed,
             "copy": max(taken.values(), default=formed),
             "first step": trial.back,
@@ -141,7 +141,7 @@ def _parts(job: Job, trial: Trial) -> Parts:
     )
 
 
-# ---- what comes out
+# ---- results
 
 
 def _result(sides: list[Side], plain: list[float]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _of_side(side: Side) -> dict[str, Any]:
 
 
 def _copy(copy: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """The state to one replaced rank, against a plain send of as many bytes."""
+    """Compare the transfer of the state to one replaced rank with a plain send of the same size."""
     return {"state_to_rank": copy, "plain_send": plain, "ratio": ratio(plain, copy)}
 
 

@@ -1,7 +1,7 @@
-"""From the command to the first completed step of all 4 ranks: `rekindle run` and torchrun.
+"""Measure from the command to the first step of all 4 ranks: `rekindle run` and torchrun.
 
-Both start the same small GPT from nothing, one after the other in turns. torchrun's ranks import
-torch each for themselves; Rekindle's are forked from a process that has imported it once.
+Both start the same small GPT without a checkpoint, in turn. Each of torchrun's ranks imports torch;
+Rekindle forks its ranks from a process that has imported torch once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from _common import (
 )
 from _jobs import Job
 
-STEPS = 10_000_000  # it is ended after the first
+STEPS = 10_000_000  # the benchmark ends the job after the first step
 LIMIT_S = 120.0
 QUICK_S = 40.0
 
@@ -35,7 +35,7 @@ Parts = dict[str, float]
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, help="starts of each (default: 11, quick: 3)")
     parser.add_argument("--size", default="tiny", help="of the model, as in examples/charlm")
@@ -71,17 +71,17 @@ def _torchrun(folder: Path, size: str) -> Job:
 
 
 def _measure(name: str, job: Job, explain: Callable[[Job], Parts]) -> Parts:
-    """Wait for the first step of all ranks; the stages on the way there, in ms."""
+    """Wait for the first step of all ranks; return the stages until then, in ms."""
     if job.wait_all("step", limit_s=LIMIT_S) is None:
         raise SystemExit(f"{name} did not train:\n{job.output()}")
-    time.sleep(0.2)  # the job's own record of it is written
+    time.sleep(0.2)  # until the job has written its own record
     parts = explain(job)
     print(f"  {name}: first step of all after {sum(parts.values()):,.0f} ms", flush=True)
     return parts
 
 
 def _parts_of_rekindle(job: Job) -> Parts:
-    """Milliseconds of each stage, from the job's journal and the lines of its ranks."""
+    """Return the milliseconds of each stage, from the job's journal and the lines of its ranks."""
     journal_file = next((job.folder / _jobs.HOME).glob("jobs/*/journal.jsonl"))
     events = [json.loads(line) for line in journal_file.read_text().splitlines()]
     at = {event["type"]: float(event["at"]) for event in reversed(events)}
@@ -100,7 +100,7 @@ def _parts_of_rekindle(job: Job) -> Parts:
 
 
 def _parts_of_torchrun(job: Job) -> Parts:
-    """Milliseconds of each stage, from the lines of the ranks."""
+    """Return the milliseconds of each stage, from the lines of the ranks."""
     return _stages(
         job,
         {
@@ -127,7 +127,7 @@ def _last_first_step(job: Job) -> float:
     return _last(job, "step")
 
 
-# ---- what comes out
+# ---- results
 
 
 def _result(seen: dict[str, list[Parts]], loads: list[float]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Whether slow ranks, nodes, loaders and stores are found, and nobody else.
+"""Measure whether the detector finds slow ranks, nodes, loaders and stores, and nothing else.
 
-Real ranks train and write down their steps, three times; the time counts in which the machine did
-the least else meanwhile. How much a rank's work varies from step to step is
-taken from that, in its order and with its outliers, and made as large as is asked for; cases are
-made of it with 4 to 256 ranks. In each case something becomes slow in the middle of a run: it
-counts as found if exactly that is named within 20 steps; in some a rank was slow for its first
-steps as well, and well in between. In others the work is uneven, or becomes so, or varies, also so
-that each step takes after the one before: nobody is sick, and whoever would be checked for that
-counts as an eviction.
+Real ranks train and record their steps, three times. The recording with the least other work on the
+machine is used. It gives the variation of a rank's work from step to step, with its order and
+outliers. The benchmark scales this variation to the requested size. From it the benchmark builds
+cases with 4 to 256 ranks. In each case a part becomes slow in the middle of a run. The case counts
+as found if the detector names exactly this part within 20 steps. In some cases a rank was also slow
+in its first steps, and healthy after these. In other cases the work is uneven, or becomes uneven,
+or varies, also with a correlation between consecutive steps. Then no rank is faulty, and each rank
+that would be checked counts as an eviction.
 """
 
 from __future__ import annotations
@@ -44,22 +44,25 @@ from rekindle.profiling.reading import diagnose, read_task
 from rekindle.profiling.steps import StepTimes, step_times
 
 RECORDED_RANKS, RECORDED_STEPS = 2, 400
-RECORDINGS = 3  # of which the calmest one is taken
+RECORDINGS = 3  # the one with the smallest drift is used
 SIZES = (4, 8, 16, 64, 256)
 FACTORS = (1.1, 1.2, 1.3, 1.5, 2.0, 4.0)
 NOISES = (0.01, 0.02, 0.04)
 SICK = (Slow.RANK, Slow.NODE, Slow.LINK, Slow.LOADING, Slow.SAVING)
 TRANSFER_S = 0.3
-AGAIN = "slow-rank-again"  # slow at first, then well, and slow later
+AGAIN = "slow-rank-again"  # slow at first, then healthy, and slow later
 UNEVEN = ("last-stage", "growing-stage", "one-long-rank", "varying")
 WELL = ("healthy", *UNEVEN, "lasting")
 STEPS, LONG, WITHIN = 75, 150, 20
-MEMORY = 0.9  # of lasting noise: what a step has of what the one before was off by
+MEMORY = 0.9  # lasting noise: the share of a step's deviation that comes from the previous step
 Truth = tuple[Slow, tuple[int, ...]]
 
 
 class Case(msgspec.Struct):
-    """kind: what becomes slow, or why nobody is. onset: from which step on."""
+    """A case of the benchmark.
+
+    kind: the part that becomes slow, or the reason why none does. onset: the first slow step.
+    """
 
     kind: str
     size: int
@@ -72,7 +75,7 @@ class Case(msgspec.Struct):
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print and write the figures."""
     parser = common_options(__doc__.partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -84,7 +87,7 @@ def main() -> None:
         varies = min(recorded, key=_drift)
         took = _thousand(folder / "thousand", chance, varies)
     counts: dict[str, Counter[str]] = {}
-    sent_away: Counter[str] = Counter()  # by kind of case, though nobody was sick
+    sent_away: Counter[str] = Counter()  # by kind of case, although no rank was faulty
     began = time.perf_counter()
     cases = list(_cases(chance, 1 if args.quick else 3))
     for case in cases:
@@ -107,7 +110,7 @@ def main() -> None:
         "imbalance_evictions": sum(sent_away[kind] for kind in UNEVEN),
         "noise_evictions": sum(sent_away[kind] for kind in WELL if kind not in UNEVEN),
         "thousand_ranks_s": round(took, 2),
-        # Of all recordings; about 0.3 if steps vary each by itself, as on a machine at rest.
+        # For each recording; about 0.3 if steps vary independently, as on an idle machine.
         "drift": [round(_drift(each), 2) for each in recorded],
         "seconds": round(time.perf_counter() - began, 1),
     }
@@ -115,7 +118,7 @@ def main() -> None:
 
 
 def _recorded(folder: Path) -> np.ndarray:
-    """Train, and return how the logarithm of each rank's work varies, one row for each."""
+    """Train, and return the variation of the logarithm of each rank's work, one row per rank."""
     gate, home = folder / "go", folder / "home"
     folder.mkdir()
     environment = clean_environment(home) | {"REKINDLE_HOME": str(home)}
@@ -145,16 +148,16 @@ def _recorded(folder: Path) -> np.ndarray:
 
 
 def _drift(varies: np.ndarray) -> float:
-    """How far pieces of a recording are apart, in times of how much its steps vary.
+    """Return how far pieces of a recording differ, in units of the variation of its steps.
 
-    A machine that does something else for a while is slow then, and would be rightly called so.
+    A machine with other work is slow during that work, and the detector would correctly report it.
     """
     pieces = np.array_split(varies, varies.shape[1] // WITHIN, axis=1)
     return float(np.std([np.median(piece, axis=1) for piece in pieces], axis=0).max())
 
 
 def _switch_on(command: list[str], environment: dict[str, str]) -> None:
-    """As soon as the job answers."""
+    """Run the command repeatedly until the job answers."""
     deadline = time.monotonic() + 60
     while subprocess.run(command, env=environment, capture_output=True, check=False).returncode:
         if time.monotonic() > deadline:
@@ -172,8 +175,8 @@ def _cases(chance: np.random.Generator, repeats: int) -> Iterator[Case]:
                         if kind is Slow.NODE and size <= per_node:
                             continue
                         onset = int(chance.integers(30, 45))
-                        # Saves of a store that is well may take twice as long for a while, and
-                        # what goes over a network varies.
+                        # A healthy store may take twice as long for some time, and transfers over a
+                        # network vary.
                         more = 1.5 if kind is Slow.SAVING and factor <= 2.0 else 0.0
                         more += 0.3 if kind is Slow.LINK else 0.0
                         yield Case(kind.value, size, factor + more, noise, per_node, onset)
@@ -195,9 +198,9 @@ def _cases(chance: np.random.Generator, repeats: int) -> Iterator[Case]:
 def _steps(
     case: Case, chance: np.random.Generator, varies: np.ndarray
 ) -> tuple[list[dict[int, StepTimes]], Truth | None]:
-    """What each rank does in each step, and what is to be found."""
+    """Return the times of each rank in each step, and the slow part that the detector must find."""
     noise = _noise(case, chance, varies)
-    # A batch that is longer is so for all ranks, mostly; where sequences are packed.
+    # A longer batch is usually longer for all ranks, if sequences are packed.
     work = np.exp(case.noise * noise) * chance.lognormal(0, 0.2, case.steps)[:, None]
     loading = np.full((case.steps, case.size), 0.01) * np.exp(case.noise * np.abs(noise))
     saving = np.zeros((case.steps, case.size))
@@ -212,7 +215,7 @@ def _steps(
         truth = Slow.LINK, tuple(groups[slow])
     own = work + loading
     total = own.max(axis=1) + transfer.max(axis=1)
-    # Whoever comes early waits for the last one of the group.
+    # A rank that arrives early waits for the last rank of its group.
     waits = np.zeros((case.steps, case.size))
     for column, group in enumerate(groups):
         last = own[:, group].max(axis=1, keepdims=True)
@@ -237,7 +240,7 @@ def _steps(
 
 
 def _noise(case: Case, chance: np.random.Generator, varies: np.ndarray) -> np.ndarray:
-    """How much each rank's work is off in each step: as was recorded, or made up."""
+    """Return the deviation of each rank's work in each step: from a recording, or generated."""
     if case.kind == "lasting":
         new = chance.standard_normal((case.steps, case.size))
         for step in range(1, case.steps):
@@ -249,7 +252,7 @@ def _noise(case: Case, chance: np.random.Generator, varies: np.ndarray) -> np.nd
 
 
 def _groups(case: Case) -> list[list[int]]:
-    """Ranks that do collectives with each other: on each node those of the same number there."""
+    """Return the groups for collectives: on each node the ranks with the same local number."""
     count = case.per_node if case.size > case.per_node else 1
     return [list(range(first, case.size, count)) for first in range(count)]
 
@@ -294,7 +297,7 @@ def _afflict(
 def _judge(
     case: Case, chance: np.random.Generator, varies: np.ndarray
 ) -> tuple[int, int, int, int]:
-    """Return how much was found rightly, wrongly, and missed, and who would have been sent away."""
+    """Return the numbers of correct, wrong and missed findings, and of wrong evictions."""
     steps, truth = _steps(case, chance, varies)
     detector = Detector(case.peers, per_node=case.per_node)
     right = wrong = evicted = 0
@@ -312,12 +315,12 @@ def _judge(
 
 
 def _is_part(said: Truth, truth: Truth) -> bool:
-    """A node's ranks are named one by one until all of them are seen."""
+    """Return whether ranks are a part of the truth: a node's ranks are named before the node is."""
     return set(said[1]) <= set(truth[1]) and {said[0], truth[0]} <= {truth[0], Slow.RANK}
 
 
 def _thousand(folder: Path, chance: np.random.Generator, varies: np.ndarray) -> float:
-    """Write the records of 1,000 ranks, and return how long it takes to read and judge them."""
+    """Write the records of 1,000 ranks, and return the seconds to read and judge them."""
     case = Case(Slow.RANK.value, 1000, 1.5, 0.02, 8, 40)
     steps, truth = _steps(case, chance, varies)
     name = operation_name(Operation("0", "1000000", "float32", "all_reduce", "default_group"))

@@ -1,6 +1,6 @@
-"""Real text on every machine: the source of Python's own standard library, as numbered characters.
+"""Provide real text on every machine: the source of Python's standard library, as numbers.
 
-The text is the same for all processes that run the same Python, so every rank reads it on its own.
+The text is the same in all processes with the same Python, so each rank reads it on its own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 CHARACTERS = "\n" + "".join(chr(code) for code in range(ord(" "), ord("~") + 1))
-UNKNOWN = len(CHARACTERS)  # tabs, and the bytes of everything beyond ASCII
+UNKNOWN = len(CHARACTERS)  # tabs, and the bytes of characters outside ASCII
 VOCABULARY = UNKNOWN + 1
 
 VALIDATION_PART = 0.05
 
-# Tables of numbers and generated text teach a language model little.
+# A language model learns little from tables of numbers and generated text.
 _LEFT_OUT = {"encodings", "pydoc_data", "test", "tests"}
 _CLASS_OF_BYTE = bytes(
     CHARACTERS.index(chr(byte)) if chr(byte) in CHARACTERS else UNKNOWN for byte in range(256)
@@ -28,7 +28,7 @@ _CLASS_OF_BYTE = bytes(
 
 
 def load(limit: int) -> tuple[Tensor, Tensor]:
-    """Training and validation text of at most `limit` characters together, as uint8 classes."""
+    """Return training and validation text of `limit` characters at most, as uint8 classes."""
     text = bytearray()
     for path in _sources():
         text += path.read_bytes()
@@ -42,9 +42,9 @@ def load(limit: int) -> tuple[Tensor, Tensor]:
 
 
 class Windows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Sample i: the characters of window i, and for each of them the character that follows.
+    """Samples of text: the characters of window i, and the character after each of them.
 
-    Windows lie side by side, so an epoch predicts each character once.
+    Windows do not overlap, so an epoch predicts each character once.
     """
 
     def __init__(self, text: Tensor, block_size: int) -> None:
@@ -60,7 +60,7 @@ class Windows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return inputs[0], targets[0]
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The inputs and targets of some samples, one row each."""
+        """Return the inputs and targets of some samples, one row each."""
         starts = self._starts[torch.tensor(indices)]
         rows = self._text[starts[:, None] + self._window].long()
         return rows[:, :-1], rows[:, 1:]
@@ -71,7 +71,7 @@ def _library() -> Path:
 
 
 def _sources() -> Iterator[Path]:
-    """The sources of all public modules, always in the same order."""
+    """Yield the sources of all public modules, always in the same order."""
     for name in sorted(sys.stdlib_module_names):
         if not name.startswith("_") and name not in _LEFT_OUT:
             package = sorted((_library() / name).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""A small GPT, written out: embeddings, blocks of causal attention and MLP, and a head."""
+"""Define a small GPT explicitly: embeddings, blocks of causal attention and MLP, and a head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {
 
 
 class GPT(nn.Module):
-    """Predicts each next character; called with targets, it returns their mean loss."""
+    """Predicts each next character, and returns the mean loss for the targets."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GPT(nn.Module):
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
             if name.endswith(("attention.project.weight", "mlp.2.weight")):
-                # Keeps the residual stream at the same scale at any depth.
+                # The residual stream then has the same scale at any depth.
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each place looks at itself and at the places before it."""
+    """Causal self-attention: each position uses itself and earlier positions."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
     rekindle run --nproc-per-node 4 examples/charlm/train.py --steps 300
 
-Everything that Rekindle needs stands in `train`: the sampler, the `with Session` that is handed all
-state, and the two lines `for step in session.steps` and `with step`. The rest is plain PyTorch.
+The function `train` has all code for Rekindle: the sampler, the `with Session` that gets all state,
+and the two lines `for step in session.steps` and `with step`. The rest is plain PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VALIDATION_WINDOWS = 32
 
 @dataclass(frozen=True)
 class Recipe:
-    """What suits a model of some size, unless the command line says otherwise."""
+    """Default values for a model of some size; the command line may override them."""
 
     characters: int
     batch_size: int
@@ -43,7 +43,7 @@ RECIPES = {
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train for `args.steps` steps in all, however often the job is broken off."""
+    """Train until the run has `args.steps` steps, also across interruptions of the job."""
     config, characters = SIZES[args.size], RECIPES[args.size].characters
     training, validation = (Windows(text, config.block_size) for text in load(characters))
     held_out = validation.batch(range(0, len(validation), len(validation) // VALIDATION_WINDOWS))
@@ -58,8 +58,8 @@ def train(args: argparse.Namespace) -> None:
     with Session(
         model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, ddp=True
     ) as session:
-        for step in session.steps(args.steps):  # goes on where the job is
-            with step:  # a fault in here is recovered, and the right step comes next
+        for step in session.steps(args.steps):  # continues after the finished steps
+            with step:  # Session recovers from a fault in here, and yields the right step next
                 if session.rank == 0 and step.number % args.eval_every == 0:
                     val_loss = evaluate(model, held_out, session.device)
                     step.log(val_loss=val_loss)
@@ -67,7 +67,7 @@ def train(args: argparse.Namespace) -> None:
 
                 inputs, targets = training.batch(step.indices)
                 loss = session.model(inputs.to(session.device), targets.to(session.device))
-                step.log(loss=loss, samples=step.indices)  # here, so that it outlives a lost rank
+                step.log(loss=loss, samples=step.indices)  # before backward, for lost ranks
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -81,17 +81,17 @@ def train(args: argparse.Namespace) -> None:
 
 @torch.no_grad()
 def evaluate(model: GPT, held_out: tuple[Tensor, Tensor], device: torch.device) -> float:
-    """The loss on text that is never trained on; one rank can do it, for it talks to no other."""
+    """Return the loss on held-out text; one rank can do it, because it uses no collective."""
     inputs, targets = held_out
     model.eval()
     try:
         return model(inputs.to(device), targets.to(device)).item()
     finally:
-        model.train()  # a fault may interrupt this, and the step is then run again
+        model.train()  # a fault may interrupt this, and the step is then repeated
 
 
 def digest(model: GPT) -> str:
-    """One number that is equal only if every bit of every parameter is."""
+    """Return a hash of all parameters, which is equal only if every bit is equal."""
     hashed = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
         hashed.update(parameter.detach().cpu().contiguous().numpy())
@@ -99,7 +99,7 @@ def digest(model: GPT) -> str:
 
 
 def report(args: argparse.Namespace, rank: int, parameters: str, loss: float | None) -> None:
-    """Say how it ended. The loss is missing if nothing was left to do for this process."""
+    """Print the result. The loss is missing if this process had no step to do."""
     print(f"rank {rank}: {args.steps} steps, loss {loss}, parameters {parameters[:16]}", flush=True)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

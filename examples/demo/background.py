@@ -1,4 +1,4 @@
-"""Processes that the demo starts, and ends by their ids."""
+"""Run the demo's processes, and end them by their ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 def background(
     command: list[str], log: Path, *, patience_s: float = 5.0
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a session of its own until the block is left, whatever happens in there."""
+    """Run a command in its own session until the block ends, also after an error in the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -30,7 +30,7 @@ def background(
 
 
 def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End the process, politely first, and then whatever is left of its session."""
+    """Send SIGTERM to the process, and then SIGKILL to the rest of its session."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

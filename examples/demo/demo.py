@@ -1,8 +1,8 @@
-"""Train a small model twice: undisturbed, and losing a rank, a node and the flow's own process.
+"""Train a small model twice: undisturbed, and with a lost rank, node and flow process.
 
     .venv/bin/python examples/demo/demo.py
 
-Ends with the proof that both runs came to the same, bit for bit, or with an exit status of 1.
+It ends with the proof that both runs have the same result, bit for bit, or with exit status 1.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def main() -> int:
     parser.add_argument("--batch-size", type=int, default=8, help="samples per rank and step")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    # However the demo is broken off, what it has started ends with it.
+    # A signal also ends the processes that the demo has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     place.empty_output()
     place.set_environment()
-    # Only now: Prefect reads its settings, and makes its folder, when it is imported.
+    # Not before: Prefect reads its settings, and makes its folder, when it is imported.
     from story import play
     from verdict import Plan
 

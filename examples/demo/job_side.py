@@ -1,4 +1,4 @@
-"""What the demo sees of a job and does to it: watches its steps, and kills parts of it."""
+"""Observe a job in the demo: follow its steps, and kill parts of it."""
 
 from __future__ import annotations
 
@@ -26,51 +26,51 @@ _STEP_S = 120.0
 
 
 class Target:
-    """One job, seen from outside."""
+    """One job, from the view of another process."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
         self.directory = jobs.directory_of(job_id).path
 
     def status(self) -> JobView:
-        """Ask the coordinator where the job is."""
+        """Return the job's state from the coordinator."""
         endpoint = until(
             lambda: jobs.coordinator_of(self.job_id), "the coordinator answers", _STEP_S
         )
         return JobClient(endpoint, jobs.directory_of(self.job_id).secret()).status()
 
     def steps(self, rank: int = 0) -> int:
-        """Steps that a rank has finished, by its metrics file."""
+        """Return the steps that a rank has finished, from its metrics file."""
         path = self.directory / "metrics" / f"rank{rank}.jsonl"
         lines = _tail(path).splitlines()
         return 1 + _step_of(lines[-1]) if lines else 0
 
     def has_begun(self) -> bool:
-        """Whether the first step was finished."""
+        """Return whether the first step was finished."""
         return any(isinstance(event, FirstStep) for event in jobs.history_of(self.job_id))
 
     def incidents(self) -> list[Incident]:
-        """All incidents so far."""
+        """Return all incidents so far."""
         return incidents(jobs.history_of(self.job_id))
 
     def attempts(self) -> int:
-        """How often the job was placed."""
+        """Return how often the job was placed."""
         return sum(isinstance(event, JobStarted) for event in jobs.history_of(self.job_id))
 
     def steered_by(self) -> int:
-        """The process that holds the lease, by its own word; 0: nobody does."""
+        """Return the process that holds the lease, as the coordinator reports it; 0: none."""
         match = re.search(r"process (\d+) on ", self.status().holder)
         return int(match[1]) if match else 0
 
     def kill_rank(self, rank: int) -> float:
-        """SIGKILL a rank; return when."""
+        """Send SIGKILL to a rank; return the time."""
         pid = self.status().ranks[rank].pid
         at = time.time()
         os.kill(pid, signal.SIGKILL)
         return at
 
     def kill_node(self, node: int) -> float:
-        """SIGKILL a node's agent and everything below it; return when."""
+        """Send SIGKILL to a node's agent and all its descendants; return the time."""
         agent = next(n.pid for n in self.status().nodes if n.node == node)
         doomed = [psutil.Process(agent), *psutil.Process(agent).children(recursive=True)]
         at = time.time()
@@ -81,12 +81,12 @@ class Target:
 
 @contextmanager
 def ending_jobs() -> Iterator[None]:
-    """End all that runs for the demo if the block is broken off: jobs would outlive it."""
+    """End all processes of the demo after an error in the block: jobs would outlive the demo."""
     try:
         yield
     except BaseException:
         print("Broken off; ending what was started", flush=True)
-        # Until there are none: one that ends may have brought another in its last moment.
+        # Repeat until none is left: an ending process may have started another one just before.
         while found := _processes():
             for process in found:
                 with suppress(psutil.NoSuchProcess):
@@ -96,29 +96,29 @@ def ending_jobs() -> Iterator[None]:
 
 
 def leftovers() -> list[str]:
-    """Live processes and shared memory of the demo's jobs."""
+    """Return the live processes and shared memory of the demo's jobs."""
     processes = [
         f"process {process.pid}: {' '.join(process.cmdline())}"
         for process in _processes()
         if any(str(JOBS) in word for word in process.cmdline())
         or "REKINDLE_JOB_ID" in process.environ()
     ]
-    # Rekindle's shared memory has no name and ends with its processes; look all the same.
+    # Rekindle's shared memory has no name and ends with its processes; this check proves it.
     return processes + [str(path) for path in SHARED_MEMORY.glob("*rekindle*")]
 
 
 def _processes() -> list[psutil.Process]:
-    """All processes that the demo has started, at first or second hand."""
+    """Return all processes that the demo has started, directly or indirectly."""
     home, found = os.environ["REKINDLE_HOME"], []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has just ended, or belongs to somebody else
+        with suppress(psutil.Error):  # it has just ended, or belongs to another user
             if process.pid != os.getpid() and process.environ().get("REKINDLE_HOME") == home:
                 found.append(process)
     return found
 
 
 def _tail(path: Path) -> bytes:
-    """The last whole lines of a file that grows; nothing if there is none yet."""
+    """Return the last complete lines of a growing file; b"" if it does not exist yet."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

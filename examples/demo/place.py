@@ -1,4 +1,4 @@
-"""Where the demo works: a folder of its own, and the environment that keeps it to itself."""
+"""Set up the demo's own folder, and the environment that keeps its files there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = OUTPUT / ".gitignore"
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -28,7 +28,7 @@ UI = f"http://127.0.0.1:{PORT}"
 
 
 def set_environment() -> None:
-    """Keep Prefect and Rekindle, here and in all processes of the demo, to the demo's folder."""
+    """Make Prefect and Rekindle use the demo's folder, here and in all processes of the demo."""
     for name in list(os.environ):
         if name.startswith(("PREFECT_", "REKINDLE_", "TORCHELASTIC_")):
             del os.environ[name]
@@ -45,7 +45,7 @@ def set_environment() -> None:
 
 
 def empty_output() -> None:
-    """Make the folder anew; one that no demo has made is left alone."""
+    """Empty the demo's folder. Raises SystemExit: the demo has not made the folder."""
     if OUTPUT.exists():
         if not _OURS.exists():
             raise SystemExit(f"{OUTPUT} exists and is not of this demo; move it away")

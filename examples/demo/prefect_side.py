@@ -1,4 +1,4 @@
-"""What the demo asks of Prefect: a server, a served deployment, flow runs of it."""
+"""Use Prefect in the demo: a server, a served deployment, and its flow runs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _healthy() -> bool:
 
 
 class Served:
-    """The train flow's deployment, and the process that takes up its runs."""
+    """The train flow's deployment, and the process that runs its flow runs."""
 
     def __init__(self, client: SyncPrefectClient, process: subprocess.Popen[bytes]) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class Served:
         ).id
 
     def state(self, flow_run_id: UUID) -> State[object]:
-        """The flow run's state now."""
+        """Return the flow run's current state."""
         state = self._client.read_flow_run(flow_run_id).state
         assert state is not None
         return state
@@ -69,7 +69,7 @@ class Served:
 
 @contextmanager
 def served() -> Iterator[Served]:
-    """Serve the train flow until the block is left."""
+    """Serve the train flow until the block ends."""
     script = Path(__file__).with_name("serve.py")
     command = [sys.executable, str(script)]
     with (
@@ -85,7 +85,10 @@ def until(
     seconds: float,
     process: subprocess.Popen[bytes] | None = None,
 ) -> T:
-    """Look until there is something to see. Raises TimeoutError: it did not come in time."""
+    """Call `look` until it returns a true value, and return that value.
+
+    Raises TimeoutError: the time is over; RuntimeError: `process` has ended.
+    """
     deadline = time.monotonic() + seconds
     while True:
         seen = look()

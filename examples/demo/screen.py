@@ -1,4 +1,4 @@
-"""What the demo shows on the terminal."""
+"""Print the demo's results on the terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Steps:
         self._bar = progress.add_task(target.job_id, total=total)
 
     def show(self) -> int:
-        """Show how many steps are finished, and return it."""
+        """Show how many steps are finished, and return that number."""
         finished = self._target.steps()
         self._progress.update(self._bar, completed=finished)
         return finished
@@ -50,12 +50,12 @@ def progress_of(target: Target, total: int) -> Iterator[Steps]:
 
 
 def say(text: str) -> None:
-    """Print a line of the story."""
+    """Print one line of the demo's report."""
     console.print(text)
 
 
 def incident_table(found: list[Incident], killed: list[tuple[str, float]]) -> Table:
-    """All incidents; times are milliseconds after the kill."""
+    """Return a table of all incidents; times are milliseconds after the kill."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("#", "killed", "strategy"):
         table.add_column(name, no_wrap=True)
@@ -74,7 +74,7 @@ def incident_table(found: list[Incident], killed: list[tuple[str, float]]) -> Ta
 
 
 def show_incidents(found: list[Incident], killed: list[tuple[str, float]]) -> None:
-    """Print the table, and why what was done."""
+    """Print the table, and the reason for each strategy."""
     console.print("\n[bold]Incidents[/bold], in milliseconds after the kill")
     console.print(incident_table(found, killed))
     for one in found:
@@ -102,7 +102,7 @@ def show_verdict(verdict: Verdict, flow_reruns: int) -> None:
 
 
 def show_places(timeline: Path, flow_run: str) -> None:
-    """Print where to look further."""
+    """Print the places of further results."""
     output = OUTPUT.relative_to(ROOT)
     console.print(
         f"\n[bold]Look further[/bold]\n"

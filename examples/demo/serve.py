@@ -1,4 +1,4 @@
-"""Serves the train flow: takes up its scheduled runs, each in a process of its own."""
+"""Serve the train flow: run its scheduled flow runs, each in its own process."""
 
 from prefect.flows import EntrypointType
 

@@ -1,4 +1,4 @@
-"""What happens in the demo: a run without faults, the same with three, and the comparison."""
+"""Run the demo: a run without faults, the same run with three faults, and the comparison."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
         until(lambda: self.target.has_begun() or self.failed(), "the job has begun", _RUN_S)
 
     def failed(self) -> bool:
-        """Raises RuntimeError if the flow run has come to a bad end; else False."""
+        """Return False. Raises RuntimeError: the flow run has failed, crashed or was cancelled."""
         state = self.prefect.state(self.flow_run_id)
         if state.is_failed() or state.is_crashed() or state.is_cancelled():
             raise RuntimeError(f"flow run {self.target.job_id}: {state.name}: {state.message}")
@@ -59,7 +59,7 @@ class Run:
         until(lambda: steps.show() >= step, f"step {step} is finished", _RUN_S)
 
     def until_recovered(self, count: int) -> None:
-        """Wait until so many incidents are over."""
+        """Wait until `count` incidents are over."""
 
         def over() -> bool:
             found = self.target.incidents()
@@ -90,7 +90,7 @@ def undisturbed(plan: Plan, prefect: Served) -> Run:
 
 
 def disturbed(plan: Plan, prefect: Served) -> tuple[Run, list[Mark]]:
-    """Train the same, and kill a rank, a node and the flow's process at fixed steps."""
+    """Train again, and kill a rank, a node and the flow's process at fixed steps."""
     screen.say("\n[bold]2. Disturbed[/bold]")
     run = Run(plan, prefect, "disturbed")
     run.until_begun()
@@ -115,7 +115,7 @@ def disturbed(plan: Plan, prefect: Served) -> tuple[Run, list[Mark]]:
 
 
 def kill_flow(run: Run, steps: screen.Steps) -> list[Mark]:
-    """Kill the process of the flow run; its hooks have the run run again."""
+    """Kill the process of the flow run; Prefect's hooks then start the flow run again."""
     pid = until(run.target.steered_by, "a flow process steers the job", _RUN_S)
     killed = Mark(time.time(), "kill -9 the flow")
     os.kill(pid, signal.SIGKILL)
@@ -128,14 +128,14 @@ def kill_flow(run: Run, steps: screen.Steps) -> list[Mark]:
 
 
 def _noticed(run: Run, steps: screen.Steps) -> str:
-    """Return the state's name once the run is to be run again."""
+    """Return the state's name if Prefect has scheduled the run again, otherwise ""."""
     steps.show()
     state = run.prefect.state(run.flow_run_id)
     return state.name or "" if state.is_scheduled() or state.is_pending() else ""
 
 
 def _taken_up(run: Run, before: int, steps: screen.Steps) -> str:
-    """Say who steers the job now; nothing while nobody new does."""
+    """Return the new process that holds the job's lease; "" while there is none."""
     if steps.show() >= run.plan.steps:
         return "after the last step"  # on a fast machine
     now = run.target.steered_by()
@@ -143,7 +143,7 @@ def _taken_up(run: Run, before: int, steps: screen.Steps) -> str:
 
 
 def conclude(plan: Plan, calm: Run, rough: Run, marks: list[Mark]) -> bool:
-    """Compare, report on screen and in files; return whether all is as it should be."""
+    """Compare the runs, and report on screen and in files; return whether all checks pass."""
     until(lambda: not leftovers(), "the last process has ended", 20.0)
     timeline = place.OUTPUT / "timeline.png"
     records = read_records(rough.target.directory)
@@ -176,7 +176,7 @@ def conclude(plan: Plan, calm: Run, rough: Run, marks: list[Mark]) -> bool:
 
 
 def play(plan: Plan) -> bool:
-    """Run the demo; return whether all is as it should be."""
+    """Run the demo; return whether all checks pass."""
     begun = time.monotonic()
     screen.say("Starting a Prefect server, and serving the train flow")
     with server(), ending_jobs(), served() as prefect:

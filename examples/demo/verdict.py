@@ -1,4 +1,4 @@
-"""Was it as if nothing had happened? Compares the disturbed run with the undisturbed one."""
+"""Compare the disturbed run with the undisturbed run: losses, parameters and samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.training.torch import StepSampler
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and after which step what is killed."""
+    """The model, the data and the number of nodes and processes in both runs."""
 
     steps: int
     batch_size: int
@@ -31,11 +31,11 @@ class Plan:
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """The number of all ranks."""
         return self.nodes * self.processes_per_node
 
     def arguments(self, out: Path) -> list[str]:
-        """The command line of the training script."""
+        """Return the command line of the training script."""
         pairs = {
             "--size": self.size,
             "--steps": self.steps,
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison. `differing`: (rank, step) of losses that are not the same to the last bit."""
+    """The comparison. `differing`: (rank, step) of losses that are not equal bit for bit."""
 
     losses: int
     differing: list[tuple[int, int]]
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def loss_identical(self) -> bool:
-        """All losses and all final parameters are the same, bit for bit."""
+        """Whether all losses and all final parameters are equal, bit for bit."""
         return not self.differing and len({d for many in self.digests.values() for d in many}) == 1
 
 
@@ -84,7 +84,7 @@ def judge(plan: Plan, calm: Target, rough: Target) -> Verdict:
 
 
 def _steps(target: Target) -> dict[tuple[int, int], StepRecord]:
-    """The record that counts of each rank and step."""
+    """Return the valid record of each rank and step."""
     return {
         (rank, step): record
         for rank, records in read_records(target.directory).items()
@@ -97,7 +97,7 @@ def _same(one: StepRecord | None, other: StepRecord | None) -> bool:
 
 
 def _digests(plan: Plan, target: Target) -> list[str]:
-    """What each rank says of its parameters at the end; a missing word differs from all others."""
+    """Return each rank's digest of its final parameters; a missing one differs from all others."""
     files = [out_of(target) / f"final-rank{rank}.json" for rank in range(plan.world_size)]
     return [
         json.loads(file.read_text())["digest"] if file.exists() else f"no {file.name}"
@@ -106,12 +106,12 @@ def _digests(plan: Plan, target: Target) -> list[str]:
 
 
 def out_of(target: Target) -> Path:
-    """Where a run's ranks leave their results."""
+    """Return the folder with the results of a run's ranks."""
     return OUTPUT / "results" / target.job_id.rpartition("-")[0]
 
 
 def _stream(plan: Plan) -> Counter[int]:
-    """How often the plan trains on each sample, by the sampler's own word."""
+    """Return how often the plan trains on each sample, from the sampler itself."""
     sys.path.insert(0, str(SCRIPT.parent))
     from corpus import Windows, load
     from model import SIZES
@@ -130,7 +130,7 @@ def _stream(plan: Plan) -> Counter[int]:
 
 
 def incident_entry(incident: Incident, killed_at: float) -> dict[str, Any]:
-    """One incident as demo-report.json tells it. Milliseconds; total begins at the kill."""
+    """Return one incident for demo-report.json, in milliseconds; total begins at the kill."""
     return {
         "kind": incident.cause.kind.value,
         "strategy": incident.strategy.value if incident.strategy else None,

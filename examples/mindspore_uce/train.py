@@ -1,7 +1,7 @@
 """MindSpore's UCE example on real handwritten digits: Model.train in a Session.
 
-The network and loop are those of MindSpore's tutorial on fast recovery from UCE faults; see
-README.md for what became of its names.
+The network and the loop come from MindSpore's tutorial on fast recovery from UCE faults. README.md
+lists the names that replace the tutorial's names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from rekindle.training.mindspore import Session, recoverable
 
-BATCH, EPOCHS, STEPS_PER_EPOCH = 22, 3, 20  # of each rank: 1,760 of the 1,797 digits an epoch
+BATCH, EPOCHS, STEPS_PER_EPOCH = 22, 3, 20  # per rank; 4 ranks use 1,760 of 1,797 digits
 PIXELS, CLASSES = 8 * 8, 10
 
 
@@ -36,7 +36,7 @@ class MatMulCell(nn.Cell):
 
 
 class Network(nn.Cell):
-    """Three layers."""
+    """A network of three layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def main() -> None:
     rate = nn.cosine_decay_lr(1e-3, 1e-1, steps, STEPS_PER_EPOCH, EPOCHS) if options.decay else 1e-2
     net = Network()
     optimizer = recoverable(nn.SGD)(net.trainable_params(), rate)  # OptTFTWrapper in the tutorial
-    # nn.CrossEntropyLoss in the tutorial; its last bit depends on where a batch lies in memory.
+    # nn.CrossEntropyLoss in the tutorial; its last bit depends on a batch's address in memory.
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     model = ms.Model(net, loss_fn=loss, optimizer=optimizer)
     data = digits(get_rank(), get_group_size(), shuffle=options.shuffle)

@@ -1,7 +1,7 @@
-"""Test a training script: run it, break it, and see that nothing was lost.
+"""Test a training script: run it, break it, and check that nothing was lost.
 
-The fixture `rekindle_run` comes with the installed package. It starts a `Run`, whose end is a
-`Report`. A `JobHandle` has the same waits for a job that something else has started. The events of
+The fixture `rekindle_run` comes with the installed package. It starts a `Run`, whose result is a
+`Report`. A `JobHandle` has the same waits for a job that another process has started. The events of
 a job are in `journal`.
 """
 
@@ -27,7 +27,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # pytest imports this package with every test run: nothing is imported before it is used.
+    # pytest imports this package in every test run, so it imports each name at its first use.
     if name == "journal":
         return importlib.import_module("rekindle.recovery.journal.journal")
     if name not in _MODULES:

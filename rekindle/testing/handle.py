@@ -1,4 +1,4 @@
-"""A running job, for a test: read what it has recorded, wait for its events, break it."""
+"""Handle a running job in a test: read its records, wait for its events, break it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.recovery.journal import journal
 from rekindle.reporting.step_records import StepRecord, effective, read_records
 
 _LOOK_S = 0.01
-_LINES = 25  # of each file, in a story
+_LINES = 25  # lines of each file in a story
 _COLUMNS = 400
 
 E = TypeVar("E", bound=journal.Event)
@@ -40,7 +40,7 @@ class JobHandle:
         self.limit_s = limit_s
         self._decoded: tuple[bytes, list[journal.AnyEvent]] = (b"", [])
 
-    # ---- what it has recorded
+    # ---- its records
 
     def events(self) -> list[journal.AnyEvent]:
         """Read the events that the job's journal has so far."""
@@ -69,7 +69,7 @@ class JobHandle:
         return {rank: effective(r) for rank, r in read_records(self.directory.path).items()}
 
     def has_ended(self) -> bool:
-        """Whether the newest event is the end of an attempt."""
+        """Return whether the newest event is the end of an attempt."""
         return isinstance(next(reversed(self.events()), None), journal.Ended)
 
     def story(self) -> str:
@@ -81,7 +81,7 @@ class JobHandle:
                 texts += [f"\n---- {path.name}", *(line[:_COLUMNS] for line in lines)]
         return "\n".join(texts)
 
-    # ---- what its coordinator answers
+    # ---- answers of its coordinator
 
     def client(self) -> JobClient:
         """Return a client of the job's coordinator. Raises JobError: none has started yet."""
@@ -95,7 +95,7 @@ class JobHandle:
         return self.client().status()
 
     def pid(self, rank: int) -> int:
-        """Return the process of a rank, and wait for one if it has none."""
+        """Return the process id of a rank; wait until the rank has a process."""
 
         def found() -> int:
             view = self._answer()
@@ -165,7 +165,7 @@ class JobHandle:
         seconds: float = 1.0,
         timeout_s: float | None = None,
     ) -> None:
-        """Inject a fault into a rank in `step`, which must not be past; None: the next step.
+        """Inject a fault into a rank in `step`, which must not have ended; None: the next step.
 
         The job must allow it (`rekindle run --allow-injection`).
         Raises RunError: the step is past, there is no such rank, or the job does not answer.
@@ -191,7 +191,7 @@ class JobHandle:
     # ---- for subclasses
 
     def _tend(self) -> None:
-        """Do what the job needs while a test waits; each wait calls this before each look."""
+        """Do the job's tasks while a test waits; each wait calls this before each check."""
 
     def _answer(self) -> JobView | None:
         try:

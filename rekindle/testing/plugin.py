@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def rekindle_run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Start `rekindle run` of a script: `rekindle_run("train.py", "--lr=0.1", nproc_per_node=4)`.
 
-    Keyword arguments are options of `rekindle run`, with underscores. `working_directory` is the
-    folder in which the script starts, by default that of pytest. Each run has a job directory of
-    its own and ends with the test.
+    Keyword arguments are options of `rekindle run`, with underscores. The script starts in the
+    folder `working_directory`, by default pytest's folder. Each run has its own job directory, and
+    ends with the test.
     """
-    from rekindle.testing.runs import Run  # only for tests that ask: pytest loads every plugin
+    from rekindle.testing.runs import Run  # only for tests that use it: pytest loads every plugin
 
     runs: list[Run] = []
 

@@ -26,7 +26,7 @@ __all__ = ["KINDS", "JobHandle", "Report", "Run", "RunError"]
 KINDS = tuple(kind.value for kind in InjectionKind)  # for pytest.mark.parametrize
 
 _JOB = "test"
-_STOP_S = 15.0  # the job's own grace is 10 s
+_STOP_S = 15.0  # longer than the job's own grace of 10 s
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +59,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(JobHandle):
-    """`rekindle run` of a script, with a job directory of its own.
+    """`rekindle run` of a script, with its own job directory.
 
-    folder: for all files of the run. options: options of `rekindle run` by name; True: a flag.
+    folder: for all files of the run. options: options of `rekindle run` by name; True stands for a
+    flag.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Run(JobHandle):
         return self._output.read_text(errors="replace")
 
     def has_ended(self) -> bool:
-        """Whether the command has ended."""
+        """Return whether the command has ended."""
         return self._process.poll() is not None
 
     def story(self) -> str:
@@ -121,7 +122,7 @@ class Run(JobHandle):
         self._process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """End the run, if it has not ended; nothing of it is left."""
+        """End the run if it still runs; no process of it remains."""
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,5 +1,6 @@
-"""What a training script imports: one module per framework, and what those have in common.
+"""Hold the modules that a training script imports: one per framework, and their common parts.
 
-Lives in the user's process: may not import Prefect, kubernetes or boto3, and a framework only in
-that framework's module. May import the runtime and all below it.
+The package runs in the user's process. It may not import Prefect, kubernetes or boto3. Only a
+framework's own module may import that framework. The package may import the runtime and the
+layers below it.
 """

@@ -1,14 +1,14 @@
-"""msrun as a rank: Rekindle's agent in the place of TaskD's.
+"""Run msrun as a rank, with Rekindle's agent instead of TaskD's.
 
     rekindle run --no-python --nnodes N \\
         python -m rekindle.training.msrun [options] script ...
 
-msrun hands its workers over to an agent that it imports by the names of MindCluster's TaskD
-(`taskd.api.taskd_agent_api`). Left alone it kills all workers at once when it has seen that one is
-gone, and then waits for its scheduler, for 31 s on a CPU; and a scheduler that has lost a worker
-serves no new ones there. This agent tells the other workers to end before it kills them, ends the
-scheduler, and ends with the broken worker's status. So the job's coordinator starts all nodes'
-msruns anew, at a port that was not used before, or elsewhere.
+msrun gives its workers to an agent that it imports by the names of MindCluster's TaskD
+(`taskd.api.taskd_agent_api`). Without an agent, msrun kills all workers immediately when it detects
+that one is lost. It then waits for its scheduler, for 31 s on a CPU. A scheduler that has lost a
+worker serves no new workers there. This agent stops the other workers with SIGTERM before it kills
+them. It also ends the scheduler, and exits with the failed worker's status. So the job's
+coordinator restarts all nodes' msruns, at a port that was not used before or on other nodes.
 
 Sources: mindspore/utils/utils.py (RSCPluginHandle) and mindspore/parallel/cluster of MindSpore
 2.10.0; the times are measured.
@@ -32,23 +32,23 @@ from rekindle.training import msrun_worker
 from rekindle.waiting import until
 
 LOOK_S = 0.1
-GRACE_S = 8.0  # for workers that are told to end
+GRACE_S = 8.0  # for workers, after SIGTERM
 SCHEDULER_S = 60.0  # for the scheduler, once all workers are done
-_PROGRAMS = ("python", "python3", "pytest")  # what msrun starts itself; all else is a script
+_PROGRAMS = ("python", "python3", "pytest")  # msrun starts these directly; the rest are scripts
 _OF_AGENT = ("MS_ENABLE_TFT", "MS_ENABLE_RECOVERY")
 _INTERVALS = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 Process = subprocess.Popen[bytes]
-# With any of them msrun asks for an agent; RSC asks for nothing else.
+# With any of these values msrun requests an agent; RSC has no other effect.
 _ASKING = ("TTP:1", "UCE:1", "ARF:1", "TSP:1", "HCCE:1", "RSC:1")
 
 
 def main() -> None:
-    """Run msrun with its own options, and with what the job knows about nodes by default."""
+    """Run msrun with the user's options; the job's values for nodes are the defaults."""
     try:
         sys.argv[1:1] = options_of(os.environ)
         agent = Agent(os.environ)
         os.environ |= agent.environment()
-        if not _has_taskd():  # else its own agent is what the user wants
+        if not _has_taskd():  # otherwise the user wants TaskD's own agent
             sys.modules |= agent.modules()
         try:
             from mindspore.parallel.cluster.run import get_args, run
@@ -58,7 +58,7 @@ def main() -> None:
         if args.worker_num == 0:
             args.worker_num = args.local_worker_num * int(os.environ.get("GROUP_WORLD_SIZE", "1"))
         agent.has_all = args.local_worker_num == args.worker_num
-        # With this Python, where msrun would take the first one of the PATH.
+        # Use this Python; msrun would use the first one in PATH.
         python = [] if args.task_script in _PROGRAMS else [sys.executable]
         args.task_script_args = [*python, args.task_script, *args.task_script_args]
         args.task_script = msrun_worker.__file__
@@ -75,10 +75,10 @@ def _has_taskd() -> bool:
 
 
 def options_of(environment: Mapping[str, str]) -> list[str]:
-    """Return msrun's options as the job knows them; those of the command line come after them.
+    """Return msrun's options from the job's values. The caller puts the user's options after them.
 
-    worker_num is 0 there: as many as on this node, times the nodes. Raises UsageError: there are
-    several msruns on a node.
+    worker_num 0 means: the workers of this node times the number of nodes. Raises UsageError: a
+    node has several msruns.
     """
     if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
         raise UsageError(
@@ -97,19 +97,19 @@ def options_of(environment: Mapping[str, str]) -> list[str]:
 
 
 class Agent:
-    """Starts msrun's workers by its callbacks, and stays until they have ended.
+    """Starts msrun's workers through msrun's callbacks, and waits until they have ended.
 
-    environment: the user's, which workers have again.
+    environment: the user's environment, which the workers get back.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._users = dict(environment)
-        self._callbacks: dict[str, types.MethodType] = {}  # of its manager of processes
-        self._told: signal.Signals | None = None  # to end, by whoever started msrun
-        self.has_all = True  # the workers of this node are all that there are
+        self._callbacks: dict[str, types.MethodType] = {}  # of msrun's process manager
+        self._told: signal.Signals | None = None  # the signal with which msrun's parent stops it
+        self.has_all = True  # whether this node has all workers of the job
 
     def environment(self) -> dict[str, str]:
-        """Return what msrun needs: that an agent is asked for, and the Python to start others."""
+        """Return the variables for msrun: a request for an agent, and the Python for children."""
         asked = self._users.get("MS_ENABLE_TFT", "")
         if not any(each in asked for each in _ASKING):
             asked = "{" + ", ".join([*filter(None, [asked.strip(" {}")]), "RSC:1"]) + "}"
@@ -117,7 +117,7 @@ class Agent:
         return {
             "MS_ENABLE_TFT": asked,
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), path)),
-            # By default they wait 3 to 5 s before they look for the scheduler again.
+            # By default a worker waits 3 to 5 s before it tries to reach the scheduler again.
             **{name: self._users.get(name, "1") for name in _INTERVALS},
             msrun_worker.ENV_PATH: path,
             msrun_worker.ENV_MSRUN: str(os.getpid()),
@@ -135,11 +135,11 @@ class Agent:
         return found
 
     def start(self) -> None:
-        """Start all workers, wait, and end what is left. Raises SystemExit: not all ended well."""
+        """Start all workers, wait, and end the rest. Raises SystemExit: a worker has failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        # That an agent was asked for is none of the workers' business: MindSpore refuses some of
-        # what they may want because of it. msrun has set one of the two itself.
+        # Hide the request for an agent from the workers: because of it MindSpore refuses some
+        # features that they may use. msrun has set one of the two variables itself.
         for name in _OF_AGENT:
             os.environ.pop(name, None)
             if name in self._users:
@@ -157,7 +157,7 @@ class Agent:
         self._told = signal.Signals(number)
 
     def _watch(self, workers: Mapping[int, Process], scheduler: Process | None) -> int:
-        """Return a status as a shell would have it: of the first that did not end well, or 0."""
+        """Return the first failure's status as a shell does, or 0; 128 + signal after a signal."""
         done_at = 0.0
         while self._told is None:
             ends = [(f"local worker {rank}", each) for rank, each in workers.items()]
@@ -168,7 +168,7 @@ class Agent:
                     return _said(f"{who} (process {process.pid})", code)
             if None not in codes:
                 return 0
-            # It ends by itself when all workers have, those of other nodes too.
+            # The scheduler ends on its own when all workers have ended, also on other nodes.
             if self.has_all and None not in codes[: len(workers)]:
                 done_at = done_at or time.monotonic()
                 if time.monotonic() - done_at > SCHEDULER_S:
@@ -178,24 +178,23 @@ class Agent:
         return 128 + self._told
 
     def _end(self, workers: Sequence[Process], scheduler: Process | None) -> None:
-        """Tell workers to end, kill those that do not in time with all they have started, and the
-        scheduler."""
+        """Send SIGTERM to the workers; kill late workers with their children, and the scheduler."""
         for each in workers:
             if _end_of(each) is None:
                 os.killpg(each.pid, signal.SIGTERM)
         until(lambda: None not in map(_end_of, workers), GRACE_S, LOOK_S)
         for each in workers:
-            if each.returncode is None:  # nobody has reaped it: the number is still its group's
+            if each.returncode is None:  # not reaped yet, so the number still names its group
                 os.killpg(each.pid, signal.SIGKILL)
-        self._callbacks["KILL_WORKER"]([-1])  # and what shows their output
+        self._callbacks["KILL_WORKER"]([-1])  # and the processes that show their output
         if scheduler is not None and scheduler.poll() is None:
             scheduler.kill()
 
 
 def _end_of(process: Process) -> int | None:
-    """Return a child's exit status, negative of the signal that ended it; None: it runs.
+    """Return a child's exit status, or minus the signal that ended it; None: it runs.
 
-    It stays to be reaped, for until then its number is that of its group, too.
+    The child is not reaped, because until then its number also names its process group.
     """
     if process.returncode is not None:
         return process.returncode
@@ -206,7 +205,7 @@ def _end_of(process: Process) -> int | None:
 
 
 def _said(who: str, code: int) -> int:
-    """Say how it ended; return that as a shell would have it."""
+    """Print how a process ended; return its status in a shell's form."""
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     print(f"rekindle: {who} has ended {how}; the others are ended", file=sys.stderr, flush=True)
     return 128 - code if code < 0 else code

@@ -1,7 +1,7 @@
-"""What msrun starts in a script's place: the script, which does not outlive msrun.
+"""Replace msrun's direct child by the script, and end the script when msrun ends.
 
-msrun gives each worker a session of its own, and whoever kills msrun would leave them behind, with
-their devices.
+msrun gives each worker its own session. So a signal that kills msrun would otherwise leave the
+workers running, with their devices.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 ENV_MSRUN = "REKINDLE_MSRUN"  # msrun's process
-ENV_PATH = "REKINDLE_MSRUN_PATH"  # the user's
-# They tell msrun's place in the job. Workers have theirs from MindSpore (RANK_ID, MS_NODE_ID).
+ENV_PATH = "REKINDLE_MSRUN_PATH"  # the user's PATH
+# msrun's place in the job. MindSpore gives workers their own place (RANK_ID, MS_NODE_ID).
 _OF_MSRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 def main() -> None:
-    """Become what the arguments say, with the Python of whoever has started msrun."""
+    """Execute the command in the arguments, with the user's PATH."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(os.environ[ENV_MSRUN]):
-        sys.exit("rekindle: msrun is gone")  # before it could take this process with it
+        sys.exit("rekindle: msrun is gone")  # msrun ended before prctl() was called
     for name in _OF_MSRUN:
         os.environ.pop(name, None)
     os.environ["PATH"] = os.environ.pop(ENV_PATH)

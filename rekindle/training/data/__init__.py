@@ -1,1 +1,1 @@
-"""The order of samples, for any world size; no framework."""
+"""The order of samples, for any world size; without a framework."""

@@ -1,14 +1,15 @@
-"""Which samples each rank trains on in each step, as a pure function of the step.
+"""Compute the samples of each rank in each step, as a pure function of the step.
 
-The data are one endless stream: the order of epoch 0, then that of epoch 1, and so on. A step
-takes the next `shares * batch_size` samples of the stream, so a batch may straddle two epochs and
-no sample is ever lost or repeated. Rank r of a world of W gets the r-th slice, its share; where
-there are to be more shares than ranks, it gets those numbered r, r + W, r + 2W and so on. The
-position in the stream is all of the state, and it means the same in a world of another size.
+The data are one endless stream: the order of epoch 0, then the order of epoch 1, and so on. A step
+takes the next `shares * batch_size` samples of the stream. So a batch may contain samples of two
+epochs, and no sample is lost or repeated. Rank r in a world of W ranks gets the r-th slice, its
+share. If there are more shares than ranks, the rank gets the shares r, r + W, r + 2W and so on.
+The position in the stream is the complete state. It has the same meaning in a world of another
+size.
 
-The order is a wire contract: a resumed job must see the very stream that it began with. It is
-therefore computed from integers alone and not by a random generator that may change between
-versions of a library. `tests/unit/training/data/test_sampler.py` pins it.
+The order is a contract between versions: a resumed job must see the same stream as before. So the
+order follows from integers alone. A random generator may change between versions of a library.
+`tests/unit/training/data/test_sampler.py` checks that the order stays the same.
 """
 
 from __future__ import annotations
@@ -26,31 +27,35 @@ from rekindle.errors import SessionError
 
 _MAX_LENGTH = 2**40
 _MAX_SEED = 2**64 - 1
-_MAX_SHARE = 2**24  # of a batch, and of a world
-_MAX_POSITION = 2**62  # leaves room for the steps ahead of it in 64 bits
+_MAX_SHARE = 2**24  # for batch_size, for the world size and for the shares
+_MAX_POSITION = 2**62  # the steps after it still fit in 64 bits
 
-# Eight rounds over at least six bits: with fewer, the orders of short data sets are visibly uneven.
+# At least six bits and eight rounds: with fewer, the orders of short data sets are visibly uneven.
 _ROUNDS = 8
 _MIN_BITS = 6
 _GOLDEN = 0x9E3779B97F4A7C15  # the step of splitmix64
 
-# Samples computed at once: enough to make numpy's cost per call vanish, still about a millisecond.
+# Samples per computation: numpy's overhead per call is small, and a call takes about 1 ms.
 _BLOCK = 4096
 
 _Words = NDArray[np.uint64]
 
 
 class StepSampler:
-    """The samples of every step; `position` counts the samples that all ranks have consumed.
+    """Return the samples of each step; `position` counts the samples that all ranks consumed.
 
     It also serves as `DataLoader(data, batch_sampler=sampler)`. Such an iterator starts at the
-    current position and then counts by itself, because prefetching workers run ahead of the loop.
+    current position. It then counts the samples on its own, because prefetching workers are ahead
+    of the loop.
     """
 
     def __init__(
         self, length: int, batch_size: int, *, seed: int = 0, shuffle: bool = True
     ) -> None:
-        """`length` samples in the data set; `batch_size` samples per rank and step."""
+        """Create a sampler.
+
+        length: samples in the data set. batch_size: samples per rank and step.
+        """
         self._stream = SampleOrder(
             length=integer("length", length, 1, _MAX_LENGTH),
             seed=integer("seed", seed, 0, _MAX_SEED),
@@ -63,8 +68,9 @@ class StepSampler:
     def bind(self, rank: int, world_size: int, shares: int | None = None) -> None:
         """Set the rank and the world size. The Session calls it in every generation.
 
-        shares: of `batch_size` samples in each step; default: one per rank.
-        Raises SessionError: the rank is outside the world, or the shares are too few for it.
+        shares: the number of shares in each step, with `batch_size` samples each. Default: one per
+        rank.
+        Raises SessionError: the rank is outside the world, or there are fewer shares than ranks.
         """
         world_size = integer("world_size", world_size, 1, _MAX_SHARE)
         rank = integer("rank", rank, 0, world_size - 1)
@@ -74,25 +80,25 @@ class StepSampler:
 
     @property
     def position(self) -> int:
-        """Samples of the stream that all ranks together have consumed."""
+        """The number of samples of the stream that all ranks together have consumed."""
         return self._position
 
     @property
     def epoch(self) -> int:
-        """The epoch in which the next step begins."""
+        """The epoch that contains the first sample of the next step."""
         return self._position // self._stream.length
 
     @property
     def shares(self) -> int:
-        """The number of shares, of `batch_size` samples each, in a step of all ranks."""
+        """The number of shares in a step of all ranks, with `batch_size` samples each."""
         return self._bound().shares
 
     def indices(self) -> list[int]:
-        """Return this rank's samples of the step that begins at `position`, of all its shares."""
+        """Return this rank's samples for the step at `position`, from all its shares."""
         return list(itertools.chain(*self.parts()))
 
     def parts(self) -> list[list[int]]:
-        """Return the samples of each share."""
+        """Return the samples of each share of this rank."""
         return self._bound().step(self._position)
 
     def advance(self) -> None:
@@ -100,11 +106,12 @@ class StepSampler:
         self._position += self._bound().span
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's samples of the current step, then of each later one, for ever.
+        """Yield this rank's samples for the current step and for each later step, without end.
 
-        A batch is one share; a rank that has several in each step gets them one after the other.
-        After a recovery the iterator goes on from the recovered position. One that had run ahead
-        cannot: its batches wait in the queues of workers, and would be trained on twice.
+        A batch is one share. A rank with several shares in each step gets them one after the other.
+        After a recovery the iterator continues from the recovered position.
+        Raises SessionError: the iterator was ahead of the loop at the recovery. Its batches are
+        still in the queues of workers, and training would use them twice.
         """
         part, ahead = self._bound(), False
         batches = part.batches(self._position)
@@ -126,7 +133,7 @@ class StepSampler:
         return {"position": self._position, **self._stream.identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved position; refused if it belongs to another stream."""
+        """Continue from a saved position. Raises SessionError: it belongs to another stream."""
         mine = self._stream.identity()
         missing = sorted({"position", *mine} - set(state))
         if missing:
@@ -148,7 +155,7 @@ class StepSampler:
 
 
 class _Part:
-    """One rank's part of the stream in a world of one size, computed many steps at a time."""
+    """Compute one rank's part of the stream in a world of one size, many steps at a time."""
 
     def __init__(
         self, stream: SampleOrder, batch_size: int, rank: int, world_size: int, shares: int
@@ -164,13 +171,13 @@ class _Part:
         self._block: _Words = self._offsets[:0]
 
     def batches(self, position: int) -> Iterator[tuple[int, list[int]]]:
-        """The shares of this step and of all later ones, each with its step's position."""
+        """Yield the shares of this step and of all later steps, each with its step's position."""
         for begin in itertools.count(position, self.span):
             for share in self.step(begin):
                 yield begin, share
 
     def step(self, position: int) -> list[list[int]]:
-        """The shares of the step that begins at `position`."""
+        """Return the shares of the step that begins at `position`."""
         row, rest = divmod(position - self._start, self.span)
         if rest or not 0 <= row < len(self._block):
             positions = (self._offsets + np.uint64(position)).ravel()
@@ -182,7 +189,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class SampleOrder:
-    """The endless order of samples, the same for every rank and every world."""
+    """Define the endless order of samples, which is the same for each rank and each world."""
 
     length: int
     seed: int
@@ -192,7 +199,7 @@ class SampleOrder:
         return {"length": self.length, "seed": self.seed, "shuffle": self.shuffle}
 
     def samples(self, positions: _Words) -> _Words:
-        """The samples at some positions, given in ascending order."""
+        """Return the samples at some positions, which the caller passes in ascending order."""
         epochs, places = np.divmod(positions, np.uint64(self.length))
         if not self.shuffle:
             return places
@@ -203,10 +210,10 @@ class SampleOrder:
 
 
 def _permute(places: _Words, keys: _Words, length: int) -> _Words:
-    """Where each place of range(length) goes in the permutation that its key selects.
+    """Return the image of each place in the permutation of range(length) that its key selects.
 
-    A Feistel network permutes the next power of two. Whatever leaves the range walks on along
-    its cycle until it is back inside, which is a permutation of the range.
+    A Feistel network permutes the next power of two. A value outside the range passes through the
+    network again until it is inside. The result is a permutation of the range.
     """
     values = _feistel(places, keys, length)
     outside = np.flatnonzero(values >= length)
@@ -228,7 +235,7 @@ def _feistel(values: _Words, keys: _Words, length: int) -> _Words:
 
 
 def _mix(words: _Words) -> _Words:
-    """The finaliser of splitmix64: every bit of the input changes about half of the output."""
+    """Apply the finaliser of splitmix64: each input bit changes about half of the output bits."""
     words = (words ^ (words >> _word(30))) * _word(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> _word(27))) * _word(0x94D049BB133111EB)
     return words ^ (words >> _word(31))
@@ -240,12 +247,12 @@ def _word(value: int) -> np.uint64:
 
 
 def _words(value: int) -> _Words:
-    """One word as an array: numpy lets arrays wrap round silently, but warns of scalars."""
+    """Return one word as an array: numpy wraps arrays silently, but warns if a scalar overflows."""
     return np.array([_word(value)])
 
 
 def integer(name: str, value: int, low: int, high: int) -> int:
-    """Return the value; raises SessionError: it is no integer of this range."""
+    """Return the value. Raises SessionError: it is not an integer in this range."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,6 +1,6 @@
-"""Accelerators after a fault: what is damaged, and making them usable again without a new process.
+"""Device adapters: find the damage after a fault, and make a device usable in the same process.
 
-An adapter each: `cpu`, `cuda`, `npu`.
+There is one adapter for each of `cpu`, `cuda` and `npu`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Damage", "Device", "DeviceEvent", "device_for"]
 
 
 def device_for(device: torch.device) -> Device:
-    """The adapter for the device that a model is on; others than CUDA and NPU count as the CPU."""
+    """Return the adapter for a model's device; a type other than CUDA and NPU counts as CPU."""
     if device.type == "cuda":
         return CudaDevice(device)
     return NpuDevice(device) if device.type == "npu" else CpuDevice()

@@ -15,102 +15,106 @@ from rekindle.recovery.faults.fault import FaultKind
 
 
 class Damage(str, enum.Enum):
-    """What a fault has damaged, least first."""
+    """The damage of a fault, in ascending order."""
 
-    NONE = "none"  # nothing that lasts: the step can be done again
-    STATE = "state"  # parameters or optimizer state: they have to come from elsewhere
-    DEVICE = "device"  # the device cannot be used again by this process
+    NONE = "none"  # no lasting damage: the rank can repeat the step
+    STATE = "state"  # parameters or optimizer state: they must come from another source
+    DEVICE = "device"  # this process cannot use the device again
 
 
 class DeviceEvent(Protocol):
-    """A moment in what a device was asked to do: torch's events are such."""
+    """A moment in a device's queue of tasks. torch's events have this interface."""
 
     def query(self) -> bool:
-        """Whether it is over. Raises RuntimeError: the device has a fault."""
+        """Return whether the device has reached it. Raises RuntimeError: the device has a fault."""
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from it to another one."""
+        """Return the milliseconds from this event to another one."""
 
 
 class Device(Protocol):
-    """One rank's device. `stop` is for any thread, the rest for the main thread."""
+    """One rank's device. Any thread may call `stop`; only the main thread may call the rest."""
 
     def stop(self) -> None:
-        """Abort what runs there, so that a main thread that waits for it raises."""
+        """Abort the device's tasks. A main thread that waits for a task then raises an error."""
 
     def wait(self) -> None:
-        """Wait until all that was asked of it is done. Raises RuntimeError: what went wrong."""
+        """Wait until all requested tasks are done. Raises RuntimeError: a task has failed."""
 
     def clock_us(self) -> int:
-        """Microseconds, by the clock that the device's errors tell their time in."""
+        """Return microseconds, by the clock that the device's errors use for their times."""
 
     def mark(self) -> DeviceEvent | None:
-        """Mark the moment when all that was asked of it so far is done; None: that is now."""
+        """Mark the moment when all tasks so far are done; None: they are done now."""
 
     def free(self) -> None:
-        """Give back memory that is kept for later steps: while this rank waits, a check needs it.
+        """Free memory that is kept for later steps: a node check needs it while this rank waits.
 
-        Raises nothing: a device that has a fault tells of it again.
+        It raises no error: a device with a fault reports the fault again.
         """
 
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
-        """Make the device usable after a fault, and say what is lost.
+        """Make the device usable after a fault, and return the damage.
 
-        kind: of this rank's own fault; LINK where only a peer had one.
-        state: gives the tensors of the training state, which are written anew after STATE.
+        kind: the kind of this rank's own fault; LINK if only a peer had a fault.
+        state: returns the tensors of the training state. The caller writes them again after STATE.
         """
 
 
 class CpuDevice:
-    """Real memory faults of the host end the process (SIGBUS), so what raises one is an injection.
+    """The host's CPU. A memory fault of the host ends the process (SIGBUS).
 
-    simulated: the damage that the next one has done.
+    So any fault that raises an error here is injected.
+    simulated_damage: the damage that the next injected fault causes.
     """
 
     simulated_damage = Damage.STATE
 
     def stop(self) -> None:
-        """Nothing runs there but the main thread itself."""
+        """Do nothing: only the main thread runs on the CPU."""
 
     def wait(self) -> None:
-        """What was asked for has been done."""
+        """Do nothing: all requested tasks are done."""
 
     def clock_us(self) -> int:
-        """The host's: its errors tell no time."""
+        """Return the host's time: the CPU's errors have no time."""
         return time.time_ns() // 1000
 
     def mark(self) -> DeviceEvent | None:
-        """What was asked for has been done."""
+        """Return None: all requested tasks are done."""
         return None
 
     def free(self) -> None:
-        """Memory is the process's own."""
+        """Do nothing: the process owns its memory."""
 
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
-        """Pretend."""
+        """Return the simulated damage for a memory fault, and NONE for other faults."""
         return CpuDevice.simulated_damage if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
 
 
 class CudaDevice:
-    """Uncorrectable ECC errors are sticky: each later call in the process fails as well (CUDA
-    runtime API, cudaErrorECCUncorrectable), so only a new process can go on."""
+    """A CUDA device. Uncorrectable ECC errors are sticky, so only a new process can continue.
+
+    After such an error each later call in the process fails (CUDA runtime API,
+    cudaErrorECCUncorrectable).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def stop(self) -> None:
-        """Aborting NCCL's communicators ends what waits for peers; kernels end by themselves."""
+        """Do nothing: aborted NCCL communicators end waits for peers; kernels end on their own."""
 
     def wait(self) -> None:
-        """Wait for all kernels; their errors are raised here."""
+        """Wait for all kernels. Raises RuntimeError: a kernel has failed."""
         torch.cuda.synchronize(self._device)
 
     def clock_us(self) -> int:
-        """The host's: its errors tell no time."""
+        """Return the host's time: the device's errors have no time."""
         return time.time_ns() // 1000
 
     def mark(self) -> DeviceEvent:
-        """Of the stream that computes."""
+        """Record an event on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -121,7 +125,7 @@ class CudaDevice:
             torch.cuda.empty_cache()
 
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
-        """See whether the context still works, and give back what the broken step held."""
+        """Check whether the context still works, and free the memory of the broken step."""
         try:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -130,16 +134,16 @@ class CudaDevice:
         return Damage.DEVICE if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
 
 
-# What check_uce_in_memory() answers.
+# Answers of check_uce_in_memory().
 _NONE, _OUTSIDE_POOL, _TEMPORARY, _PERSISTENT = range(4)
 
 
 class NpuDevice:
-    """stop_device aborts the device's tasks; whoever waits for one then raises "FORCE STOP"."""
+    """An Ascend NPU. stop_device aborts its tasks; a wait for one then raises "FORCE STOP"."""
 
     def __init__(self, device: torch.device) -> None:
         self._index: int = device.index if device.index is not None else 0
-        self._stopped: bool | None = None  # None: nobody asked
+        self._stopped: bool | None = None  # None: no thread has called stop()
 
     def stop(self) -> None:
         """Abort all tasks of the device."""
@@ -147,15 +151,15 @@ class NpuDevice:
         self._stopped = npu.stop_device(self._index) == 0
 
     def wait(self) -> None:
-        """Wait for all tasks; their errors are raised here."""
+        """Wait for all tasks. Raises RuntimeError: a task has failed."""
         _torch_npu().npu.synchronize(self._index)
 
     def clock_us(self) -> int:
-        """The device's, as an event is stamped with it; all tasks before are waited for."""
+        """Wait for all earlier tasks, and return the device's time from the stamp of an event."""
         return int(self.mark().recorded_time())
 
     def mark(self) -> Any:
-        """Of the stream that computes."""
+        """Record an event on the current stream."""
         event = _torch_npu().npu.Event(enable_timing=True)
         event.record()
         return event
@@ -166,7 +170,7 @@ class NpuDevice:
             _torch_npu().npu.empty_cache()
 
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
-        """Clean the device and take its communication up again."""
+        """Clean the device and restart its communication."""
         module = _torch_npu()
         if self._stopped is None:
             return Damage.NONE
@@ -182,7 +186,7 @@ class NpuDevice:
         module.npu.restart_device(self._index)
         module.distributed.reinit_process_group(group=None, rebuild_link=False)
         self._stopped = None
-        if damage is Damage.STATE:  # torch-npu refuses to touch a tensor that it believes damaged
+        if damage is Damage.STATE:  # torch-npu rejects a tensor that it considers damaged
             for tensor in state():
                 module.npu._recovery.update_npu_tensor_to_safe(tensor)
         return damage
@@ -197,6 +201,6 @@ _DAMAGE = {
 
 
 def _torch_npu() -> Any:
-    import torch_npu  # there is one only where there is an NPU
+    import torch_npu  # the module exists only on a machine with an NPU
 
     return torch_npu

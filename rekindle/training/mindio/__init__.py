@@ -1,12 +1,12 @@
-"""MindIO's names (`mindio_ttp`) upon Rekindle's own coordinator, where there is no MindIO.
+"""Provide MindIO's names (`mindio_ttp`) with Rekindle's coordinator, where MindIO is missing.
 
-MindSpore's `TrainFaultTolerance` and the adaptors of Megatron and MindSpeed call these names, and
+MindSpore's `TrainFaultTolerance` and the adaptors of Megatron and MindSpeed call these names. They
 register handlers that stop a device, clean it and repair its state. Here the job's coordinator
-decides instead of MindIO's controller, and the ranks meet as those of a Session do. Where MindIO
-itself can be imported, nothing of this is used. It loads no framework.
+decides instead of MindIO's controller, and the ranks meet in the same way as a Session's ranks. If
+Python can import MindIO itself, `install` leaves MindIO in use. The package loads no framework.
 
 from rekindle.training import mindio
-mindio.install()  # before anything imports mindio_ttp
+mindio.install()  # before another module imports mindio_ttp
 """
 
 from rekindle.training.mindio.install import begin_step, install, line

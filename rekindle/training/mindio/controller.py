@@ -1,7 +1,7 @@
-"""`mindio_ttp.controller_ttp`: what a controller would be told. The job's coordinator decides.
+"""`mindio_ttp.controller_ttp`: accept or refuse calls; the job's coordinator decides instead.
 
-Who starts a controller is told that all is well; nothing listens at its port. What MindCluster
-would have it do is refused as MindIO refuses what it cannot do: with 1.
+A process that starts a controller gets no error, but nothing listens at the controller's port.
+MindCluster's requests return 1, as MindIO does for a request that it cannot fulfil.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def tft_init_controller(
     enable_arf: bool = False,
     enable_zit: bool = False,
 ) -> None:
-    """Do nothing. Raises SessionError: what is asked for is not there."""
+    """Do nothing. Raises SessionError: a requested feature does not exist here."""
     refuse_unsupported(local_copy=enable_local_copy, arf=enable_arf, zit=enable_zit)
 
 
@@ -38,46 +38,46 @@ def tft_destroy_controller() -> None:
 
 
 def tft_query_high_availability_switch() -> bool:
-    """Whether MindCluster may lead recoveries: never here."""
+    """Return False: MindCluster may not lead recoveries here."""
     return False
 
 
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
-    """MindCluster's side would be told of faults by it; there is none who tells."""
+    """Refuse: MindCluster's callback would receive faults, and nothing here sends them."""
     return _refuse(f"to register {action}")
 
 
 def tft_notify_controller_stop_train(
     fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
 ) -> int:
-    """Refuse."""
+    """Refuse to stop training."""
     return _refuse("to stop training")
 
 
 def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int = 1) -> int:
-    """Refuse."""
+    """Refuse the faults of all ranks."""
     return _refuse("to take faults of all ranks")
 
 
 def tft_notify_controller_prepare_action(
     action: str, fault_ranks: dict[int, int] | None = None
 ) -> int:
-    """Refuse."""
+    """Refuse to prepare an action."""
     return _refuse(f"to prepare {action}")
 
 
 def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> int:
-    """Refuse."""
+    """Refuse a strategy."""
     return _refuse(f"to recover by {strategy}")
 
 
 def tft_notify_controller_dump() -> int:
-    """Refuse."""
+    """Refuse to save a checkpoint."""
     return _refuse("to save a checkpoint")
 
 
 def refuse_unsupported(*, local_copy: bool, arf: bool, zit: bool) -> None:
-    """Raises SessionError: it is switched on, and MindIO alone can do it."""
+    """Check the features that only MindIO provides. Raises SessionError: one is switched on."""
     asked = {
         "a local copy of the optimizer's state (enable_local_copy)": local_copy,
         "new processes among MindSpore's old ones (enable_arf, ARF:1)": arf and for_mindspore(),

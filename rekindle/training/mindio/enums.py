@@ -1,4 +1,4 @@
-"""MindIO's states and actions, and the errors that make a training loop report a state."""
+"""MindIO's states and actions, and the errors after which a training loop reports a state."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import enum
 
 
 def damaged(told: str) -> RuntimeError:
-    """The memory of this rank's device."""
+    """Return the error for damaged memory of this rank's device."""
     return RuntimeError(f"UCEError error occurs when execute, error_code=507053: UCE ERROR {told}")
 
 
 def stopped(step: int) -> RuntimeError:
-    """This rank is well, and cannot go on because of another."""
+    """Return the error for a healthy rank that cannot continue because of another rank."""
     return RuntimeError(
         f"ForceStopError error occurs when execute: FORCE STOP, not all ranks can do step {step}"
     )
 
 
 def cut_off(error: Exception) -> RuntimeError:
-    """Another rank cannot be reached."""
+    """Return the error for another rank that this rank cannot reach."""
     return RuntimeError(
         f"SuspectRemoteError error occurs when execute: SUSPECT REMOTE ERROR {error}"
     )
 
 
 class ReportState(enum.Enum):
-    """What a rank reports (`tft_report_error`)."""
+    """The states that a rank reports (`tft_report_error`)."""
 
-    RS_NORMAL = 0  # it was only stopped
+    RS_NORMAL = 0  # the rank was only stopped
     RS_RETRY = 1
     RS_UCE = 2
     RS_UCE_CORRUPTED = 3
@@ -39,10 +39,10 @@ class ReportState(enum.Enum):
 
 
 class RepairType(enum.Enum):
-    """What a repair handler is to do."""
+    """The actions of a repair handler."""
 
     RT_SEND = 0
-    RT_UCE_HIGHLEVEL = 1  # build model and optimizer anew, and receive their state
+    RT_UCE_HIGHLEVEL = 1  # build model and optimizer again, and receive their state
     RT_UCE_LOWLEVEL = 2
     RT_RECV_REPAIR = 3
     RT_ROLLBACK = 4
@@ -51,14 +51,14 @@ class RepairType(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What a rank does next."""
+    """The next action of a rank."""
 
     RETRY = 0
     EXIT = 1
 
 
 class OptimizerType(enum.Enum):
-    """Which of its two optimizers a group of replicas shares."""
+    """The optimizer whose state a group of replicas shares: a model may have two."""
 
     ATTENTION = 0
     MOE = 1

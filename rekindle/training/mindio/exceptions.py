@@ -1,6 +1,6 @@
-"""`tft_exception_handler`: a training function that is entered anew once its fault is repaired.
+"""`tft_exception_handler`: call a training function again once its fault is repaired.
 
-For the adaptors of Megatron and MindSpeed, whose training runs on torch; loads neither.
+It serves the adaptors of Megatron and MindSpeed, whose training runs on torch. It loads neither.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ _REPAIRABLE, _CORRUPTED = "HBM MULTI BIT ECC can repair", "HBM MULTI BIT ECC can
 def tft_register_exception_handler(
     fault_pattern: str, fault_type: str, fault_handle: Callable[[str], str]
 ) -> None:
-    """An error whose text has the pattern is one of this ReportState.
+    """Map errors whose text contains the pattern to a ReportState.
 
-    fault_handle: gets the text; gives the pattern, or another that counts instead.
+    fault_handle: gets the error's text, and returns the pattern or another pattern that replaces
+    it.
     """
     _handles[fault_pattern] = fault_handle
     _states[fault_pattern] = fault_type
 
 
 def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a training function repaired and called anew after faults; else its error is raised.
+    """Return a function that repairs the rank after a fault and calls `func` again.
 
-    Raises TypeError: it cannot be called.
+    If the fault cannot be repaired, the function raises an error.
+    Raises TypeError: `func` cannot be called.
     """
     if not callable(func):
         raise TypeError(f"tft_exception_handler() takes a function, not {func!r}")
 
     @functools.wraps(func)
     def train(*args: Any, **kwargs: Any) -> Any:
-        # A list: handlers may put other arguments in, for the next call.
+        # a list: handlers may replace arguments for the next call
         arguments = args if framework.get_mindio_export_version() else list(args)
         framework.handlers.arguments = arguments
         while True:
@@ -56,7 +58,7 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             except Exception:
                 framework.tft_report_error(ReportState.RS_UNKNOWN)
                 raise
-            # Outside of the handler: no traceback keeps tensors alive any more.
+            # Outside of the except block, because its traceback keeps tensors alive.
             _release_memory()
             if framework.tft_wait_repair_action() != Action.RETRY.value:
                 raise RuntimeError(f"could not be repaired: {told}")
@@ -66,7 +68,7 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def state_of(text: str) -> ReportState:
-    """What an error of this text is."""
+    """Return the ReportState for an error with this text."""
     for pattern, handle in _handles.items():
         if pattern in text:
             return ReportState[_states[handle(text)]]
@@ -74,7 +76,7 @@ def state_of(text: str) -> ReportState:
 
 
 def _stop_for(text: str) -> bool:
-    """Report an error, and wait until the device is clean; False: it is none to repair."""
+    """Report an error, and wait until the device is clean; False: no repair is possible."""
     found = _CODE.search(text)
     state = state_of(text)
     framework.tft_report_error(state, found.group(1) if found else "")
@@ -84,7 +86,7 @@ def _stop_for(text: str) -> bool:
 
 
 def _release_memory() -> None:
-    """Give back what the broken step had, or repair and training have no room."""
+    """Free the memory of the broken step, so that repair and training have enough."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "npu"):
@@ -104,7 +106,7 @@ def _if_repairs(pattern: str) -> Callable[[str], str]:
 
 _LINKS = ("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR")
 _WORDS = ("FORCE STOP", "ARF FINISH", "STEP FINISH")
-# The first whose pattern an error has counts.
+# The first pattern that the error's text contains decides.
 _handles: dict[str, Callable[[str], str]] = {
     "UCE ERROR": _if_repairs("UCE ERROR"),
     "HBM MULTI BIT ECC": _of_memory,

@@ -1,7 +1,7 @@
-"""`mindio_ttp.framework_ttp`: MindIO's names, upon a Processor.
+"""`mindio_ttp.framework_ttp`: MindIO's names, which call a Processor.
 
-Signatures are those of MindIO (Ascend/mind-cluster, component/mindio/tft); a test holds them.
-`registering` has the functions that register handlers, by their names.
+The signatures are MindIO's (Ascend/mind-cluster, component/mindio/tft); a test compares them.
+`registering` maps the names of the functions that register handlers to the functions.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _FRAMEWORKS = ("MindSpeed", "MindSpeed-LLM")
 _JOINING = (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH)
 handlers = Handlers()
 _processor: Processor | None = None
-_framework: str | None = None  # as it has called itself
+_framework: str | None = None  # the name that the framework has set
 _world_size = 0
-repairs_memory = True  # whether an error in a device's memory is one to repair
+repairs_memory = True  # whether this rank may repair an error in a device's memory
 
 
 def current() -> Processor:
-    """Return this rank's. Raises SessionError: tft_init_processor() was not called."""
+    """Return this rank's processor. Raises SessionError: tft_init_processor() was not called."""
     if _processor is None:
         raise SessionError("call tft_init_processor() first")
     return _processor
@@ -64,7 +64,7 @@ def tft_init_processor(  # noqa: PLR0913  # MindIO's signature
     enable_arf: bool = False,
     enable_zit: bool = False,
 ) -> None:
-    """This process is a rank. Raises SessionError: not this one, or not like that."""
+    """Make this process a rank. Raises SessionError: it is one, or an argument is invalid."""
     global _processor, _world_size, repairs_memory
     if _processor is not None:
         raise SessionError("tft_init_processor() was called before")
@@ -77,29 +77,29 @@ def tft_init_processor(  # noqa: PLR0913  # MindIO's signature
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
-    """Meet the other ranks, through the agent: neither address is used.
+    """Meet the other ranks, through the agent; both addresses are ignored.
 
-    One that joins others does so when it reports RS_PREREPAIR_FINISH.
+    A process that joins running ranks meets them when it reports RS_PREREPAIR_FINISH.
     """
     current().start()
 
 
 def tft_destroy_processor() -> None:
-    """All steps are done; wait until they are on all ranks.
+    """Wait until all ranks have done all steps.
 
-    Raises RuntimeError, which the training loop takes like any other: another has to go back.
+    Raises RuntimeError, which the training loop handles like any other: another rank must go back.
     """
     if _processor is not None:
         _processor.end()
 
 
 def tft_is_reboot_node() -> bool:
-    """Whether it joins others that go on in their processes (ARF)."""
+    """Return whether this process joins ranks that continue in their processes (ARF)."""
     return current().joins
 
 
 def tft_get_reboot_type() -> str:
-    """How it joins."""
+    """Return how a new process joins: always "arf"."""
     return "arf"
 
 
@@ -107,45 +107,45 @@ def tft_get_reboot_type() -> str:
 
 
 def tft_start_updating_os(backup_step: int = -1) -> None:
-    """The optimizer begins to change the state."""
+    """Record that the optimizer begins to change the state."""
     current().begin_update()
 
 
 def tft_start_copy_os() -> None:
-    """A local copy is made: of no use here."""
+    """Do nothing: a local copy has no use here."""
 
 
 def tft_end_updating_os(step: int) -> None:
-    """The state is that of `step` steps."""
+    """Record that the state includes `step` steps."""
     current().end_update(step)
 
 
 def tft_pause_train(cur_step: int) -> None:
-    """Between two steps; raises RuntimeError when training is held there."""
+    """Wait between two steps if the agent holds training. Raises RuntimeError after that wait."""
     current().pause()
 
 
 def tft_reset_limit_step() -> None:
-    """A stop handler says that nobody need wait for it; nobody does longer than it runs."""
+    """Do nothing: a stop handler reports that waits may end, and waits last only while it runs."""
 
 
 def tft_set_step_args(args: Any) -> None:
-    """What handlers are called with. MindSpeed's are those that it trains with."""
+    """Set the arguments of handlers. MindSpeed's handlers get the arguments of its training."""
     if args is not None and _framework is None:
         handlers.arguments = args
 
 
 def tft_set_optimizer_replica(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> None:
-    """Which ranks hold the same optimizer state. Raises SessionError: that is no such thing."""
+    """Set the ranks that hold the same optimizer state. Raises SessionError: they are invalid."""
     current().replicas(replica_info, _world_size)
 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: Sequence[int]) -> None:
-    """The data-parallel group: of use for a world that shrinks alone."""
+    """Do nothing: only a world that shrinks uses the data-parallel group."""
 
 
 def set_mindio_export_version(framework_type: str) -> None:
-    """A framework says which it is. Raises SessionError: one that MindIO does not know."""
+    """Set the framework's name. Raises SessionError: MindIO does not know it."""
     global _framework
     if framework_type not in _FRAMEWORKS:
         raise SessionError(f"MindIO knows {' and '.join(_FRAMEWORKS)}, not {framework_type!r}")
@@ -153,17 +153,17 @@ def set_mindio_export_version(framework_type: str) -> None:
 
 
 def get_mindio_export_version() -> str | None:
-    """What it has said."""
+    """Return the framework's name; None: it was not set."""
     return _framework
 
 
 def get_device() -> int | None:
-    """The rank's device, by its number; None: tft_init_processor() was not called."""
+    """Return the number of the rank's device; None: tft_init_processor() was not called."""
     return handlers.device
 
 
 def _device() -> int:
-    """The device that this thread uses."""
+    """Return the number of the device that this thread uses."""
     if for_mindspore():
         return int(sys.modules["mindspore"].get_context("device_id"))
     torch = sys.modules.get("torch")
@@ -176,9 +176,9 @@ def _device() -> int:
 
 
 def tft_report_error(error_type: ReportState | int, error_code: str = "") -> None:
-    """Say what has broken off the step, or that a process is ready to join the others.
+    """Report the error that broke the step, or that a process is ready to join the others.
 
-    Raises SessionError: a state that only MindIO knows; a process that has nobody to join.
+    Raises SessionError: only MindIO knows the state, or the process has no ranks to join.
     """
     value = error_type.value if isinstance(error_type, ReportState) else error_type
     state = ReportState(value)
@@ -190,7 +190,7 @@ def tft_report_error(error_type: ReportState | int, error_code: str = "") -> Non
 
 
 def tft_wait_next_action() -> int:
-    """Wait until the device is stopped and clean; of MindSpore, until all is repaired."""
+    """Wait until the device is stopped and clean; with MindSpore, until all is repaired."""
     good = current().wait_clean()
     if good and for_mindspore():
         good = current().wait_repaired()
@@ -207,17 +207,17 @@ def _answer(good: bool) -> int:
 
 
 def tft_get_repair_step() -> int:
-    """The step that training goes on from; 0: it never had to."""
+    """Return the step from which training continues; 0: there was no repair."""
     return current().generations.repair_step
 
 
 def tft_get_repair_type() -> str:
-    """What is under way: retry, recover, dump, or unknown."""
+    """Return the recovery that runs: retry, recover, dump, or unknown."""
     return current().generations.repair_type
 
 
 def tft_report_load_ckpt_step(step: int) -> None:
-    """A repair handler has loaded the checkpoint of this step."""
+    """Record that a repair handler has loaded the checkpoint of this step."""
     current().loaded(step)
 
 
@@ -225,7 +225,7 @@ def tft_report_load_ckpt_step(step: int) -> None:
 
 
 def tft_register_decrypt_handler(decryptor: Callable[..., Any] | None) -> None:
-    """Never called: there is no TLS of MindIO's."""
+    """Do nothing with the handler: Rekindle does not use MindIO's TLS."""
 
 
 def _registers(kind: str) -> Callable[..., None]:

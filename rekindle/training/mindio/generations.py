@@ -1,4 +1,4 @@
-"""A MindIO rank's part in each generation: its device stops, and handlers repair the state."""
+"""Do a MindIO rank's part in each generation: stop its device, and have handlers repair it."""
 
 from __future__ import annotations
 
@@ -25,32 +25,35 @@ from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
 from rekindle.training.mindio.repairs import Said, joined, repair_of
 
-UPDATE_S = 30.0  # MindIO waits as long for the end of an update
-REACH_S = 0.5  # for one to begin that another rank has done: its gradients are on their way
+UPDATE_S = 30.0  # MindIO waits for the same time until an update ends
+REACH_S = 0.5  # for an update to begin that another rank has done: its gradients are on their way
 
 
 class DeviceStop:
-    """stop: stops the device; called by a thread of this class."""
+    """Stop the device once the update that runs has ended.
+
+    stop: stops the device; a thread of this class calls it.
+    """
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
         self._changed = threading.Condition()
-        self._limit: int | None = None  # steps that may still be finished; None: it is not pulled
+        self._limit: int | None = None  # steps that may still finish; None: no stop is requested
         self._finished = 0
         self._updating = self._broken = self._stopped = self._failed = False
 
     @property
     def updating(self) -> bool:
-        """Whether an update has begun and not ended: the state is of no step."""
+        """Whether an update has begun and not ended: the state then belongs to no step."""
         return self._updating
 
     @property
     def pulled(self) -> bool:
-        """Whether the device is to be stopped, or was."""
+        """Whether a stop of the device is requested or done."""
         return self._limit is not None
 
     def begin_update(self) -> bool:
-        """The update of the next step is about to begin; False: it must not."""
+        """Begin the update of the next step; False: it must not begin."""
         with self._changed:
             if self._limit is not None and self._finished >= self._limit:
                 self._changed.wait_for(lambda: self._stopped or self._limit is None)
@@ -60,19 +63,19 @@ class DeviceStop:
             return True
 
     def end_update(self, finished: int) -> None:
-        """It has ended: so many steps are finished."""
+        """End the update. finished: the number of steps that are finished now."""
         with self._changed:
             self._updating, self._finished = False, finished
             self._changed.notify_all()
 
     def break_off(self) -> None:
-        """The main thread has raised: nothing that it was at is to end any more."""
+        """Record that the main thread has raised an error: its update cannot end."""
         with self._changed:
             self._broken = True
             self._changed.notify_all()
 
     def pull(self, finished: int) -> None:
-        """Have the device stopped, by another thread. finished: steps that some rank has done."""
+        """Start a thread that stops the device. finished: the steps that some rank has done."""
         with self._changed:
             if self._limit is not None:
                 return
@@ -80,13 +83,13 @@ class DeviceStop:
         threading.Thread(target=self._run, name="rekindle-brake", daemon=True).start()
 
     def wait(self) -> bool:
-        """Wait until the device is stopped; False: that failed."""
+        """Wait until the device is stopped; False: the stop failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._limit is None)
             return not self._failed
 
     def release(self, finished: int) -> None:
-        """Training goes on behind so many steps."""
+        """Continue training after `finished` steps."""
         with self._changed:
             self._limit, self._finished = None, finished
             self._updating = self._broken = self._stopped = self._failed = False
@@ -113,12 +116,14 @@ class DeviceStop:
 class Generations:
     """Repairs the state of one rank; an adapter of `rekindle.rank.member.Member`.
 
-    slot: the rank's number. joins: this process is new, and joins ranks that continue in theirs
-    (MindIO's ARF). done: all steps are done. shard: of the state; None: all ranks hold the same.
-    types: optimizers whose states are repaired alike. damaged: the device's memory is. loads: all
-    ranks have to load a checkpoint. loaded: the step of the one that a handler has loaded.
-    repair_step: the step that training continues from; 0: nothing was repaired.
-    repair_type: MindIO's name for the recovery that runs. formed: the generation stands.
+    slot: the rank's number. joins: this process is new, and joins ranks that continue (MindIO's
+    ARF).
+    done: all steps are done. shard: the shard of the state that this rank holds; None: all ranks
+    hold the same state. types: the number of optimizers, whose states are repaired alike. damaged:
+    the device's memory is damaged. loads: all ranks must load a checkpoint. loaded: the step of the
+    checkpoint that a handler has loaded.
+    repair_step: the step from which training continues; 0: there was no repair.
+    repair_type: MindIO's name for the recovery that runs. formed: the generation is formed.
     """
 
     def __init__(
@@ -145,13 +150,13 @@ class Generations:
         self._state = state
         self._progress = progress
         self._place = slot
-        self._world = 0  # ranks; 0: no generation has stood yet
+        self._world = 0  # number of ranks; 0: no generation was formed yet
         self._peers: tuple[tuple[str, int], ...] = ()
         self._cleaned = False
-        self._replaced = False  # a new process takes the place of one that has ended
+        self._replaced = False  # a new process replaces one that has ended
 
     def arrival(self) -> Arrival:
-        """Return what MindIO adds to `Arrived`."""
+        """Return the values that MindIO adds to `Arrived`."""
         return Arrival(
             done=self.done and self._state.whole,
             shard=self.shard,
@@ -160,9 +165,9 @@ class Generations:
         )
 
     def recover(self) -> None:
-        """Clean the device, unless all steps are done: then it may be of no use any more.
+        """Clean the device, unless all steps are done: the device may then be unusable.
 
-        Raises SessionError: that failed.
+        Raises SessionError: the cleaning failed.
         """
         if not self.done:
             self._must_clean()
@@ -172,7 +177,7 @@ class Generations:
             raise SessionError("the device could not be cleaned")
 
     def clean(self) -> bool:
-        """Clean the device if the generation's end has stopped it; False: that failed."""
+        """Clean the device if the generation's end has stopped it; False: the cleaning failed."""
         if self._cleaned or not self.brake.pulled:
             return True
         self.repair_type = "recover" if self._replaced else "retry"
@@ -185,26 +190,26 @@ class Generations:
             except Exception:
                 traceback.print_exc(file=sys.stderr)
         if answer == UNHARMED:
-            self.damaged = False  # the damaged memory is no part of the state
+            self.damaged = False  # the damaged memory does not belong to the state
         elif self.damaged:
             self._state.tear()
         self._cleaned = answer in (OK, UNHARMED)
         return self._cleaned
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
-        """Leave the gate of the former generation; returns what ends the new one here."""
+        """Leave the former generation's gate, and return a function that ends the new one here."""
         self._must_clean()
         self.gate.leave()
         self.formed = False
         self._place, self._peers = form.ranks[self.slot], form.peers
         self._world = self._world or form.world_size
-        if form.store_port:  # groups meet there; the host changes if the old one was lost
+        if form.store_port:  # groups meet there; the host changes if the old host was lost
             os.environ.update(MASTER_ADDR=form.store_host, MASTER_PORT=str(form.store_port))
         self.gate = StepVote(self.listener, self._progress.page)
         return functools.partial(self._stop, self.gate)
 
     def form(self, form: FormGeneration) -> None:
-        """Meet the other ranks, and have the handlers repair the state."""
+        """Meet the other ranks, and call the handlers that repair the state."""
         plan = form.plan[self.slot]
         self._check(plan, form.world_size)
         self.gate.form(form.generation, self._place, form.peers)
@@ -217,11 +222,11 @@ class Generations:
         self.formed = True
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return LINK if another rank is gone."""
+        """Return LINK if another rank is lost, and None otherwise."""
         return FaultKind.LINK if isinstance(error, LOST) else None
 
     def line(self, source: int, target: int) -> socket.socket:
-        """Return a connection between two ranks, of which this is one, during a repair."""
+        """Return a connection between two ranks during a repair; this rank is one of them."""
         if source == self._place:
             return self.gate.accept(target, STATE)
         return self.gate.connect(self._peers[source], STATE)
@@ -232,10 +237,9 @@ class Generations:
         self.listener.close()
 
     def _stop(self, gate: StepVote, over: GenerationEnded) -> None:
-        """Break off the step that is under way, where the device can do that.
+        """Break off the step that runs, if the device can do that.
 
-        The gate of a generation that stands stays open: at it all ranks agree whether a step is
-        done.
+        The gate of a formed generation stays open: all ranks agree there whether a step is done.
         """
         if self.formed:
             self._replaced = over.replaced
@@ -244,7 +248,7 @@ class Generations:
             gate.sever()
 
     def _check(self, plan: RankPlan, world_size: int) -> None:
-        """Raises SessionError, CheckpointError: MindIO's handlers cannot do what the plan says."""
+        """Check the plan. Raises SessionError, CheckpointError: MindIO's handlers cannot do it."""
         if world_size != self._world:
             raise SessionError("another size of the world (zit) needs MindIO: give --nnodes=N")
         if self.joins and plan.source is not StateSource.PEER:
@@ -253,9 +257,9 @@ class Generations:
             raise CheckpointError(f"MindIO's handlers take no state from a {plan.source.value}")
 
     def _repair(self, form: FormGeneration, plan: RankPlan) -> int:
-        """Have the handlers repair the state; returns the step that training continues from.
+        """Call the handlers that repair the state, and return the step to continue from.
 
-        Raises OSError, StaleError: a peer is lost; whatever a handler raises.
+        Raises OSError, StaleError: a peer is lost. Errors of a handler pass through.
         """
         if self._state.known is None and not self.joins:
             return form.step  # the process has just started: its script loads the state
@@ -287,5 +291,5 @@ class Generations:
 
 
 def joins_others(connected: bool) -> bool:
-    """Whether this process is new and joins ranks that continue in theirs."""
+    """Return whether this process is new and joins ranks that continue in their processes."""
     return connected and rank_environment.number(names.ENV_JOINS) > 0

@@ -1,4 +1,4 @@
-"""The handlers that a framework has registered, called in MindIO's argument forms."""
+"""Call the handlers that a framework has registered, with MindIO's arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-OK, ERROR, UNHARMED = 0, 1, 2  # what a clean handler answers
+OK, ERROR, UNHARMED = 0, 1, 2  # answers of a clean handler
 _NEVER = "Never called: the world keeps its size."
 # Each kind of handler, with its arguments and the moment of the call.
 KINDS = {
@@ -29,7 +29,7 @@ KINDS = {
 
 
 class RepairCall(NamedTuple):
-    """The arguments of a repair handler before those that it was registered with."""
+    """The first arguments of a repair handler; the arguments of its registration follow."""
 
     step: int
     need_rebuild: bool
@@ -38,9 +38,9 @@ class RepairCall(NamedTuple):
 
 
 class Handlers:
-    """One of each kind at most; what is not registered is left out.
+    """Hold at most one handler of each kind; a call of a missing handler does nothing.
 
-    arguments: what the training loop has set, handed to most of them. device: the rank's own.
+    arguments: set by the training loop; most handlers get them. device: the rank's device.
     """
 
     def __init__(self) -> None:
@@ -49,39 +49,39 @@ class Handlers:
         self.device: int | None = None
 
     def register(self, kind: str, func: Callable[..., Any], ctx: Any) -> None:
-        """Take one. Raises TypeError: it cannot be called."""
+        """Register a handler. Raises TypeError: it cannot be called."""
         if not callable(func):
             raise TypeError(f"the {kind} handler must be callable, not {func!r}")
         self._registered[kind] = func, ctx
 
     def has(self, kind: str) -> bool:
-        """Whether there is one."""
+        """Return whether a handler of this kind is registered."""
         return kind in self._registered
 
     def stop(self) -> None:
-        """Have the device break off what it is at; called by a thread of its own."""
+        """Stop the device's work; a separate thread calls this."""
         self._use_device()
         self._call("stop", self.arguments)
 
     def clean(self, is_uce_error: bool) -> int:
-        """Make the device usable again; gives OK, ERROR or UNHARMED."""
+        """Make the device usable again; return OK, ERROR or UNHARMED."""
         answer = self._call("clean", is_uce_error, self.arguments)
         return OK if answer is None else int(answer)
 
     def repair(self, call: RepairCall) -> None:
-        """Send the state, or take it from where the call says."""
+        """Send the state, or receive it from the rank that the call names."""
         self._call("repair", *call, self.arguments)
 
     def rebuild_group(self, fault_ranks: list[int]) -> None:
-        """Form all groups anew, together with the ranks whose processes are new."""
+        """Form all groups again, together with the ranks whose processes are new."""
         self._call("rebuild_group", fault_ranks, self.arguments)
 
     def rollback(self, step: int) -> None:
-        """Bring all else to that step: data, counters."""
+        """Reset the rest to that step: data, counters."""
         self._call("rollback", step, self.arguments)
 
     def save(self, step: int, save_info: Sequence[dict[str, Any]]) -> None:
-        """Save a checkpoint, for training ends here; called by a thread of its own."""
+        """Save a checkpoint, because training ends here; a separate thread calls this."""
         self._use_device()
         self._call("save_ckpt", step, list(save_info), self.arguments)
 
@@ -96,12 +96,12 @@ class Handlers:
         self._call("exit")
 
     def sync_stream(self) -> None:
-        """Wait for all that the device is at."""
+        """Wait for all tasks of the device."""
         if "stream_sync" in self._registered:
             self._registered["stream_sync"][0]()
 
     def _use_device(self) -> None:
-        """To torch each thread has a device of its own: the first, unless it says another."""
+        """Select the rank's device: torch gives each new thread the first device."""
         torch = sys.modules.get("torch")
         if self.device is not None and torch is not None and hasattr(torch, "npu"):
             torch.npu.set_device(self.device)
@@ -114,5 +114,5 @@ class Handlers:
 
 
 def for_mindspore() -> bool:
-    """Whether MindSpore is what trains; MindIO is told so by this variable too."""
+    """Return whether MindSpore trains; MindIO reads the same variable."""
     return os.environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1")

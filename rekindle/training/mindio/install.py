@@ -1,4 +1,4 @@
-"""`import mindio_ttp` finds these names; what a loop adds where a step cannot be broken off."""
+"""Make `import mindio_ttp` find these names; agree on steps where none can be broken off."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rekindle.training.mindio import enums as words
 
 
 def begin_step() -> None:
-    """All ranks are about to do the next step.
+    """Agree with all ranks to do the next step.
 
-    Raises RuntimeError: they do not, in the words that MindSpore's loop and MindIO's look for.
+    Raises RuntimeError: the ranks do not do it. MindSpore's loop and MindIO's search the text for
+    these words.
     """
     processor = framework.current()
     processor.progress.begin_step()
@@ -42,16 +43,16 @@ def begin_step() -> None:
 
 
 def line(source: int, target: int) -> socket.socket:
-    """Return a line between two ranks, for a repair handler whose framework brings none.
+    """Return a connection between two ranks, for a handler whose framework has none of its own.
 
-    One of them is this rank. Raises OSError, StaleError: the other is lost, and the handler is to
-    raise it.
+    This rank is one of the two. Raises OSError, StaleError: the other is lost. The handler must
+    pass the error on.
     """
     return framework.current().line(source, target)
 
 
 def _inject(faults: list[Inject], step: int) -> str | None:
-    """Inject the faults that are due; return what is said of a damaged memory."""
+    """Inject the faults that are due; return the text of an injected memory fault."""
     for fault, told in due(faults, step):
         if fault.kind in (InjectionKind.UCE, InjectionKind.TORN_UPDATE):
             return told
@@ -65,7 +66,7 @@ _WHERE = "mindio_ttp of Rekindle"
 
 
 def install() -> bool:
-    """Have `mindio_ttp` mean this, from now on; False: MindIO itself is installed, and is used."""
+    """Make `import mindio_ttp` find this package; False: MindIO itself is installed and stays."""
     there = sys.modules.get(NAME)
     if there is not None:
         return getattr(there.__spec__, "origin", None) == _WHERE
@@ -74,7 +75,7 @@ def install() -> bool:
     _put(NAME, {})
     names = vars(framework) | framework.registering | vars(exceptions)
     _put(f"{NAME}.framework_ttp", names)
-    # Adaptors import some names from the module that MindIO has them in.
+    # Adaptors import some names from the module that has them in MindIO.
     _put(f"{NAME}.framework_ttp.ttp_decorator", names)
     _put(f"{NAME}.controller_ttp", vars(controller))
     _put(f"{NAME}.utils", vars(update_times))
@@ -82,7 +83,7 @@ def install() -> bool:
 
 
 def _put(name: str, names: Mapping[str, Any]) -> None:
-    """Make a module that `import` finds, with those of these names that MindIO has."""
+    """Create a module that `import` finds. It gets only the names that MindIO has."""
     module = types.ModuleType(name, "MindIO's names, of Rekindle: see rekindle.training.mindio.")
     module.__spec__ = importlib.machinery.ModuleSpec(name, None, origin=_WHERE, is_package=True)
     module.__path__ = []

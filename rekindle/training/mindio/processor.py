@@ -1,8 +1,8 @@
-"""A rank between its agent and the handlers that a framework has registered with MindIO's names.
+"""Connect a rank's agent with the handlers that a framework registers through MindIO's names.
 
-MindIO's processor obeys MindIO's controller. This one obeys Rekindle's coordinator: a generation
-ends, the device is stopped and cleaned, the ranks meet and learn who repairs whom, the handlers
-repair, and training continues from the step of the plan.
+MindIO's processor obeys MindIO's controller. This processor obeys Rekindle's coordinator. When a
+generation ends, the rank's device is stopped and cleaned. The ranks meet and learn which rank
+repairs which. Then the handlers repair the state, and training continues from the plan's step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS = {
     ReportState.RS_HCCL_FAILED: FaultKind.LINK,
 }
 _DAMAGED = (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
-# On all ranks alike: the update of each has taken in what was wrong on one.
+# On all ranks alike: the update of each rank includes the wrong values of one rank.
 _SPOILT = (ReportState.RS_RETRY, ReportState.RS_UCE_CORRUPTED)
 
 
@@ -89,7 +89,7 @@ class Processor:
     # ---- the training loop calls these
 
     def start(self) -> None:
-        """Meet the other ranks. A process that joins them builds its model first.
+        """Meet the other ranks. A process that joins running ranks builds its model first.
 
         Raises SessionError: this process cannot take part.
         """
@@ -104,9 +104,9 @@ class Processor:
             self._final_snapshot.listen()
 
     def end(self) -> None:
-        """All steps are done: leave, together with all others.
+        """Leave training together with all other ranks, once all steps are done.
 
-        Raises RuntimeError: another rank is not done, and this one has to continue with it.
+        Raises RuntimeError: another rank is not done, and this rank must continue with it.
         """
         if self.member is None or self._ended:
             return
@@ -119,16 +119,16 @@ class Processor:
         self.generations.close()
 
     def begin_update(self) -> None:
-        """The optimizer begins to change the state. Raises RuntimeError: it must not."""
+        """Begin an update of the optimizer. Raises RuntimeError: it must not begin."""
         if not self._brake.begin_update():
-            if not for_mindspore():  # MindIO lets it run on there: the device is stopped
+            if not for_mindspore():  # MindIO then lets it run: the device is stopped
                 raise words.stopped(self.finished)
             return
         self._page.begin_update()
         self._final_snapshot.begin_step(self.finished)
 
     def end_update(self, step: int) -> None:
-        """The state is that of so many steps."""
+        """Record that the state includes `step` steps."""
         if step < 1:
             raise SessionError(f"tft_end_updating_os({step}): steps are counted from 1")
         self._state.step_done(step, self.generation)
@@ -139,24 +139,24 @@ class Processor:
             self.member.step_done()
 
     def pause(self) -> None:
-        """Between two steps: wait there if the agent asks for it. Raises RuntimeError then."""
+        """Wait between two steps if the agent requests it. Raises RuntimeError after that wait."""
         if self.member is not None and self.member.is_held:
             self._handlers.sync_stream()
             self.member.hold()
             raise words.stopped(self.finished)
 
     def replicas(self, replica_info: Sequence[Mapping[str, Any]], world_size: int) -> None:
-        """These hold the same state as this rank. Raises SessionError."""
+        """Record the ranks with the same state. Raises SessionError: a group is invalid."""
         same = replicas_of(self.rank, replica_info)
         self.generations.types = len(replica_info)
         self.generations.shard = None if len(same) == world_size else min(same)
 
     def loaded(self, step: int) -> None:
-        """A handler has loaded the checkpoint of this step."""
+        """Record that a handler has loaded the checkpoint of this step."""
         self.generations.loaded = step
 
     def line(self, source: int, target: int) -> socket.socket:
-        """Return a connection between two ranks, of which this is one, during a repair."""
+        """Return a connection between two ranks during a repair; this rank is one of them."""
         return self.generations.line(source, target)
 
     # ---- a fault
@@ -165,7 +165,7 @@ class Processor:
         """Report the fault that broke the step."""
         self._brake.break_off()
         if state is ReportState.RS_UNKNOWN:
-            self._lost = True  # it raises, and its agent sees that
+            self._lost = True  # the process raises an error, and its agent detects the exit
             return
         self.generations.damaged = state in _DAMAGED
         self.generations.loads = state in _SPOILT
@@ -189,7 +189,7 @@ class Processor:
         return not self._lost
 
     def wait_repaired(self) -> bool:
-        """Meet the others, and repair what the plan says; False: this process cannot continue."""
+        """Meet the others, and repair as the plan requires; False: this process cannot continue."""
         if self.member is None or self._lost:
             return False
         stands = self.generations.formed and not self._brake.pulled
@@ -205,11 +205,11 @@ class Processor:
         return True
 
     def _dump(self, moment: Moment) -> bool:
-        """Save a checkpoint, for this process has to end. Returns True: nobody tries it again."""
+        """Save a checkpoint, because this process must end. Returns True, so there is no retry."""
         generations, step = self.generations, moment.step
         if step < 1 or self._state.torn or generations.damaged:
             return True
-        # Of a state in shards no rank knows whether the others are there.
+        # A rank with one shard of the state does not know whether the other ranks still run.
         if generations.shard is not None or not self._handlers.has("save_ckpt"):
             return True
         generations.repair_type = "dump"

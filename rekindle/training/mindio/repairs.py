@@ -1,4 +1,4 @@
-"""Who repairs whom, in MindIO's terms. Pure."""
+"""Decide which rank repairs which, in MindIO's terms. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from rekindle.errors import SessionError
 from rekindle.training.mindio.enums import RepairType
 from rekindle.training.mindio.handlers import RepairCall
 
-Pair = tuple[int, int]  # a rank that sends its state, and the one that takes it
+Pair = tuple[int, int]  # the rank that sends its state, and the rank that receives it
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank tells all others before anything is repaired.
+    """The values that a rank sends to all others before a repair.
 
-    pairs: those in which it takes a state. loads: it asks that all go back to a checkpoint. joins:
-    its process is new.
+    pairs: the pairs in which it receives a state. loads: it requests that all ranks load a
+    checkpoint.
+    joins: its process is new.
     """
 
     pairs: tuple[Pair, ...] = ()
@@ -34,10 +35,10 @@ def joined(heard: Collection[Said]) -> list[int]:
 def repair_of(
     rank: int, step: int, heard: Collection[Said], *, rebuild: bool, types: int
 ) -> RepairCall | None:
-    """Return what a rank's repair handler is called with; None: it has nothing to do.
+    """Return the arguments of a rank's repair handler; None: it has nothing to do.
 
-    rebuild: its device's memory was damaged. types: how many optimizers there are, whose states
-    are repaired alike.
+    rebuild: the memory of its device was damaged. types: the number of optimizers, whose states are
+    repaired alike.
     """
     if any(said.loads for said in heard):
         kind = RepairType.RT_LOAD_REBUILD if rebuild else RepairType.RT_LOAD_CKPT
@@ -69,10 +70,10 @@ def _call(
 
 
 def replicas_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> frozenset[int]:
-    """Return the ranks that hold the same state as this one, itself among them.
+    """Return the ranks that hold the same state as this rank, including this rank.
 
-    replica_info: as `tft_set_optimizer_replica` takes it: of each optimizer the ranks of a
-    data-parallel group, and how often its state is there. Raises SessionError: it is none.
+    replica_info: the argument of `tft_set_optimizer_replica`. Each optimizer has the ranks of a
+    data-parallel group and the number of replicas of its state. Raises SessionError: it is invalid.
     """
     if not replica_info:
         raise SessionError("tft_set_optimizer_replica() needs one group of replicas at least")
@@ -84,8 +85,8 @@ def replicas_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> frozens
                 f"tft_set_optimizer_replica(): {dict(group)!r} is no group of replicas that rank "
                 f"{rank} is in"
             )
-        # The group is cut into as many pieces as there are replicas; those at the same place of
-        # their pieces hold the same.
+        # The group is divided into one piece per replica. Ranks at the same place in their pieces
+        # hold the same state.
         apart = len(ranks) // count
         same = frozenset(ranks[ranks.index(rank) % apart :: apart])
         found = same if found is None else found & same

@@ -1,6 +1,7 @@
-"""`mindio_ttp.utils`: when the newest update began and ended, by the device's clock.
+"""`mindio_ttp.utils`: record when the newest update began and ended, by the device's clock.
 
-An error in the device's memory that is told late has spoiled the state if the update took it in.
+An error in the device's memory may be reported late. It has damaged the state if the update used
+the damaged memory.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ _times: dict[str, int] = {}
 
 
 def tft_set_update_start_time(start_time: int | None = None) -> None:
-    """The update begins; None: now."""
+    """Set the time at which the update began; None: now."""
     _times["start"] = _now_us() if start_time is None else start_time
 
 
 def tft_set_update_end_time(end_time: int | None = None) -> None:
-    """It has ended."""
+    """Set the time at which the update ended; None: now."""
     _times["end"] = _now_us() if end_time is None else end_time
 
 
 def tft_can_do_uce_repair(
     hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
 ) -> bool:
-    """Whether a replica's state is right in spite of an error of this time.
+    """Return whether a replica's state is correct despite an error at this time.
 
-    Without a time, or before any update, nobody knows: no.
+    Without a time, or before any update, the answer is False.
     """
     begin = _times.get("start", 0) if start_time is None else start_time
     end = _times.get("end", 0) if end_time is None else end_time
@@ -37,13 +38,13 @@ def tft_can_do_uce_repair(
 
 
 def error_time_us(text: str) -> int:
-    """The time that an error names; 0: none."""
+    """Return the time in the text of an error; 0: it has none."""
     found = _TIME.search(text)
     return int(found.group(1)) if found else 0
 
 
 def _now_us() -> int:
-    """By the clock of torch's NPU; 0: there is none."""
+    """Return the time by the clock of torch's NPU, in microseconds; 0: there is no NPU."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "npu"):
         return 0

@@ -1,4 +1,4 @@
-"""What a MindSpore training script imports.
+"""The names that a MindSpore training script imports.
 
 from rekindle.training.mindspore import Session, recoverable
 """

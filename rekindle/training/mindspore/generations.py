@@ -1,4 +1,4 @@
-"""A MindSpore rank's part in each generation: its gate and its state."""
+"""Do a MindSpore rank's part in each generation: its gate and its state."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from rekindle.training.mindspore.transfer import fetch, send_state
 class Generations:
     """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
 
-    place: who writes the state. position: what the snapshots keep with the state. fetched: the
-    same, of a state that came from elsewhere. stored: the store has the state.
+    place: the rank's place, which decides who writes the state. position: the values that the
+    snapshots keep with the state. fetched: the position of a state that came from another source.
+    stored: the store has the state.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Generations:
         self._formed = False
 
     def arrival(self) -> Arrival:
-        """Return what MindSpore adds to `Arrived`."""
+        """Return the values that MindSpore adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
         return Arrival(done, port=self.listener.port)
 
@@ -54,7 +55,7 @@ class Generations:
         """Do nothing: the end of a generation leaves the device as it is."""
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
-        """Leave the gate of the former generation; returns what ends the forming of this one."""
+        """Leave the former generation's gate; return a function that ends this one's forming."""
         self.gate.leave()
         self._formed = False
         self.place = self.place.moved(form)
@@ -80,7 +81,7 @@ class Generations:
         self._formed = True
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return LINK if another rank is gone."""
+        """Return LINK if another rank is lost, and None otherwise."""
         return FaultKind.LINK if isinstance(error, LOST) else None
 
     def close(self) -> None:
@@ -91,8 +92,8 @@ class Generations:
     def _stop(self, gate: StepVote, _: GenerationEnded) -> None:
         """End the forming.
 
-        The gate of a generation that stands stays open: at it all ranks agree whether they do the
-        next step.
+        The gate of a formed generation stays open: all ranks agree there whether they do the next
+        step.
         """
         if not self._formed:
             gate.sever()

@@ -1,9 +1,9 @@
-"""An optimizer whose update is seen: it begins once, when all gradients are there.
+"""Make an optimizer whose update is visible: it begins once, when all gradients are there.
 
-A graph runs whatever can run: of a step in which another rank dies, some parameters may be updated
-already while gradients of others never come, and the state is of no step. Here each update waits
-for all gradients, and counts itself before it begins. So a rank that is caught in a step has the
-state of the step before, and can prove it: no update was begun since.
+A graph runs each operation that can run. If another rank fails in a step, some parameters may be
+updated, while gradients of others never arrive. Then the state belongs to no step. Here each update
+waits for all gradients, and counts itself before it begins. So a rank that is interrupted in a step
+has the state of the step before. The counter proves that no update began since then.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import mindspore
 from mindspore import nn, ops
 
-BEGUN = "rekindle_begun"  # the parameter that counts the updates begun; a part of the state
+BEGUN = "rekindle_begun"  # the parameter that counts the updates that began; a part of the state
 
 
 @functools.cache
 def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
-    """Return the optimizer's class with whole updates: recoverable(nn.Momentum)(parameters, ...).
+    """Return the optimizer's class with complete updates: recoverable(nn.Momentum)(...).
 
-    The numbers that it computes are the optimizer's own, bit for bit. Raises TypeError: it is no
-    class of an optimizer.
+    The computed numbers are the same as the optimizer's own, bit for bit. Raises TypeError: the
+    argument is not a class of an optimizer.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, nn.Optimizer)):
         raise TypeError(
@@ -31,7 +31,7 @@ def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
         )
 
     class Recoverable(optimizer):  # type: ignore[misc]  # a class of the caller's choice
-        """The optimizer, with whole updates."""
+        """The optimizer, with undivided updates."""
 
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
@@ -39,8 +39,9 @@ def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
             self.rekindle_begun = mindspore.Parameter(zero, name=BEGUN, requires_grad=False)
             self.rekindle_one = mindspore.Tensor([1], mindspore.int32)
             self.rekindle_after = ops.Depend()
-            # On the instance, which is one of the optimizer's own class again: of the calls of
-            # super().construct() MindSpore compiles one level, and that may be the optimizer's.
+            # On the instance, which gets the optimizer's own class again. MindSpore compiles only
+            # one level of calls to super().construct(), and the optimizer may use that level
+            # itself.
             object.__setattr__(self, "rekindle_update", self.construct)
             object.__setattr__(self, "construct", types.MethodType(_counted, self))
             if type(self) is Recoverable:

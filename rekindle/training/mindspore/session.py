@@ -1,9 +1,9 @@
 """Session for MindSpore: `Model.train` whose processes survive the faults of their peers.
 
-The loop is MindSpore's own. Before each of its steps all ranks pass a gate: one that has a fault
-says so there, and nobody enters the step's collectives. All ranks meet, the broken one takes its
-state from another, and the same step is done, in the same processes. Where a process is gone, all
-are started anew, for MindSpore's collectives can take no new one in.
+The loop is MindSpore's own. All ranks pass a gate before each of its steps. A rank with a fault
+reports it at the gate, and no rank enters the step's collectives. All ranks meet, and the failed
+rank takes its state from another rank. Then they do the same step in the same processes. If a
+process is lost, Rekindle restarts all processes, because MindSpore's collectives admit no new one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
 
 
-class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where types are checked
-    """A collective."""
+class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is absent where types are checked
+    """A collective that one rank calls alone, so that it hangs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,9 +50,10 @@ class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is not there where typ
 
 
 def inject(faults: list[Inject], step: int, parameters: Parameters) -> RuntimeError | None:
-    """Inject those of `faults` that are due in `step`, and take them off the list.
+    """Inject those of `faults` that are due in `step`, and remove them from the list.
 
-    Return what broke the state. Raises what is the script's own.
+    Return the error that broke the state; None: no fault broke it. Errors that stand for the
+    script's own errors are raised.
     """
     for fault, told in due(faults, step):
         match fault.kind:
@@ -80,7 +81,8 @@ class Session:
 
     rank, world_size: rank and size of the world. finished: finished steps of the whole run.
 
-    Started by hand, without an agent, a Session trains the same way but recovers nothing.
+    Without an agent (a script that a user starts directly), a Session trains in the same way but
+    recovers nothing.
     """
 
     def __init__(self, model: Model) -> None:
@@ -118,14 +120,14 @@ class Session:
         return self._member.generation if self._member is not None else 0
 
     def __enter__(self) -> Session:
-        """Meet the other ranks and take the state that training continues from."""
+        """Meet the other ranks and take the state from which training continues."""
         if self._member is not None:
             self._member.join()
             self._final_snapshot.listen()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Leave. An exception of the script passes through."""
+        """Leave the training. An exception of the script passes through."""
         if kind is None and self._member is not None and not self._progress.total:
             told = "rekindle: a Session without session.train(): nothing of it would be recovered"
             print(told, file=sys.stderr, flush=True)
@@ -146,11 +148,11 @@ class Session:
         """Train as `model.train` does with the same arguments.
 
         epoch: number of epochs of the whole run. train_dataset: the dataset. callbacks: callbacks
-        of MindSpore. dataset_sink_mode: has to stay False.
+        of MindSpore. dataset_sink_mode: must stay False.
 
-        Training continues after the finished steps. Epoch, step and data are those of a run without
-        faults. Raises SessionError: no step is left, `dataset_sink_mode` is set, it was called
-        before, or another rank has other steps or other initial parameters.
+        Training continues after the finished steps. Epoch, step and data are the same as in a run
+        without faults. Raises SessionError: no step is left, `dataset_sink_mode` is set, it was
+        called before, or another rank has other steps or other initial parameters.
         """
         if self._progress.total:
             raise SessionError("session.train() again: one call trains the whole run; give it all")
@@ -184,20 +186,20 @@ class Session:
                 return
 
     def _leave_early(self) -> None:
-        """A callback has asked MindSpore's loop to stop, maybe."""
+        """End the run at the newest step if a callback has stopped MindSpore's loop."""
         if self.finished < self._progress.total:
             self._stop()
             if self._member is not None:
                 self._keep()
 
     def _stop(self) -> None:
-        """The newest step is the last one."""
+        """Make the newest step the last one."""
         self._progress.asked_for(self.finished)
 
     def _meet_at_end(self, member: Member) -> bool:
-        """Whether there are more steps to do: another rank has lost some.
+        """Return whether more steps follow, because another rank has lost some.
 
-        Raises SessionError: another rank has more steps, and would wait for this one for ever.
+        Raises SessionError: another rank has more steps, and would wait for this rank without end.
         """
         try:
             self._generations.gate.agree(self.finished, can=True, ends=True, run=self._run)
@@ -215,7 +217,7 @@ class Session:
     # ---- MindSpore's loop calls these
 
     def _begin_step(self) -> None:
-        """All ranks do the next step, or meet until they can. Raises Rewind: not this one."""
+        """Begin the next step with all ranks, or meet until they can. Raises Rewind: not this."""
         self._progress.begin_step()
         self._profiler.end_loading()
         if self._member is not None:
@@ -224,7 +226,7 @@ class Session:
         self._final_snapshot.begin_step(self.finished)
 
     def _end_step(self, loss: float | None) -> None:
-        """The graph has run: one more step is finished. Callbacks may still change parameters."""
+        """Count one more finished step after the graph. Callbacks may still change parameters."""
         self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:
@@ -235,16 +237,16 @@ class Session:
             self._member.step_done()
 
     def _resume(self) -> None:
-        """All callbacks have begun: give them what they kept, if it came with a state."""
+        """Give the callbacks their kept values, if they came with a state; all have begun."""
         self._memory.load(self._generations.fetched.get("callbacks", ()))
         self._generations.fetched = {}
 
     def _settle(self, stops: bool) -> None:
-        """All callbacks have seen the step: the state is what the next one begins with.
+        """Keep the state with which the next step begins; all callbacks have seen the step.
 
-        stops: there is none, for one of them has said so.
+        stops: no step follows, because a callback has requested the end.
         """
-        stopped = {"stopped": self._progress.total} if stops else {}  # of this attempt's steps
+        stopped = {"stopped": self._progress.total} if stops else {}  # the steps of this attempt
         self._generations.position = {
             "step": self.finished,
             "callbacks": self._memory.state(),
@@ -255,7 +257,7 @@ class Session:
             self._keep()
 
     def _keep(self) -> None:
-        """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
+        """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
         with self._progress.at(RankActivity.CHECKPOINT), self._final_snapshot.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},
@@ -269,7 +271,7 @@ class Session:
     # ---- the gate
 
     def _pass_gate(self, member: Member) -> None:
-        """Return when all ranks do this step. Raises Rewind: an earlier one comes first."""
+        """Return when all ranks do this step. Raises Rewind: an earlier step comes first."""
         step = self.finished
         self._profiler.begin_step(step, member.channel.settings.profile)
         while not self._may_begin(member):
@@ -280,7 +282,7 @@ class Session:
             self._profiler.begin_step(step, member.channel.settings.profile)
 
     def _may_begin(self, member: Member) -> bool:
-        """Whether all ranks do this step; False: the generation has ended, because one cannot."""
+        """Return whether all ranks do this step; False: one cannot, and the generation is over."""
         damage = inject(member.channel.injected, self.finished, self._parameters)
         if damage is not None:
             self._state.tear()
@@ -298,7 +300,7 @@ class Session:
         return False
 
     def _agree(self, can: bool) -> bool:
-        """Meet the other ranks at the gate: there they wait for one that is late."""
+        """Meet the other ranks at the gate, where they wait for a late rank."""
         gate = self._generations.gate
         if not self._profiler.on.communication:
             return gate.agree(self.finished, can=can, run=self._run)
@@ -308,7 +310,7 @@ class Session:
         return agreed
 
     def _keep_last(self, moment: Moment) -> bool:
-        """Give the agent the newest state that there is, for this process has to end."""
+        """Give the agent the newest state, because this process must end."""
         return self._keeper.keep_last(
             {"parameters": self._parameters.before_step if moment.inside else self._parameters},
             place=replace(self._generations.place, generation=self._state.made),

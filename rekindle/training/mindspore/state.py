@@ -1,8 +1,8 @@
-"""The training state of a MindSpore network: its parameters, read without a copy where that can be.
+"""The training state of a MindSpore network: its parameters, read without a copy where possible.
 
-The parameters of a model's train network are all that training changes: weights, what the optimizer
+Training changes only the parameters of a model's train network: weights, values that the optimizer
 keeps, and its step. A state has the layout of a safetensors file, in memory, on the wire and in the
-store; the skeleton says no more than that all of it are parameters.
+store. The skeleton states only that all tensors are parameters.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rekindle.rank.held_state import RankPlace
 from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
 from rekindle.training.mindspore.optimizer import BEGUN
 
-SMALL_BYTES = 64 << 10  # a parameter that is copied before each step, whether it changes or not
-LOOKS = 3  # steps until it is known which others a forward pass changes
-LOOKS_AGAIN = 1000  # steps; a change meanwhile is noticed, and until then there is no state of it
+SMALL_BYTES = 64 << 10  # bytes of a parameter that is always copied before each step
+LOOKS = 3  # steps until it is known which other parameters a forward pass changes
+LOOKS_AGAIN = 1000  # steps; a change between two looks leaves no state until the next look
 SKELETON = b'{"mindspore":"parameters"}'
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,7 +54,7 @@ class Parameters:
     """The parameters of a network, in the order of their names."""
 
     def __init__(self, network: mindspore.nn.Cell) -> None:
-        """Raises SessionError: two of them have one name, or one cannot be kept."""
+        """Read the parameters. Raises SessionError: two have one name, or one cannot be kept."""
         network.init_parameters_data()
         found: dict[str, mindspore.Parameter] = {}
         for parameter in network.get_parameters():
@@ -64,21 +64,22 @@ class Parameters:
         forms_of(self.arrays())
         cells = [each for _, each in network.cells_and_names() if isinstance(each, Optimizer)]
         counters = [name for name in found if name.rpartition(".")[2] == BEGUN]
-        # Who updates without counting may do so at any time.
+        # An optimizer that does not count its updates may update at any time.
         self._counters = counters if len(counters) == len(cells) else []
         updated = {
             each.name for cell in cells for each in (*cell.get_parameters(), *cell.parameters)
         }
-        # Those that the forward pass may change, before an update begins: BatchNorm's statistics,
-        # and sums of gradients; but not frozen weights, of which a copy would cost too much.
+        # No optimizer updates these, but the forward pass may change some before an update begins:
+        # BatchNorm's statistics, and sums of gradients. Only small ones and ones that change are
+        # copied, because copies of frozen weights would cost too much.
         self._others = [name for name in found if name not in updated] if self._counters else []
         self._changing = {name for name in self._others if found[name].nbytes <= SMALL_BYTES}
         self._remembered: dict[str, Array] = {}
-        self._digests: dict[str, int] = {}  # of the rest, as it was when a step last began
+        self._digests: dict[str, int] = {}  # the digests of the others, at the newest look
         self._looks = 0
 
     def remember(self) -> None:
-        """Keep what the forward pass of the step that begins may change."""
+        """Keep the parameters that the forward pass of the next step may change."""
         self._looks += 1
         if self._looks <= LOOKS or self._looks % LOOKS_AGAIN == 0:
             found = {n: self._digest(n) for n in self._others if n not in self._changing}
@@ -90,7 +91,7 @@ class Parameters:
 
     @property
     def are_as_before(self) -> bool:
-        """Whether `before_step` has all that the step under way has changed."""
+        """Whether `before_step` includes all parameters that the current step has changed."""
         return all(self._digest(name) == was for name, was in self._digests.items())
 
     def _digest(self, name: str) -> int:
@@ -98,14 +99,14 @@ class Parameters:
 
     @property
     def before_step(self) -> BeforeStep:
-        """What they held when the step under way began, as long as its update has not."""
+        """The values from the start of the current step, valid until the step's update begins."""
         return BeforeStep(self, self._remembered)
 
     @property
     def begun(self) -> tuple[int, ...] | None:
-        """Updates begun, as `recoverable` counts them; None: nobody can tell.
+        """The numbers of updates that began, as `recoverable` counts them; None: they are unknown.
 
-        In PyNative mode a read would wait for whatever was launched before it.
+        In PyNative mode a read would wait for all operations that were launched before it.
         """
         in_graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
         if not self._counters or not in_graph:
@@ -113,24 +114,24 @@ class Parameters:
         return tuple(int(self._parameters[name].asnumpy()[0]) for name in self._counters)
 
     def digest(self) -> int:
-        """A number of 64 bits that tells what they hold."""
+        """Return a 64-bit checksum of all values."""
         checksum = xxhash.xxh3_64()
         for array in self.arrays().values():
             checksum.update(bytes_of(array).data)
         return int(checksum.intdigest())
 
     def spoil(self) -> None:
-        """Have them hold anything, as a damaged memory does."""
+        """Overwrite all values, as damaged memory does."""
         for parameter in self._parameters.values():
             spoilt = np.full_like(parameter.asnumpy(), 0x55, subok=False)
             parameter.copy_(mindspore.Tensor(spoilt))
 
     def arrays(self) -> dict[str, Array]:
-        """What they hold: on CPU their own memory, which the next step changes."""
+        """Return the values: on CPU the parameters' own memory, which the next step changes."""
         return {name: each.asnumpy() for name, each in self._parameters.items()}
 
     def fill(self, arrays: Mapping[str, Array]) -> None:
-        """Have them hold this. Raises SessionError: it is the state of another model."""
+        """Set all values. Raises SessionError: they are the state of another model."""
         for name, parameter in self._parameters.items():
             theirs = arrays.get(name)
             if theirs is None:
@@ -145,26 +146,26 @@ class Parameters:
         if unknown:
             raise SessionError(f"the state has a parameter {unknown[0]}, this model has none")
         for name, parameter in self._parameters.items():
-            # Neither set_data() nor assign_value(): with these, an optimizer with control flow was
-            # seen to keep another step than it showed (2.10).
+            # Not set_data() or assign_value(): with these, an optimizer with control flow kept
+            # another step than it showed (observed with 2.10).
             parameter.copy_(mindspore.Tensor(arrays[name]))
 
 
 class BeforeStep(NamedTuple):
-    """Parameters of which some have been changed since, and are remembered."""
+    """The parameters before a step; some have changed since, and their old values are kept."""
 
     parameters: Parameters
     remembered: Mapping[str, Array]
 
     def arrays(self) -> dict[str, Array]:
-        """What they held."""
+        """Return the values before the step."""
         return {**self.parameters.arrays(), **self.remembered}
 
 
 def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:
-    """Return what a safetensors header says of each.
+    """Return the entry of each array in a safetensors header.
 
-    Raises SessionError: it has no name for such elements.
+    Raises SessionError: safetensors has no code for a dtype.
     """
     forms = []
     for name, array in arrays.items():
@@ -176,15 +177,16 @@ def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:
 
 
 def bytes_of(array: Array) -> Array:
-    """The elements as one row of bytes: a view of a contiguous array, of another a copy."""
+    """Return the elements as one row of bytes: a view of a contiguous array, otherwise a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def read_state(file: memoryview, like: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays that lie in a state's file, without a copy.
+    """Return the arrays in a state's file, without a copy.
 
-    like: of this model; tells the dtypes that safetensors has a code for and numpy has none.
-    Raises CorruptError: it is no such file; SessionError: it is of another model.
+    like: this model's arrays. They give the dtypes for which safetensors has a code and numpy has
+    none.
+    Raises CorruptError: the file is invalid; SessionError: it belongs to another model.
     """
     header = read_header(file)
     found = {}
@@ -204,7 +206,7 @@ def read_state(file: memoryview, like: Mapping[str, Array]) -> dict[str, Array]:
 
 
 class _Row(NamedTuple):
-    """Where a parameter's bytes go."""
+    """The destination of a parameter's bytes."""
 
     name: str
     bytes: Array
@@ -221,14 +223,14 @@ class ParametersWriter(SnapshotWriter):
         return Captured(SKELETON, arrays, forms, said)
 
     def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[_Row]:
-        """Rows of bytes in the buffer."""
+        """Return rows of bytes in the buffer."""
         return [
             _Row(name, np.frombuffer(data, np.uint8, each.nbytes, begins[name]))
             for name, each in state.tensors.items()
         ]
 
     def copy(self, views: Sequence[_Row], state: Captured) -> None:
-        """Copy the bytes of each."""
+        """Copy the bytes of each parameter."""
         for row in views:
             row.bytes[:] = bytes_of(state.tensors[row.name])
 

@@ -19,20 +19,23 @@ _OWN = {
 
 
 class CallbackState:
-    """callbacks: those that training is watched by, in their order."""
+    """Keep the state of callbacks.
+
+    callbacks: the callbacks of the training, in their order.
+    """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = [each for each in callbacks if _keeps(each)]
 
     def state(self) -> list[Any]:
-        """What they keep, as JSON has it. Raises SessionError: something else is among it."""
+        """Return the callbacks' values for JSON. Raises SessionError: JSON cannot hold one."""
         return [
             {"kind": _kind(each), "state": plain(_state_of(each), _kind(each))}
             for each in self._callbacks
         ]
 
     def load(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Give it back to callbacks of the same class, in their order; new ones begin anew."""
+        """Give values to callbacks of the same class, in order; others start without values."""
         left = list(state)
         for callback in self._callbacks:
             found = next((each for each in left if each["kind"] == _kind(callback)), None)
@@ -44,7 +47,8 @@ class CallbackState:
 def _keeps(callback: Callback) -> bool:
     if _says(callback):
         return True
-    # The weights of its best epoch are none of the model's: without them the rest is wrong.
+    # The model does not hold the weights of the callback's best epoch. Without them its other
+    # values are wrong.
     whole = not getattr(callback, "restore_best_weights", False)
     return isinstance(callback, tuple(_OWN)) and whole
 
@@ -77,11 +81,11 @@ def _load(callback: Callback, state: Any) -> None:
 
 
 class Rewind(Exception):
-    """Training goes on from an earlier step: the loop has to be entered anew."""
+    """Training continues from an earlier step, so the loop must start again."""
 
 
 def steps_of_epoch(epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool) -> int:
-    """Return how many batches an epoch has. Raises SessionError: no step can be done like that."""
+    """Return the batches of an epoch. Raises SessionError: these arguments allow no step."""
     if sink:
         raise SessionError("dataset_sink_mode=True: ranks agree before each step; leave it out")
     if epoch < 1:
@@ -92,10 +96,10 @@ def steps_of_epoch(epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool
     return per_epoch
 
 
-class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where types are checked
-    """Before all other callbacks: a step begins, and has ended with the loss that it gave.
+class Steps(Callback):  # type: ignore[misc]  # MindSpore is absent where types are checked
+    """Run before all other callbacks: report each step's start, and its end with its loss.
 
-    finished: steps finished before; MindSpore would count from 0 again.
+    finished: the steps that were finished before. MindSpore would count from 0 again.
     """
 
     def __init__(
@@ -105,25 +109,26 @@ class Steps(Callback):  # type: ignore[misc]  # MindSpore is not there where typ
         self._finished, self._begin, self._end = finished, begin, end
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Have the steps counted from where training is."""
+        """Make MindSpore count from the finished steps."""
         run_context.original_args().cur_step_num = self._finished
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """A batch is there."""
+        """Begin a step: its batch is loaded."""
         self._begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """The graph has run."""
+        """End a step: its graph has run."""
         self._end(loss_of(run_context.original_args().net_outputs))
 
 
 class Settled(Callback):  # type: ignore[misc]  # as above
-    """Behind all other callbacks: nobody changes the state of a step any more.
+    """Run after all other callbacks: then no callback changes the state of a step any more.
 
-    From here on the loop waits for its next batch. Of an epoch's last step that is behind what
-    callbacks do at the epoch's end: they may change parameters there, and what they keep.
+    From here on the loop waits for its next batch. For an epoch's last step, this class runs after
+    the callbacks at the epoch's end: they may change parameters there, and their own values.
 
-    resume: called when all others have begun. settle: told whether one of them has asked to stop.
+    resume: called when all other callbacks have begun. settle: called with whether a callback has
+    requested the end of the training.
     """
 
     def __init__(
@@ -133,15 +138,15 @@ class Settled(Callback):  # type: ignore[misc]  # as above
         self._resume, self._settle, self._profiler = resume, settle, profiler
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Others have set what they keep to nothing."""
+        """Resume the callbacks, after the others have reset their values."""
         self._resume()
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
-        """The first batch of an epoch."""
+        """Begin to load the first batch of an epoch."""
         self._profiler.begin_loading()
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """The next one, if the epoch has one."""
+        """Settle the step, and begin to load the next batch if the epoch has one."""
         params = run_context.original_args()
         is_last = params.cur_step_num % params.batch_num == 0
         if not is_last and not run_context.get_stop_requested():
@@ -149,12 +154,12 @@ class Settled(Callback):  # type: ignore[misc]  # as above
             self._profiler.begin_loading()
 
     def on_train_epoch_end(self, run_context: Any) -> None:
-        """All have seen the last step of it."""
+        """Settle the epoch's last step: all callbacks have seen it."""
         self._settle(run_context.get_stop_requested())
 
 
 def loss_of(outputs: Any) -> float | None:
-    """Return the loss among what a train network gives; None: it gives no single number."""
+    """Return the loss from a train network's outputs; None: the first is not a single number."""
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     if isinstance(first, mindspore.Tensor) and first.size == 1:
         return float(first.asnumpy().reshape(-1)[0])

@@ -1,4 +1,4 @@
-"""A MindSpore rank's state: to and from another rank, over a line of the gate; from the store."""
+"""Transfer a MindSpore rank's state to and from another rank, or take it from the store."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from rekindle.training.mindspore.state import (
     read_state,
 )
 
-_BEGIN = struct.Struct("<q")  # bytes of the file that follows
+_BEGIN = struct.Struct("<q")  # the number of bytes of the file that follows
 _DIGEST_BYTES = 16
 _NOWHERE: Mapping[str, Any] = {}
 
 
-def fetch(  # noqa: PLR0913  # who sends what to whom
+def fetch(  # noqa: PLR0913  # the parties of the transfer
     parameters: Parameters,
     channel: Channel,
     slot: int,
@@ -43,10 +43,10 @@ def fetch(  # noqa: PLR0913  # who sends what to whom
     peers: Sequence[Address],
     gate: StepVote,
 ) -> Mapping[str, Any]:
-    """Take this state from where the plan says; returns what was kept with it.
+    """Take the state from the plan's source; return the position that was kept with it.
 
-    Raises CheckpointError: the source has not what the plan expects; OSError, StaleError: a
-    peer is lost; SessionError: it is another model's.
+    Raises CheckpointError: the source does not have the expected state; OSError, StaleError: a peer
+    is lost; SessionError: the state belongs to another model.
     """
     match plan.source:
         case StateSource.PEER:
@@ -64,7 +64,7 @@ def fetch(  # noqa: PLR0913  # who sends what to whom
 def send_state(
     arrays: Mapping[str, Array], line: socket.socket, position: Mapping[str, Any] = _NOWHERE
 ) -> None:
-    """Send a state as a file, and its checksum behind it. Raises OSError: the line is cut."""
+    """Send a state as a file, and then its checksum. Raises OSError: the connection is lost."""
     said = msgspec.json.encode(position).decode()
     metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: said}
     layout = plan_layout(forms_of(arrays), metadata_room=len(msgspec.json.encode(metadata)))
@@ -80,10 +80,10 @@ def send_state(
 
 
 def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, Any]:
-    """Take over the state that comes on a line; returns what was said of its position.
+    """Take over a state from a connection; return its position.
 
-    Raises CorruptError: other bytes arrived than were sent; OSError: the line is cut;
-    SessionError: it is another model's. The parameters are as they were then.
+    Raises CorruptError: the bytes differ from the bytes that were sent; OSError: the connection is
+    lost; SessionError: the state belongs to another model. The parameters then keep their values.
     """
     (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
     file = memoryview(receive(line, size))
@@ -93,9 +93,9 @@ def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, A
 
 
 def take_over(parameters: Parameters, file: memoryview) -> Mapping[str, Any]:
-    """Have the parameters hold a state; returns what its file says of its position.
+    """Set the parameters to a state; return the position in its file.
 
-    Raises CorruptError: it is no such file; SessionError: it is another model's.
+    Raises CorruptError: the file is invalid; SessionError: it belongs to another model.
     """
     parameters.fill(read_state(file, parameters.arrays()))
     said = read_header(file).metadata.get(METADATA_POSITION, "{}")
@@ -103,10 +103,10 @@ def take_over(parameters: Parameters, file: memoryview) -> Mapping[str, Any]:
 
 
 def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mapping[str, Any]:
-    """Take a state from the store; returns what was said of its position.
+    """Take a state from the store; return its position.
 
-    Raises CheckpointError: it is not there; CorruptError: the file is not what was written;
-    SessionError: it is another model's.
+    Raises CheckpointError: it is missing; CorruptError: the file has changed since it was written;
+    SessionError: it belongs to another model.
     """
     store, found = find_checkpoint(location, made)
     if len(found.manifest.files) != 1:

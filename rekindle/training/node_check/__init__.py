@@ -1,1 +1,1 @@
-"""What a node check does on a device: a product of matrices, copies in memory, collectives."""
+"""Check a node's devices: a product of matrices, copies in memory, collectives."""

@@ -1,1 +1,1 @@
-"""What the ranks run of a job that is there to have its nodes checked: nothing."""
+"""Do nothing: the ranks of a job that only checks its nodes run this module."""

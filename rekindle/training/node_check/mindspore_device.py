@@ -1,6 +1,6 @@
-"""A device that MindSpore computes on, measured with its own operations.
+"""Measure a device with MindSpore's own operations.
 
-Read from MindSpore 2.10, and run on its CPU device: there was no NPU.
+The code follows the source of MindSpore 2.10. It ran on MindSpore's CPU device, without an NPU.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from rekindle.training.node_check.serving import timed
 
 
 def knows_ascend() -> bool:
-    """Whether this MindSpore can compute on NPUs: its build, and what CANN it finds."""
+    """Return whether this MindSpore can compute on NPUs: its build and the CANN decide."""
     return bool(ms.device_context.ascend.is_available())
 
 
 class MindSporeDevice:
-    """One device; a process of MindSpore's has no other one then.
+    """One device; a process that uses MindSpore then has no other device.
 
-    By default it has as much work as keeps an NPU busy. MindSpore takes 2 GB of its memory at
-    once, and that is enough for it; beside ranks, too, nothing would be saved by less work.
+    The default work keeps an NPU busy. MindSpore immediately takes 2 GB of the NPU's memory, which
+    is enough for this work. So less work would save no memory next to running ranks.
     """
 
     note = ""
@@ -36,15 +36,16 @@ class MindSporeDevice:
         copied: int = 256 << 20,  # more than an NPU's caches hold
         window_s: float = 0.2,
     ) -> None:
-        """target: MindSpore's name of a kind of devices, "Ascend" or "CPU".
+        """Open a device.
 
+        target: MindSpore's name of a kind of devices, "Ascend" or "CPU".
         Raises RuntimeError: the device cannot be used.
         """
         ms.set_device(target, number)
         self.size, self.copied, self._window_s = size, copied, window_s
 
     def multiply(self, left: Matrix, right: Matrix) -> tuple[float, Matrix]:
-        """Multiply in float16, which all NPUs know: whole numbers up to 2,048 are exact in it."""
+        """Multiply in float16, which all NPUs support: integers up to 2,048 are exact in it."""
         a, b = (ms.Tensor(each.astype(np.float16)) for each in (left, right))
         product = a
 
@@ -56,7 +57,7 @@ class MindSporeDevice:
         return seconds, product.asnumpy()
 
     def copy(self, pattern: Numbers) -> tuple[float, Numbers]:
-        """Copy, to the same memory each time."""
+        """Copy to the same memory each time."""
         source, copy = ms.Tensor(pattern), ms.Tensor(np.zeros_like(pattern))
         seconds = timed(lambda: copy.copy_(source), ms.runtime.synchronize, self._window_s)
         return seconds, copy.asnumpy()

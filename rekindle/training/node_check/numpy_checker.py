@@ -1,4 +1,4 @@
-"""Checks a node where there is no PyTorch: its NPU or processor, its memory, TCP to other nodes."""
+"""Check a node without PyTorch: its NPU or processor, its memory, and TCP to other nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check.numpy_device import Device, device_for
 from rekindle.training.node_check.serving import ONES, WINDOWS, WrongResultError, better, serve
 
-SENT = 1 << 20  # bytes of what each rank sends
+SENT = 1 << 20  # bytes that each rank sends
 
 _Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PlainKit:
-    """Products and copies on a device; ranks send to the first of them, and get the sum from it."""
+    """Make products and copies on a device; ranks send to the first rank, which returns the sum."""
 
     def __init__(self, local_rank: int, device: Device) -> None:
         self._device = device
@@ -29,11 +29,11 @@ class PlainKit:
 
     @property
     def port(self) -> int:
-        """Where others reach the first checker of its node."""
+        """The port at which others reach the first checker of its node; 0 for other checkers."""
         return self._listener.port if self._listener else 0
 
     def work(self, task: DeviceWork) -> Done:
-        """Measure the device by itself. Raises WrongResultError; RuntimeError: it cannot do it."""
+        """Measure the device alone. Raises WrongResultError; RuntimeError: the device fails."""
         seconds = {
             Measurement.COMPUTE: _compute(self._device),
             Measurement.MEMORY: _memory(self._device),
@@ -41,7 +41,7 @@ class PlainKit:
         return Done(serial=task.serial, seconds=seconds, note=self._device.note)
 
     def meet(self, task: Meet) -> Done:
-        """Measure a sum over all ranks. Raises WrongResultError; OSError: others are not there."""
+        """Measure a sum over all ranks. Raises WrongResultError; OSError: others are missing."""
         lines = self._lines = self._connect(task)
         laps = []
         for lap in range(2 * WINDOWS):
@@ -51,23 +51,23 @@ class PlainKit:
             laps.append(time.perf_counter() - began)
             if not (summed == sum(range(1 + lap, task.world_size + 1 + lap))).all():
                 raise WrongResultError("a collective has brought wrong values")
-        # Not where it fails: what has gone wrong is said before others notice.
+        # Not after a failure: this rank reports its failure before others see closed connections.
         self.hang_up()
         return Done(serial=task.serial, seconds={task.part: better(laps)})
 
     def hang_up(self) -> None:
-        """Close the lines to others."""
+        """Close the connections to others."""
         for line in self._lines:
             line.close()
 
     def _connect(self, task: Meet) -> list[socket.socket]:
-        """Lines to all others, of the first rank; of any other one to it."""
+        """Return the first rank's connections to all others, or another rank's connection to it."""
         if task.rank:
             return [call((task.host, task.port), task.serial, task.rank, 1)]
         assert self._listener is not None
         self._listener.forget_before(task.serial)
         others = range(1, task.world_size)
-        # Whoever waits in vain is ended by its agent.
+        # The wait has no limit: the agent ends a process that waits too long.
         return [self._listener.take(task.serial, rank, 1, lambda: False) for rank in others]
 
 
@@ -77,7 +77,7 @@ def _compute(device: Device) -> float:
     left = (chance.random(shape, np.float32) < ONES / device.size).astype(np.float32)
     right = chance.integers(-1, 2, shape, np.int8).astype(np.float32)
     seconds, product = device.multiply(left, right)
-    # Freivalds: A (B x) = (A B) x, here with ones for x. Small whole numbers: exact in any order.
+    # Freivalds' check: A (B x) = (A B) x, with ones for x. Small integers: exact in any order.
     if not (product.sum(1, np.float64) == left @ right.sum(1)).all():
         raise WrongResultError("a product of matrices is wrong")
     return seconds
@@ -92,7 +92,7 @@ def _memory(device: Device) -> float:
 
 
 def _sum(own: _Array, lines: list[socket.socket], *, first: bool) -> _Array:
-    """Return the sum of what all ranks have."""
+    """Return the sum of all ranks' arrays."""
     if not first:
         lines[0].sendall(own.data)
         return _received(lines[0])

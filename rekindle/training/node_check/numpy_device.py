@@ -1,4 +1,4 @@
-"""What a checker without PyTorch measures: an NPU through MindSpore, or the processor."""
+"""The device of a checker without PyTorch: an NPU through MindSpore, or the processor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from rekindle.job.ascend import count_npus
 from rekindle.training.node_check.serving import timed
 
-Matrix = np.ndarray[Any, np.dtype[Any]]  # of NumPy's float32, or what a device has made of that
+Matrix = np.ndarray[Any, np.dtype[Any]]  # NumPy's float32, or a device's result for it
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Device(Protocol):
-    """What makes products and copies.
+    """A device that makes products and copies.
 
-    size: rows and columns of the matrices; copied: bytes of a copy in memory. note: what is to be
-    said of it, and blames no node.
+    size: rows and columns of the matrices. copied: bytes of a copy in memory. note: a remark for
+    the report that does not blame the node.
     """
 
     size: int
@@ -26,14 +26,14 @@ class Device(Protocol):
     note: str
 
     def multiply(self, left: Matrix, right: Matrix) -> tuple[float, Matrix]:
-        """Return the seconds of one product, and the last that was made."""
+        """Return the seconds of one product, and the last product."""
 
     def copy(self, pattern: Numbers) -> tuple[float, Numbers]:
-        """Return the seconds of one copy in memory, and the last that was made."""
+        """Return the seconds of one copy in memory, and the last copy."""
 
 
 class Processor:
-    """The host's, with NumPy: what MindSpore's ranks compute with on CPU."""
+    """The host's processor, with NumPy: MindSpore's ranks on CPU compute on the same processor."""
 
     size = 256
     copied = 8 << 20
@@ -43,24 +43,25 @@ class Processor:
         self.note = note
 
     def multiply(self, left: Matrix, right: Matrix) -> tuple[float, Matrix]:
-        """Multiply, in the same memory each time."""
+        """Multiply into the same memory each time."""
         product = np.empty_like(left)
         return timed(lambda: np.matmul(left, right, out=product), _done, self._window_s), product
 
     def copy(self, pattern: Numbers) -> tuple[float, Numbers]:
-        """Copy, to the same memory each time."""
+        """Copy to the same memory each time."""
         copy = np.empty_like(pattern)
         return timed(lambda: np.copyto(copy, pattern), _done, self._window_s), copy
 
 
 def _done() -> None:
-    """A processor is done when it returns."""
+    """Do nothing: a processor is done when the call returns."""
 
 
 def device_for(local_rank: int) -> Device:
-    """Return the NPU of this local rank, where MindSpore can use it; else the processor.
+    """Return this local rank's NPU if MindSpore can use it, and the processor otherwise.
 
-    MindSpore is imported where there are NPUs: that takes a second, and memory.
+    The function imports MindSpore only on a machine with NPUs: the import takes a second, and
+    memory.
     Raises RuntimeError: the NPU cannot be used.
     """
     if not count_npus() or importlib.util.find_spec("mindspore") is None:
@@ -69,5 +70,5 @@ def device_for(local_rank: int) -> Device:
 
     if knows_ascend():
         return MindSporeDevice("Ascend", local_rank)
-    # Its build, or a CANN that is not there: ranks of this environment compute on the host as well.
+    # The build has no NPU support, or CANN is missing: ranks in this environment use the host too.
     return Processor("the NPUs were not measured: MindSpore cannot use them here")

@@ -1,7 +1,7 @@
-"""The process that checks one device: does what its agent says, until that closes the line.
+"""The process that checks one device: it does its agent's tasks until the agent disconnects.
 
-It is forked as a rank would be, with a rank's environment. One that has failed ends: what a failed
-collective leaves behind is nobody's business then, and the agent starts another.
+The agent forks it in the same way as a rank, with a rank's environment. A process that has failed
+ends, so the effects of a failed collective do not matter. The agent then starts another one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rekindle.protocol.node_check import DeviceWork, Done, Meet, Open, Task
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import lacks_memory
 
-NAME = "rekindle-check"  # in lists of processes
+NAME = "rekindle-check"  # the name in lists of processes
 WINDOWS = 5
-ONES = 64  # in a row of a matrix: sums of as many are exact in every type that a device multiplies
-# Of a framework, a library below it, or the host; torch.OutOfMemoryError is a RuntimeError.
+ONES = 64  # ones in a row of a matrix: a device adds this many numbers exactly in every type
+# Errors of a framework, a lower library or the host; torch.OutOfMemoryError is a RuntimeError.
 _FAILURES = (RuntimeError, MemoryError, OSError)
 _TASK: msgspec.msgpack.Decoder[Task] = msgspec.msgpack.Decoder(Task)
 
 
 class WrongResultError(RuntimeError):
-    """A device has computed or copied wrongly, or a collective has brought wrong values."""
+    """A device has computed or copied wrongly, or a collective has returned wrong values."""
 
 
 class Kit(Protocol):
-    """What measures a device. port: where checkers of other nodes meet this one; 0: nowhere."""
+    """Measures a device. port: where checkers of other nodes meet this checker; 0: they do not."""
 
     @property
     def port(self) -> int: ...
@@ -45,7 +45,7 @@ class Kit(Protocol):
 
 
 def serve(open_device: Callable[[int], Kit]) -> None:
-    """Open the device of this local rank, and work."""
+    """Open the device of this local rank, and do the agent's tasks."""
     Path("/proc/self/comm").write_text(NAME)
     line = socket.socket(fileno=int(os.environ[names.ENV_CHANNEL_FD]))
     try:
@@ -60,21 +60,21 @@ def serve(open_device: Callable[[int], Kit]) -> None:
         except _FAILURES as error:
             _fail(line, task.serial, error)
         line.send(msgspec.msgpack.encode(done))
-    os._exit(0)  # the threads of a store would wait for its clients
+    os._exit(0)  # the threads of a store would otherwise wait for its clients
 
 
 def _fail(line: socket.socket, serial: int, error: Exception) -> NoReturn:
     lines = f"{type(error).__name__}: {str(error).strip()}".splitlines()
-    # What libraries say of memory may stand below what they were at.
+    # A library may report the lack of memory on a later line than the failed operation.
     text = next(filter(lacks_memory, lines), lines[0])
     line.send(msgspec.msgpack.encode(Done(serial=serial, error=text)))
     os._exit(1)
 
 
 def timed(once: Callable[[], object], wait: Callable[[], None], window_s: float) -> float:
-    """Return the seconds of doing something once, in the better of some windows.
+    """Return the seconds of one call of `once`, from the better windows.
 
-    What slows a device for good slows each window; what else the machine does, does not.
+    A permanently slow device slows each window. Other work on the machine slows only some windows.
     """
     once()
     wait()
@@ -91,5 +91,5 @@ def timed(once: Callable[[], object], wait: Callable[[], None], window_s: float)
 
 
 def better(laps: list[float]) -> float:
-    """Return what the better quarter of the laps took at most."""
+    """Return the upper limit of the fastest quarter of the laps."""
     return statistics.quantiles(laps, n=4)[0]

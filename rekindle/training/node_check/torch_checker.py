@@ -1,6 +1,6 @@
-"""Checks one device with PyTorch: CPU, CUDA, or Ascend NPU through torch-npu.
+"""Check one device with PyTorch: CPU, CUDA, or Ascend NPU through torch-npu.
 
-A device whose results are wrong is faulty, however fast it is.
+A device with wrong results is faulty, at any speed.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from rekindle.training.torch.groups.generation_group import Group, store_at
 
 
 class TorchKit:
-    """Products and copies on the device, collectives of the default process group."""
+    """Makes products and copies on the device, and collectives in the default process group."""
 
     def __init__(self, local_rank: int) -> None:
-        """Raises RuntimeError: the device cannot be used."""
+        """Open the device. Raises RuntimeError: it cannot be used."""
         self._local_rank = local_rank
         self._bench = bench_for(local_rank)
         self._store = _host_store() if local_rank == 0 else None
 
     @property
     def port(self) -> int:
-        """Of the store that this checker hosts, if it is its node's first."""
+        """The port of this checker's store if it is the first one of its node; 0 otherwise."""
         return self._store.port if self._store else 0
 
     def _bench_of(self, task: DeviceWork | Meet) -> Bench:
         return self._bench.lighter() if task.beside_ranks else self._bench
 
     def work(self, task: DeviceWork) -> Done:
-        """Measure the device by itself."""
+        """Measure the device alone."""
         seconds = alone(self._bench_of(task))
-        # It wants more memory than ranks leave, and must not change the voltage that they work at.
+        # The stress test needs more memory than ranks leave, and it changes the voltage for the
+        # ranks.
         note = "" if task.beside_ranks else stress(self._local_rank)
         return Done(serial=task.serial, seconds=seconds, note=note)
 
@@ -64,14 +65,14 @@ class TorchKit:
             device_id=None if bench.device.type == "cpu" else bench.device,
         )
         seconds = together(bench)
-        # Not where it fails: what has gone wrong is said before others notice, and say what they
-        # see.
+        # Not after a failure: this rank reports its failure before others see closed connections,
+        # and report those.
         group.leave()
         return Done(serial=task.serial, seconds={task.part: seconds})
 
 
 def _host_store() -> TCPStore:
-    """Host a store that other nodes' checkers meet at."""
+    """Host a store at which other nodes' checkers meet."""
     listener = socket.create_server(("", 0), backlog=64)
     return TCPStore(
         names.LOOPBACK,
@@ -82,13 +83,13 @@ def _host_store() -> TCPStore:
     )
 
 
-_PIECE = 1 << 22  # numbers that are compared at a time
+_PIECE = 1 << 22  # numbers per comparison
 
 
 def alone(bench: Bench) -> dict[Measurement, float]:
-    """Measure the device by itself: seconds of one product, and of one copy.
+    """Measure the device alone: the seconds of one product, and of one copy.
 
-    Raises WrongResultError, and torch's RuntimeError: the device cannot do it.
+    Raises WrongResultError, and torch's RuntimeError: the device fails.
     """
     return {Measurement.COMPUTE: _compute(bench), Measurement.MEMORY: _memory(bench)}
 
@@ -99,7 +100,7 @@ def _compute(bench: Bench) -> float:
     columns = torch.rand(bench.size, bench.size, generator=chance).topk(ONES, dim=1).indices
     left.scatter_(1, columns, 1.0)
     right = torch.randint(-1, 2, (bench.size, bench.size), generator=chance).float()
-    # Freivalds: A (B x) = (A B) x, here with ones for x; all of it exact.
+    # Freivalds' check: A (B x) = (A B) x, with ones for x; all numbers are exact.
     expected = left.double() @ right.double().sum(1)
     a, b = (each.to(bench.device, bench.dtype) for each in (left, right))
     product = torch.empty_like(a)
@@ -114,7 +115,7 @@ def _memory(bench: Bench) -> float:
     pattern = torch.arange(count, dtype=torch.int64, device=bench.device)
     copy = torch.empty_like(pattern)
     seconds = timed(lambda: copy.copy_(pattern), bench.wait, bench.window_s)
-    for first in range(0, count, _PIECE):  # all at once would need as much memory again
+    for first in range(0, count, _PIECE):  # pieces: the pattern would need the memory again
         piece = copy[first : first + _PIECE]
         if not torch.equal(piece, torch.arange(first, first + len(piece), device=bench.device)):
             raise WrongResultError("what was copied in memory is wrong")
@@ -124,7 +125,7 @@ def _memory(bench: Bench) -> float:
 def together(bench: Bench) -> float:
     """Measure the default process group: seconds of an all-gather, an all-reduce and a transfer.
 
-    Raises WrongResultError, and torch's RuntimeError: the others cannot be reached.
+    Raises WrongResultError, and torch's RuntimeError: the others are unreachable.
     """
     exchange = _Exchange(bench)
     exchange.once()
@@ -141,9 +142,9 @@ def together(bench: Bench) -> float:
 
 
 class _Exchange:
-    """What the ranks of the default process group send each other: other values each time.
+    """Exchange values between the ranks of the default process group, with other values each time.
 
-    So what an earlier exchange has brought is never taken for what the last one has.
+    So an earlier exchange's values cannot pass as the newest exchange's values.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -154,17 +155,17 @@ class _Exchange:
         self._gathered = [torch.empty_like(self._own) for _ in range(self._world_size)]
         self._summed = torch.empty_like(self._own)
         self._received = torch.empty_like(self._own)
-        # With the same device of the other half, which is the other node in a pair.
+        # The peer is the same device in the other half of the ranks: the other node of a pair.
         self._peer = (self._rank + self._world_size // 2) % self._world_size
 
     def renew(self) -> None:
-        """Have other values to send: small whole numbers, whose sums are exact."""
+        """Change the values to send: small integers, whose sums are exact."""
         self._lap += 1
         self._own.fill_(self._of(self._rank))
         self._wait()
 
     def once(self) -> None:
-        """Send and receive, until it is done."""
+        """Send and receive, and wait until that is done."""
         self._summed.copy_(self._own)
         dist.all_gather(self._gathered, self._own)
         dist.all_reduce(self._summed)
@@ -178,7 +179,7 @@ class _Exchange:
         self._wait()
 
     def check(self) -> None:
-        """Compare all that has come. Raises WrongResultError."""
+        """Compare all received values. Raises WrongResultError."""
         sent = [self._of(rank) for rank in range(self._world_size)]
         right = all(map(_is_all, self._gathered, sent)) and _is_all(self._summed, sum(sent))
         if not right:

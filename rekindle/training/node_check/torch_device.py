@@ -1,4 +1,4 @@
-"""The device that a checker measures, and how much work suits it."""
+"""Choose the device that a checker measures, and a suitable amount of work."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _PASSED, _SICK = 0, 2  # answers of stress_detect
 
 
 class SickDeviceError(RuntimeError):
-    """The device's own diagnosis has found a fault of its hardware."""
+    """The device's own diagnosis has found a hardware fault."""
 
 
 class Bench(NamedTuple):
-    """A device, and the work that is measured on it.
+    """A device, and the work for its measurement.
 
-    size: rows and columns of the matrices; dtype: of their elements. copied, sent: bytes of a copy
-    in memory, and of a collective. backend: for collectives. wait: until all work is done.
-    window_s: how long one measurement goes on at least.
+    size: rows and columns of the matrices. dtype: the type of their elements. copied, sent: bytes
+    of a copy in memory, and of a collective. backend: for collectives. wait: waits until all work
+    is done.
+    window_s: the shortest duration of one measurement, in seconds.
     """
 
     device: torch.device
@@ -32,9 +33,9 @@ class Bench(NamedTuple):
     wait: Callable[[], None]
 
     def lighter(self) -> Bench:
-        """Return what takes little memory, for a device whose memory ranks hold.
+        """Return work with little memory, for a device whose memory is used by ranks.
 
-        What is copied is still more than a device's caches hold.
+        The copy is still larger than a device's caches.
         """
         if self.device.type == "cpu":
             return self
@@ -42,10 +43,10 @@ class Bench(NamedTuple):
 
 
 def bench_for(local_rank: int) -> Bench:
-    """Return what is measured on the device of this local rank; without accelerators, the CPU.
+    """Return the measurement for this local rank's device; without accelerators, for the CPU.
 
-    Work of an accelerator's is large enough to keep it busy, and small beside DLRover's 500
-    products of 16,384 rows: a window of each kind lasts as long on any.
+    An accelerator's work is large enough to keep it busy. It is small compared with DLRover's 500
+    products of 16,384 rows: a window of each kind has the same length on any device.
     Raises RuntimeError: the device cannot be used.
     """
     npu = _npu()
@@ -57,7 +58,7 @@ def bench_for(local_rank: int) -> Bench:
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
         return _accelerator(device, "nccl", lambda: torch.cuda.synchronize(device))
-    torch.set_num_threads(1)  # the same for each node, whatever else runs on the machine
+    torch.set_num_threads(1)  # the same for each node, regardless of other work on the machine
     return Bench(
         device=torch.device("cpu"),
         backend="gloo",
@@ -84,12 +85,13 @@ def _accelerator(device: torch.device, backend: str, wait: Callable[[], None]) -
 
 
 def stress(local_rank: int) -> str:
-    """Have an NPU's own diagnosis run where torch_npu has one; return why nothing came of it.
+    """Run an NPU's own diagnosis if torch_npu has one; return why it gave no result, or "".
 
-    Source: torch_npu.npu.stress_detect() (torch_npu/npu/utils.py, and the page on it in Ascend's
-    reference) answers 0: passed; 1: it could not be carried out, as where its 10 GB of memory are
-    not to be had; 2: the hardware is faulty. It raises RuntimeError where the voltage that it has
-    changed could not be set back. Raises SickDeviceError as well.
+    torch_npu.npu.stress_detect() answers 0 if the device passed, and 2 if the hardware is faulty.
+    It answers 1 if it could not run, for example because its 10 GB of memory are not free. Source:
+    torch_npu/npu/utils.py, and its page in Ascend's reference.
+    Raises SickDeviceError: the hardware is faulty; RuntimeError: the diagnosis could not restore
+    the voltage that it changed.
     """
     npu = _npu()
     detect = getattr(npu, "stress_detect", None)
@@ -102,6 +104,6 @@ def stress(local_rank: int) -> str:
 
 
 def _npu() -> Any:
-    """torch_npu's module, where there is an NPU."""
+    """Return torch_npu's module; None: there is no NPU."""
     npu = getattr(torch, "npu", None)
     return npu if npu is not None and npu.is_available() else None

@@ -1,4 +1,4 @@
-"""What a PyTorch training script imports.
+"""The names that a PyTorch training script imports.
 
 from rekindle.training.torch import Session, StepSampler
 """

@@ -1,4 +1,4 @@
-"""The arguments of a Session, and the refusal of those that it cannot use."""
+"""The arguments of a Session, and the checks that refuse unusable ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.training.torch.groups.script_groups import in_placeholder, local_o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The arguments of a Session, as `Session` describes them."""
+    """The arguments of a Session; `Session` describes them."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -35,7 +35,7 @@ class Arguments:
     make_groups: Callable[[], None] | None
 
     def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all parts of the state, by name. of_data: those of the sampler or the loader."""
+        """Return all parts of the state, by name. of_data: the sampler's or loader's parts."""
         own = {
             "model": self.model,
             "optimizer": local_optimizer(self.optimizer),
@@ -44,14 +44,14 @@ class Arguments:
         return with_extra(own | dict(of_data), self.extra)
 
     def ddp_options(self) -> dict[str, Any] | None:
-        """Return the keyword arguments of DistributedDataParallel; None: the model stays bare."""
+        """Return the keyword arguments of DistributedDataParallel; None: there is no wrapper."""
         if isinstance(self.ddp, Mapping):
             return dict(self.ddp)
         return {} if self.ddp else None
 
 
 def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raises SessionError, saying what to do instead."""
+    """Check model and optimizer. Raises SessionError, with the correct use in its text."""
     if isinstance(model, DistributedDataParallel):
         raise SessionError(
             "give Session the module itself: a DDP wrapper belongs to one generation. "
@@ -71,9 +71,9 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def with_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that is kept, by name; None is nothing.
+    """Return all objects whose state is kept, by name, without those that are None.
 
-    Raises SessionError: a name of `extra` is that of something else that is kept.
+    Raises SessionError: a name in `extra` is already the name of another kept object.
     """
     for name in extra:
         if named.get(name) is not None:
@@ -83,7 +83,7 @@ def with_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, 
 
 
 def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
-    """Raises SessionError: a state in shards does not go with the rest."""
+    """Check a sharded state. Raises SessionError: other arguments do not allow shards."""
     if shard is None:
         return
     if not isinstance(shard, int) or isinstance(shard, bool) or shard < 0:
@@ -97,11 +97,11 @@ def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
 
 
 def check_parts(sampler: StepSampler | None, ddp: bool | Mapping[str, Any]) -> None:
-    """Raises SessionError: the global batch cannot be kept with these."""
+    """Check the arguments for a kept global batch. Raises SessionError: they do not allow it."""
     if sampler is None:
         raise SessionError("keep_global_batch=True: give Session a sampler, Session(sampler=...)")
     if isinstance(ddp, Mapping) and ddp.get("static_graph"):
-        # Its first backward pass cannot go without: torch 2.13 fails an assertion of its own.
+        # Its first backward pass must synchronise: without that torch 2.13 fails its own assertion.
         raise SessionError(
             "keep_global_batch=True: DistributedDataParallel(static_graph=True) cannot add up "
             "gradients before it all-reduces them; leave static_graph out"

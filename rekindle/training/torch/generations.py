@@ -1,4 +1,4 @@
-"""A torch rank's part in each generation: its process group, its DDP wrapper, its state."""
+"""Do a torch rank's part in each generation: its process group, its DDP wrapper, its state."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def fetch_state(
     channel: Channel,
     fresh: torch.nn.Module | None,
 ) -> None:
-    """Bring the live objects to a state.
+    """Set the live objects to the plan's state.
 
-    fresh: the module that all ranks have to begin with as rank 0 has built it.
-    Raises CheckpointError or CorruptError: the source has not what the plan expects of it.
+    fresh: the module that all ranks must begin with in the form that rank 0 has built.
+    Raises CheckpointError or CorruptError: the source does not have the state that the plan
+    expects.
     """
     match plan.source:
         case StateSource.PEER:
@@ -64,14 +65,15 @@ def fetch_state(
             broadcast_module_state(fresh)
 
 
-_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the model's device; else gloo
+_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
 
 
 class Generations:
     """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
 
-    model: the module, or its DDP wrapper of this generation. rank, world_size: in the world of
-    this generation. place: which shard of the state the rank holds, and who writes it.
+    model: the module, or its DDP wrapper of this generation. rank, world_size: rank and world size
+    in this generation. place: the shard of the state that the rank holds, and the rank that writes
+    it.
     """
 
     def __init__(
@@ -115,7 +117,7 @@ class Generations:
         self._step = step
 
     def arrival(self) -> Arrival:
-        """Return what torch adds to `Arrived`."""
+        """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
         return Arrival(done, shard=self.place.shard, clean=self.repairs.clean)
 
@@ -129,7 +131,7 @@ class Generations:
             self._state.tear()
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
-        """Leave the former process group; returns what severs the new one."""
+        """Leave the former process group; return a function that severs the new one."""
         self.group.leave()
         leave_placeholder()
         self.place = self.place.moved(form)
@@ -158,7 +160,7 @@ class Generations:
         self._begin(wrap=True)
 
     def form_by_hand(self) -> None:
-        """Form the group as torchrun's environment says, for a rank without an agent."""
+        """Form the group from torchrun's environment, for a rank without an agent."""
         together = self.world_size > 1
         if together or in_placeholder():
             self.groups.form_by_hand(self._backend)
@@ -169,7 +171,7 @@ class Generations:
         self._progress.formed(0)
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return what kind of fault broke the forming; None: none that torch is known to raise."""
+        """Return the kind of fault that broke the forming; None: torch is not known to raise it."""
         kind = kind_of(error)
         self.repairs.note(kind or FaultKind.LINK, error)
         return kind
@@ -181,7 +183,7 @@ class Generations:
         self.repairs.device.stop()
 
     def _take(self, plan: RankPlan, form: FormGeneration) -> None:
-        """Raises CheckpointError, CorruptError: the source does not have the planned state."""
+        """Take the planned state. Raises CheckpointError, CorruptError: it is missing."""
         made = form.step, form.made
         if plan.source is not StateSource.SELF:
             assert self._channel is not None
@@ -198,7 +200,7 @@ class Generations:
         self._state.hold(made)
 
     def _begin(self, *, wrap: bool) -> None:
-        """Make all that belongs to one generation. wrap: in DDP, if the script asks for it."""
+        """Make the objects of one generation. wrap: whether to use DDP, if requested."""
         self.repairs.buffers.look()
         _drop_gradients(self._given.model, self.named["optimizer"])
         if self._ddp is not None and wrap:
@@ -209,7 +211,7 @@ class Generations:
 
 
 def _drop_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Forget all gradients: those of a broken step belong to no step."""
+    """Remove all gradients: those of a broken step are invalid for the next step."""
     of_groups = (p for group in optimizer.param_groups for p in group["params"])
     for parameter in (*model.parameters(), *of_groups):
         parameter.grad = None

@@ -1,4 +1,4 @@
-"""The parts behind a torch Session, and what each of its steps asks of them."""
+"""Hold the parts of a torch Session, and call them in each step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 class Loop:
     """The training loop of one rank. It ends with the run, and its generations end with faults.
 
-    member: None in a script that no agent has started.
+    member: None in a script without an agent.
     """
 
     def __init__(self, given: Arguments) -> None:
@@ -70,7 +70,7 @@ class Loop:
         return self.member.generation if self.member is not None else 0
 
     def begin(self) -> None:
-        """Meet the other ranks, and take the state that training continues from."""
+        """Meet the other ranks, and take the state from which training continues."""
         if self.member is None:
             self.generations.form_by_hand()
         else:
@@ -91,7 +91,7 @@ class Loop:
         self.records.close()
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the number of each step that is left of `total`, again after a fault broke it."""
+        """Yield the number of each remaining step of `total`; repeat a step that a fault broke."""
         self.progress.asked_for(total)
         while True:
             member, finished = self.member, self.state.finished
@@ -99,7 +99,7 @@ class Loop:
                 if not member.join():
                     return
             elif finished >= total:
-                # A new process must not wait at a place that the others have passed.
+                # A new process must not wait at a place that the others have left.
                 if member is None or total <= member.passed or not member.join():
                     return
             elif member is not None and member.hold():
@@ -108,7 +108,7 @@ class Loop:
                 yield finished
 
     def begin_step(self, step: int) -> None:
-        """The step's body begins, for the first time or again."""
+        """Begin the step's body, for the first time or again."""
         self.progress.begin_step()
         self._step.begin()
         rng.begin_step(self.given.seed, self.generations.rank, step)
@@ -120,7 +120,7 @@ class Loop:
                 inject(channel.injected, step, self.given.model, named["optimizer"])
 
     def end_step(self) -> None:
-        """The step's body has succeeded: the state is that of one more step."""
+        """End a successful step: the state now includes one more step."""
         self._repairs.device.wait()  # until the device has done the update
         finished = self.state.finished + 1
         self._repairs.times.at(finished)  # the step may have called no optimizer
@@ -136,10 +136,9 @@ class Loop:
         self._keep(last=finished == self.progress.total)
 
     def leave_step(self, error: BaseException) -> bool:
-        """The step's body raised; True: the rank forms the next generation (else the error is the
-        script's).
+        """Handle an error of the step's body; True: the rank forms the next generation.
 
-        Returns when the generation has ended.
+        Returns when the generation has ended; False: the error is the script's.
         """
         self._step.break_off()
         member = self.member
@@ -155,16 +154,17 @@ class Loop:
         return True
 
     def _ends_soon(self, member: Member, error: BaseException) -> bool:
-        """Whether an unknown error of an accelerator is the first sign of the generation's end.
+        """Return whether an accelerator's unknown error is the first sign of the generation's end.
 
-        Drivers change their texts. A survivor must not die because a peer's death reads new.
+        Drivers change their texts. A rank must survive a peer's failure even if the text is
+        unknown.
         """
         if self.generations.device.type == "cpu" or not isinstance(error, RuntimeError):
             return False
         return member.channel.is_over_within(member.generation, NOTICE_S)
 
     def _keep_buffers(self) -> bool:
-        """Keep what the step's forward pass will change; False: a fault appeared instead."""
+        """Keep the buffers that the step's forward pass will change; False: a fault appeared."""
         try:
             if self.member is not None:
                 self._repairs.buffers.keep()
@@ -175,7 +175,7 @@ class Loop:
         return True
 
     def _keep(self, *, last: bool) -> None:
-        """Take a snapshot if one is due. A checkpoint is due after the last step of all."""
+        """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
         with self.progress.at(RankActivity.CHECKPOINT):
             self._keeper.keep(
                 self.generations.named,
@@ -187,9 +187,9 @@ class Loop:
             )
 
     def _is_left(self) -> bool:
-        """Whether this rank is in no generation: its last one has ended, or all ranks were let go.
+        """Return whether this rank is in no generation: its last one ended or dismissed all ranks.
 
-        Ranks that were let go meet again when the script asks for more steps.
+        Dismissed ranks meet again when the script requests more steps.
         """
         assert self.member is not None
         again = self.member.dismissed and self.state.finished < self.progress.total

@@ -1,7 +1,7 @@
-"""The private names of torch that Rekindle uses, tried with torch 2.13.
+"""Hold the private names of torch that Rekindle uses, tested with torch 2.13.
 
-`rekindle.training.torch.groups.fsdp` uses those of FSDP and lists them. A test
-(`test_private.py`) fails with another torch that lacks one of them.
+`rekindle.training.torch.groups.fsdp` uses and lists FSDP's private names. A test
+(`test_private.py`) fails with another version of torch that lacks one of them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MakeGroup = Callable[..., Any]
 
 
 def reset_group_count() -> None:
-    """Have the next default group be named as the first one of a new process.
+    """Give the next default group the name of the first group in a new process.
 
     torch names a default group by its count, and the name is part of its keys in the store. A group
-    whose forming was broken off has been counted here, but not in a new process.
+    whose forming broke off was counted here, but not in a new process.
     """
     c10d._world.group_count = 0
 
@@ -38,14 +38,14 @@ def all_groups() -> list[dist.ProcessGroup]:
 
 
 def replace_make_group(replacement: MakeGroup) -> MakeGroup:
-    """Have `dist.new_group` and device meshes call this; return what they called before."""
+    """Make `dist.new_group` and device meshes call this function; return the former function."""
     before: MakeGroup = c10d._new_group_with_tag
     c10d._new_group_with_tag = replacement
     return before
 
 
 def is_backend(name: str) -> bool:
-    """Whether a backend of this name is registered."""
+    """Return whether a backend of this name is registered."""
     return name.upper() in dist.Backend._plugins
 
 
@@ -55,7 +55,7 @@ def backends_of(group: dist.ProcessGroup) -> Iterator[Any]:
 
 
 def local_shape_and_offset(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the shape of this rank's piece of a DTensor, and where it begins in the whole."""
+    """Return the shape of this rank's piece of a DTensor, and the piece's offset in the tensor."""
     from torch.distributed.tensor import _utils
 
     return _utils.compute_local_shape_and_global_offset(
@@ -64,5 +64,5 @@ def local_shape_and_offset(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return the module's own buffers, those that are not saved included."""
+    """Return the module's own buffers, including those that are not saved."""
     return module._buffers

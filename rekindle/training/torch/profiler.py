@@ -1,7 +1,7 @@
-"""What of light profiling is torch's: the forward pass, by its device's own time, and collectives.
+"""Profile torch: the forward pass, by its device's own time, and collectives.
 
-A device computes behind the host's back: how long a pass took there is known some time after the
-host has asked for it. Until then what comes after it waits here, for records are in their order.
+A device computes asynchronously. So the time of a pass is known only some time after the host has
+launched it. Later records wait here until then, because records are written in order.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rekindle.rank.profiler import Profiler
 from rekindle.training.devices import Device, DeviceEvent, device_for
 from rekindle.training.torch.groups import gloo_waits as waits
 
-MOST_HELD = 10_000  # ranges behind a pass that a device does not finish
+MOST_HELD = 10_000  # the limit of ranges that wait for a pass that a device does not finish
 
 
 class _Pass(NamedTuple):
-    """A forward pass that the host has asked for. at: when it began to, nanoseconds."""
+    """A launched forward pass. at: the time of its launch on the host, in nanoseconds."""
 
     at: int
     begin: DeviceEvent
@@ -30,7 +30,7 @@ class _Pass(NamedTuple):
 
 
 class TorchProfiler(Profiler):
-    """The records of a rank that trains this model; hooks are there only while it writes."""
+    """The records of a rank that trains this model; hooks exist only while it writes."""
 
     def __init__(self, slot: int, device: int, model: torch.nn.Module) -> None:
         super().__init__(slot, device)
@@ -41,7 +41,7 @@ class TorchProfiler(Profiler):
         self._held: collections.deque[_Pass | Range] = collections.deque(maxlen=MOST_HELD)
 
     def switched(self) -> None:
-        """Hook into the model and its collectives, or out of them."""
+        """Add hooks to the model and its collectives, or remove them."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -56,27 +56,27 @@ class TorchProfiler(Profiler):
         waits.record(self.joined if self.on.communication else None)
 
     def begin_step(self, step: int, asked: Profile) -> None:
-        """A step's body begins; earlier passes may be done by now."""
+        """Begin a step's body; earlier passes may be done by now."""
         self._settle()
         super().begin_step(step, asked)
 
     def end_step(self) -> None:
-        """It has ended well; where the script waits for the device so have its passes."""
+        """End a step; its passes are done if the script waits for the device."""
         super().end_step()
         self._settle()
 
     def close(self) -> None:
-        """Write what is left, and known."""
+        """Write the remaining records whose times are known."""
         self._settle()
         super().close()
 
     def begin_forward(self, *_: object) -> None:
-        """A forward pass begins: a hook of the model's."""
+        """Begin a forward pass: a hook of the model."""
         super().begin_forward()
         self._began_at = self._accelerator.mark()
 
     def add_forward(self, began: int) -> None:
-        """Write a forward pass down that was asked for; nanoseconds since the epoch."""
+        """Record a launched forward pass. began: its start, in nanoseconds since the epoch."""
         end = self._accelerator.mark()
         if self._began_at is None or end is None:
             super().add_forward(began)
@@ -84,14 +84,14 @@ class TorchProfiler(Profiler):
             self._held.append(_Pass(began, self._began_at, end))
 
     def keep(self, made: Range) -> None:
-        """Have it written, behind the passes that were asked for before."""
+        """Write a range, after the passes that were launched before it."""
         if self._held:
             self._held.append(made)
         else:
             super().keep(made)
 
     def _settle(self) -> None:
-        """Let what is done be written."""
+        """Write the records that are complete."""
         try:
             while self._held:
                 first = self._held[0]
@@ -102,5 +102,5 @@ class TorchProfiler(Profiler):
                     first = Range(FORWARD, DEFAULT, first.at, first.at + took)
                 self._held.popleft()
                 super().keep(first)
-        except RuntimeError:  # of a device with a fault, which tells whoever asks it next
+        except RuntimeError:  # the device has a fault, which its next caller gets too
             self._held.clear()

@@ -1,7 +1,7 @@
 """Session: a data-parallel training loop whose processes survive the faults of their peers.
 
-The script keeps its own loop. The Session forms the process group of each generation, wraps the
-model in DDP on request, brings the state to the step that all ranks continue from, and yields the
+The script keeps its own loop. The Session forms the process group of each generation, and wraps the
+model in DDP on request. It sets the state to the step from which all ranks continue, and yields the
 next step.
 """
 
@@ -35,7 +35,7 @@ class Session:
     extra: more state to keep, by name: objects with state_dict() and load_state_dict().
     backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
         on a CPU.
-    seed: seed of the random streams of every step and rank.
+    seed: seed of the random streams of each step and rank.
     timeout_s: time limit of a collective, as in torch.
     transient: exceptions after which all ranks repeat the step, such as those of a data source.
     keep_global_batch: whether a step takes as many samples in a shrunk world as in the full one.
@@ -43,14 +43,15 @@ class Session:
         step takes fewer samples.
     shard: number of the piece of the state that this rank holds, if the ranks hold different
         pieces. Ranks with the same number hold the same bits. With fully_shard() the Session finds
-        the number itself.
+        the number on its own.
     make_groups: called in each generation after its default process group is formed. Call
-        dist.new_group() there, and make what depends on it.
+        dist.new_group() there, and create the objects that depend on it.
 
     rank, world_size: rank and size of the world of this generation; they may change between steps.
     slot, full_world: rank and size of the full world; they never change.
 
-    Started by hand, without an agent, a Session trains the same way but recovers nothing.
+    Without an agent (a script that a user starts directly), a Session trains in the same way but
+    recovers nothing.
     """
 
     def __init__(  # noqa: PLR0913  the training objects of a script, each by its name
@@ -131,7 +132,7 @@ class Session:
         return self._loop.state.finished
 
     def __enter__(self) -> Session:
-        """Meet the other ranks and take the state that training continues from."""
+        """Meet the other ranks and take the state from which training continues."""
         self._loop.begin()
         return self
 
@@ -140,9 +141,9 @@ class Session:
         self._loop.end(raised=kind is not None)
 
     def steps(self, total: int) -> Iterator[Step]:
-        """Yield the steps that are left of `total`. After a fault a broken step comes again.
+        """Yield the remaining steps of `total`. After a fault the broken step is repeated.
 
-        total: steps of the whole run, including those before a restart.
+        total: steps of the whole run, including the steps before a restart.
         """
         for number in self._loop.steps(total):
             yield Step(self._loop, number)
@@ -151,7 +152,7 @@ class Session:
         """Mark work that takes longer than a step: `with session.phase("evaluate"):`
 
         name: `evaluate`, `checkpoint` or `compile`. The watchdog allows more time for it than for a
-        step, and ranks that wait meanwhile do not count as hung.
+        step. Ranks that wait during this time do not count as hung.
         Raises SessionError: another name.
         """
         return self._loop.progress.at(phase_of(name))

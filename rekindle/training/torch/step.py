@@ -1,4 +1,4 @@
-"""One step of training, as the script's loop sees it."""
+"""One step of training, for the script's loop."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Step:
         return self._loop.data.batch()
 
     def parts(self) -> Iterator[MicroBatch]:
-        """This rank's parts of the step, for one forward and backward pass each.
+        """Yield this rank's parts of the step, for one forward and backward pass each.
 
-        Use it inside `with step:`, and finish each part before you take the next. Several parts
-        come only with keep_global_batch=True, when the world is smaller than the full one.
+        Use it inside `with step:`, and finish each part before you take the next. A step has
+        several parts only with keep_global_batch=True, when the world is smaller than the full one.
         Raises SessionError: the Session has no sampler.
         """
         data, place = self._loop.data, self._loop.generations
@@ -76,8 +76,8 @@ class Step:
     def log(self, **metrics: Any) -> None:
         """Record values of this step: numbers, texts, lists of them, or tensors of one number.
 
-        Called before backward, the record outlives the rank. A tensor on a device is read when the
-        step ends, so that logging does not wait for the device.
+        Call it before backward: the record then survives the loss of the rank. A tensor on a device
+        is read when the step ends, so that logging does not wait for the device.
         Raises SessionError: a value cannot be recorded.
         """
         for name, value in metrics.items():
@@ -88,7 +88,7 @@ class Step:
         self._write(self._metrics)
 
     def __enter__(self) -> Step:
-        """Begin the step with random streams of its own."""
+        """Begin the step with its own random streams."""
         self._loop.begin_step(self.number)
         return self
 
@@ -98,7 +98,7 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """End the step; a fault of the generation is taken care of and does not reach the loop."""
+        """End the step; the Session handles a fault of the generation without an error here."""
         if self._parts is not None:
             self._parts.close()
         if error is not None:
@@ -118,7 +118,7 @@ class Step:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
             self._loop.end_step()
-        except Exception as late_error:  # devices tell of their faults when they are waited for
+        except Exception as late_error:  # devices report their faults late
             if not self._loop.leave_step(late_error):
                 raise
         return False
@@ -134,7 +134,7 @@ class Step:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a tensor into a number (or list of them); float() of a float32 keeps it exactly."""
+    """Return a tensor as a number or a list; the float of a float32 keeps it exactly."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     return value

@@ -1,1 +1,1 @@
-"""Checkpoints of other formats, read and written."""
+"""Read and write checkpoints of other formats."""

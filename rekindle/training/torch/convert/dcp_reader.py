@@ -1,8 +1,8 @@
-"""What a folder of torch.distributed.checkpoint holds, read so that nothing in it is executed.
+"""Read a folder of torch.distributed.checkpoint without executing anything in it.
 
-torch's own reader unpickles the metadata, and values that are no tensors, whatever they are: a file
-from elsewhere could run anything. Here the metadata make plain records of a few known kinds, and
-values go through torch.load(weights_only=True). Shards are put together to whole tensors.
+torch's own reader unpickles the metadata, and all values that are not tensors. So a file from an
+unknown source could execute any code. Here the metadata become plain records of a few known kinds,
+and values go through torch.load(weights_only=True). Shards are combined into complete tensors.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _RECORDS = {
     (_PACKAGE + "filesystem", "_StorageInfo"),
     ("torch.serialization", "_get_layout"),
     *(("pathlib", name) for name in ("PosixPath", "WindowsPath", "PurePosixPath")),
-    ("pathlib._local", "PosixPath"),  # as Python 3.13 has it
+    ("pathlib._local", "PosixPath"),  # the name in Python 3.13
 }
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # where a part begins in the whole, and its shape
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets of a part in the tensor, and its shape
 
 _UNREADABLE = (
     *(pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError, ValueError, OverflowError),
@@ -41,10 +41,10 @@ _UNREADABLE = (
 
 
 def read_dcp(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[str | int, ...]]]:
-    """The values in this folder by their flat names, and the path of each in the nested state.
+    """Return the values in this folder by their flat names, and their paths in the nested state.
 
-    Raises CorruptError: it is not what DCP writes, or holds what only a pickle could bring.
-    CheckpointError: it cannot be read.
+    Raises CorruptError: DCP did not write the folder, or only a pickle could restore a value;
+    CheckpointError: a file cannot be read.
     """
     metadata_file = folder / METADATA_FILE
     with explained("read", metadata_file):
@@ -64,7 +64,7 @@ def read_dcp(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[str | int, .
 
 
 class _Record:
-    """What a pickle says of an object: its arguments and attributes, and nothing that acts."""
+    """An object from a pickle: only its arguments and attributes, without any code."""
 
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
@@ -77,7 +77,7 @@ class _Record:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes records; UnpicklingError for whatever else a pickle asks for."""
+    """Makes records. Raises UnpicklingError: the pickle requests another object."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _RECORDS:
@@ -90,8 +90,8 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}")
 
 
-# By name, the places of its parts: where each is in the whole (none: it is no tensor), and in which
-# file and bytes it lies.
+# By name, the parts: the offsets of each in the complete tensor (None: the value is not a tensor),
+# and the file and the bytes that hold it.
 _Stored = Mapping[str, dict[tuple[int, ...] | None, _Record]]
 
 
@@ -106,7 +106,7 @@ def _stored(storage: Mapping[_Record, _Record]) -> _Stored:
 
 
 def _paths(metadata: _Record, kinds: Mapping[str, Any]) -> dict[str, tuple[str | int, ...]]:
-    """The planner's mapping; a flat state dict that was saved without one is its own."""
+    """Return each name's path: the planner's, or the name itself if no planner has saved paths."""
     planned = getattr(metadata, "planner_data", None)
     planned = planned if isinstance(planned, dict) else {}
     paths = {name: tuple(planned.get(name) or (name,)) for name in kinds}
@@ -141,7 +141,7 @@ def _read(folder: Path, name: str, kind: Any, parts: dict[Any, _Record]) -> Any:
 
 
 def check_cover(name: str, shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """Raise ValueError unless the boxes fill the whole, each element once."""
+    """Check that the boxes cover each element once. Raises ValueError: they do not."""
     for offsets, sizes in boxes:
         ends = [a + n for a, n in zip(offsets, sizes, strict=True)]
         if any(a < 0 or end > most for a, end, most in zip(offsets, ends, shape, strict=True)):
@@ -161,7 +161,7 @@ def _overlap(one: Box, other: Box) -> bool:
 
 
 def _load(folder: Path, name: str, info: _Record) -> Any:
-    """One stored value. Raises what torch.load does, ValueError, CheckpointError."""
+    """Return one stored value. Raises ValueError, CheckpointError, and torch.load's errors."""
     where = vars(info)
     file, begin, length = where["relative_path"], where["offset"], where["length"]
     if not isinstance(file, str) or Path(file).name != file:

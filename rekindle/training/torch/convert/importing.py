@@ -1,6 +1,6 @@
-"""A checkpoint that a Session can take up, of what torch.save or torch's DCP has written.
+"""Make a checkpoint for a Session from a file of torch.save or a folder of torch's DCP.
 
-Nothing in the source is executed: it is read with weights_only=True, or as dcp_reader does.
+Nothing in the source is executed: torch reads it with weights_only=True, or dcp_reader reads it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from rekindle.training.torch.convert.whole import REKINDLE, STEP
 from rekindle.training.torch.state.capture import view
 from rekindle.training.torch.state.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor_specs
 
-# As scripts name their entries, besides what a Session calls them.
+# Names of the entries in scripts' files, in addition to a Session's names.
 _ALIASES = {
     "model": ("model", "model_state_dict", "model_state", "state_dict", "net"),
     "optimizer": ("optimizer", "optimizer_state_dict", "optimizer_state", "optim"),
     "scheduler": ("scheduler", "scheduler_state_dict", "lr_scheduler"),
 }
 _STEPS = (STEP, "global_step", "iteration")
-_WRAPPERS = ("module.", "_orig_mod.")  # DDP's and torch.compile's before each name
+_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DDP and torch.compile before each name
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """States by the names that a Session has for them; step: finished, None: it is not told.
+    """The states in a source, by a Session's names for them.
 
-    left_out: what the source has besides.
+    step: the finished steps; None: the source does not give them. left_out: the source's other
+    entries.
     """
 
     tree: dict[str, Node]
@@ -58,9 +59,11 @@ def read_source(
 ) -> Imported:
     """Read a file of torch.save, or a folder of DCP.
 
-    take: where the state of an object is, if not under its own name. add: states that the source
-    lacks. device: on which the model and what the optimizer keeps of it are to be.
-    Raises UsageError: it lacks something. CorruptError, CheckpointError: it cannot be read safely.
+    take: the key of an object's state, if it is not the object's own name. add: states that the
+    source lacks. device: the device of the model and of the tensors that the optimizer keeps for
+    it.
+    Raises UsageError: the source lacks an entry; CorruptError, CheckpointError: it cannot be read
+    safely.
     """
     if source.is_dir():
         values, paths = read_dcp(source)
@@ -93,9 +96,9 @@ def read_source(
 
 
 def write(imported: Imported, store: CheckpointStore, *, job_id: str, step: int) -> Written:
-    """Commit the state as a checkpoint of one file, which no generation has made.
+    """Commit the state as a checkpoint of one file, in generation 0, which is no job's generation.
 
-    Raises CheckpointError: it cannot be written, or another job's is in its place.
+    Raises CheckpointError: it cannot be written, or another job's checkpoint has this name.
     """
     metadata = {
         METADATA_STEP: str(step),
@@ -147,7 +150,7 @@ def _read_file(source: Path) -> dict[str, Any]:
 
 
 def _exported(source: Path, values: Mapping[str, Any]) -> Imported:
-    """What save_dcp() has written: its skeleton tells what DCP does not keep."""
+    """Return the state that save_dcp() wrote: its skeleton holds the facts that DCP drops."""
     try:
         tree: dict[str, Node] = msgspec.json.decode(values[REKINDLE])
         tensors = {}
@@ -166,7 +169,7 @@ def _exported(source: Path, values: Mapping[str, Any]) -> Imported:
 def _nested(
     values: Mapping[str, Any], paths: Mapping[str, tuple[str | int, ...]]
 ) -> dict[str, Any]:
-    """The state that DCP has flattened; dictionaries with the keys 0, 1, ... of lists are lists."""
+    """Return the state that DCP has flattened; dictionaries with keys 0, 1, ... become lists."""
     root: dict[Any, Any] = {}
     for name, value in values.items():
         inner = root
@@ -188,7 +191,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def _choose(source: Path, found: Mapping[str, Any], take: Mapping[str, str]) -> dict[str, str]:
-    """Under which key of the source the state of each object is."""
+    """Return the key of each object's state in the source."""
     for name, key in take.items():
         if key not in found:
             raise UsageError(f"--take {name}={key}: {source} has {', '.join(map(repr, found))}")
@@ -203,7 +206,7 @@ def _choose(source: Path, found: Mapping[str, Any], take: Mapping[str, str]) -> 
 
 
 def _normal(name: str, state: Any) -> Any:
-    """The state as load_state_dict() of such an object takes it."""
+    """Return the state in the form that such an object's load_state_dict() takes."""
     if name == "model" and isinstance(state, Mapping):
         return OrderedDict((_bare(key, state), value) for key, value in state.items())
     if isinstance(state, dict) and isinstance(state.get("param_groups"), list):
@@ -212,7 +215,7 @@ def _normal(name: str, state: Any) -> Any:
 
 
 def _bare(key: str, state: Mapping[str, Any]) -> str:
-    """The name of a parameter without what wrappers have put before all of them."""
+    """Return a parameter's name without the prefixes that wrappers have put before all names."""
     for prefix in _WRAPPERS:
         if all(each.startswith(prefix) for each in state):
             state = {each[len(prefix) :]: None for each in state}
@@ -221,7 +224,7 @@ def _bare(key: str, state: Mapping[str, Any]) -> str:
 
 
 def _optimizer(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state by the numbers of its parameters, also where it was saved by names."""
+    """Return an optimizer's state by its parameters' numbers, even if it was saved by names."""
     groups = [dict(group) for group in state["param_groups"]]
     numbers: dict[Any, int] = {}
     for group in groups:
@@ -235,7 +238,7 @@ def _optimizer(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved(node: Node, device: str) -> Node:
-    """The node with its tensors on this device, but for the counters that optimizers keep here."""
+    """Return the node with its tensors on this device; counters of optimizers stay on the CPU."""
     if isinstance(node, dict):
         [(kind, body)] = node.items()
         if kind == "tensor":
@@ -246,7 +249,7 @@ def _moved(node: Node, device: str) -> Node:
 
 
 def _check_memory(source: Path, name: str, tensor: torch.Tensor) -> None:
-    """Raise CorruptError for a tensor that says more than it has: a few bytes, repeated."""
+    """Check a tensor's size. Raises CorruptError: it repeats a few bytes, and has too few."""
     needed, there = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
     if needed > there:
         raise CorruptError(f"{source}: {name} needs {needed} bytes and has {there}")

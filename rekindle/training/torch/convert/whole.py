@@ -1,6 +1,6 @@
-"""Whole states from checkpoints, written as torch itself reads them.
+"""Write complete states from checkpoints, in torch's own formats.
 
-What a file holds of a tensor that is larger, the file itself tells (`pieces` in its metadata).
+A file may hold a part of a larger tensor. The file describes the part (`pieces` in its metadata).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rekindle.training.torch.state.skeleton import (
 )
 
 STEP = "step"
-# What only a skeleton tells: torch's DCP makes texts of whole numbers that are keys.
+# The skeleton's facts that DCP drops: DCP turns dictionary keys that are integers into strings.
 REKINDLE = "rekindle"
 
 
 def check_out(out: Path) -> None:
-    """Raise UsageError if nothing can be made at this path."""
+    """Check the path of a new file. Raises UsageError: it exists, or its folder does not."""
     if out.exists():
         raise UsageError(f"there is something at {out}: remove it, or give another name")
     if not out.parent.is_dir():
@@ -48,9 +48,9 @@ def check_out(out: Path) -> None:
 
 
 def save_torch(states: Mapping[str, Any], step: int, out: Path) -> None:
-    """Write a file for torch.load(weights_only=True); it appears when it is whole.
+    """Write a file for torch.load(weights_only=True); it appears when it is complete.
 
-    Raises UsageError: there is something in its place. CheckpointError: it cannot be written.
+    Raises UsageError: the path exists; CheckpointError: the file cannot be written.
     """
     with _appearing(out) as path:
         torch.save({**states, STEP: step}, path)
@@ -59,9 +59,9 @@ def save_torch(states: Mapping[str, Any], step: int, out: Path) -> None:
 
 
 def save_dcp(states: Mapping[str, Any], step: int, skeleton: str, out: Path) -> None:
-    """Write a folder for torch.distributed.checkpoint; it appears when it is whole.
+    """Write a folder for torch.distributed.checkpoint; it appears when it is complete.
 
-    Raises UsageError: there is something in its place. CheckpointError: it cannot be written.
+    Raises UsageError: the path exists; CheckpointError: the folder cannot be written.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -74,13 +74,13 @@ def save_dcp(states: Mapping[str, Any], step: int, skeleton: str, out: Path) -> 
                 storage_writer=FileSystemWriter(path),
                 no_dist=True,
             )
-        except ValueError as error:  # two names that DCP does not tell apart
+        except ValueError as error:  # two names that DCP does not distinguish
             raise CheckpointError(f"DCP cannot hold this state: {error}") from error
 
 
 @contextlib.contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """A path beside `out` to write to; it is renamed when that is done, else removed."""
+    """Yield a path next to `out` to write to; rename it after success, and remove it otherwise."""
     check_out(out)
     path = out.with_name(f".{out.name}.{os.getpid()}")
     with explained("write", out):
@@ -88,7 +88,7 @@ def _appearing(out: Path) -> Iterator[Path]:
             yield path
             path.rename(out)
             sync_directory(out.parent)
-        except RuntimeError as error:  # torch's writer tells of a full disk so
+        except RuntimeError as error:  # torch's writer raises this when the disk is full
             raise CheckpointError(f"cannot write {out}: {error}") from error
         finally:
             _remove(path)
@@ -113,12 +113,12 @@ _DECODING_ERRORS = (
 class Loaded:
     """One file of a checkpoint in memory: its skeleton, and its tensors by name.
 
-    pieces: of the tensors that are parts of larger ones the shape of the whole, and where in it the
-    part begins.
+    pieces: for each tensor that is a part of a larger tensor, the larger tensor's shape and the
+    part's offsets in it.
     """
 
     def __init__(self, checkpoint: Checkpoint, file: str) -> None:
-        """Raises CorruptError: it is not what was written, or does not hold what it says."""
+        """Read the file. Raises CorruptError: it has changed since, or its metadata are wrong."""
         self.file = f"{file} of {checkpoint.location}"
         data = checkpoint.read(file)
         header = read_header(data)
@@ -137,12 +137,12 @@ class Loaded:
                     self.tensors[spec.name] = view(data, dtype, spec.shape, begin)
 
     def whole(self, name: str) -> Node:
-        """The skeleton of one object as if no tensor were in parts."""
+        """Return the skeleton of one object as if no tensor were divided into parts."""
         with self._explained():
             return _whole(self.tree[name], self.pieces)
 
     def state(self, name: str, wholes: Mapping[str, torch.Tensor]) -> Any:
-        """The state of one object, with these tensors in the place of their parts."""
+        """Return the state of one object, with these complete tensors instead of their parts."""
         with self._explained():
             return _plain(Reader({**self.tensors, **wholes}).decode(self.tree[name]))
 
@@ -155,7 +155,7 @@ class Loaded:
 
 
 class _Wholes:
-    """Tensors that are put together of the parts that files have, of so many bytes in all."""
+    """Combine the parts in the files to complete tensors, up to a limit of bytes for each."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -163,7 +163,7 @@ class _Wholes:
         self._boxes: dict[str, list[Box]] = {}
 
     def add(self, file: Loaded, names: Collection[str]) -> None:
-        """Copy the parts that this file has. Raises CorruptError: one is not within its whole."""
+        """Copy the parts in this file. Raises CorruptError: a part exceeds its complete tensor."""
         kept = {s.name for name in names for s in tensor_specs(file.tree[name])}
         for name, (shape, offset) in file.pieces.items():
             part = file.tensors.get(name)
@@ -180,7 +180,7 @@ class _Wholes:
             self._boxes.setdefault(name, []).append(box)
 
     def check(self) -> None:
-        """Raise CorruptError if a part is missing."""
+        """Check that no part is missing. Raises CorruptError: one is missing."""
         for name, boxes in self._boxes.items():
             try:
                 check_cover(name, tuple(self.tensors[name].shape), boxes)
@@ -189,11 +189,11 @@ class _Wholes:
 
 
 def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str, Any], str]:
-    """The states of a checkpoint's objects by name, and its skeleton; both of whole tensors.
+    """Return the states of a checkpoint's objects by name, and its skeleton, with complete tensors.
 
-    only: the objects that are wanted; none: all. Raises UsageError: it has no such object, or is
-    not of torch. CorruptError: it is not what was written. CheckpointError: an object's state is in
-    pieces of which nobody tells where they belong.
+    only: the requested objects; empty: all. Raises UsageError: the checkpoint has no such object,
+    or torch did not write it; CorruptError: it has changed since; CheckpointError: an object's
+    state is in pieces without information about their places.
     """
     manifest = checkpoint.manifest
     if manifest.framework != "torch" or not manifest.files:
@@ -207,7 +207,7 @@ def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str
     names = [name for name in first.tree if not only or name in only]
     wholes = _Wholes(bytes_of(manifest))
     wholes.add(first, names)
-    for entry in manifest.files[1:]:  # one at a time: all together may be more than the memory
+    for entry in manifest.files[1:]:  # one at a time: all files together may exceed the memory
         other = Loaded(checkpoint, entry.name)
         _check_same(first, other, names, len(manifest.files))
         wholes.add(other, names)
@@ -218,7 +218,7 @@ def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str
 
 
 def _fits(shape: _Shape, box: Box) -> bool:
-    """Whether the box lies within a tensor of this shape."""
+    """Return whether the box is inside a tensor of this shape."""
     offset, sizes = box
     return len(shape) == len(offset) == len(sizes) and all(
         0 <= a <= a + n <= most for a, n, most in zip(offset, sizes, shape, strict=True)
@@ -230,7 +230,7 @@ def _bytes(shape: _Shape, like: torch.Tensor) -> int:
 
 
 def _check_same(first: Loaded, other: Loaded, names: Collection[str], files: int) -> None:
-    """Raise CheckpointError unless both have the same, but for parts that tell their place."""
+    """Compare two files, except parts with a known place. Raises CheckpointError: they differ."""
     for name in names:
         same = name in other.tree and first.whole(name) == other.whole(name)
         if not same or any(_differ(first, other, spec) for spec in tensor_specs(first.tree[name])):
@@ -248,7 +248,7 @@ def _differ(first: Loaded, other: Loaded, spec: TensorSpec) -> bool:
 
 
 def _whole(node: Node, pieces: Mapping[str, tuple[_Shape, _Shape]]) -> Node:
-    """The node with the tensors that are in parts as whole ones."""
+    """Return the node with complete tensors instead of parts."""
     if isinstance(node, list):
         return [_whole(each, pieces) for each in node]
     if not isinstance(node, dict):
@@ -263,11 +263,11 @@ def _whole(node: Node, pieces: Mapping[str, tuple[_Shape, _Shape]]) -> Node:
 
 
 def _plain(state: Any) -> Any:
-    """The state with its shards, which are whole by now, as tensors, and plain numbers."""
+    """Return the state with plain numbers, and with tensors instead of complete shards."""
     if isinstance(state, LocalShard):
         return state.tensor
     if isinstance(state, Mapping):
-        kind: Any = type(state)  # a dict, or one in order
+        kind: Any = type(state)  # dict or OrderedDict
         return kind({key: _plain(value) for key, value in state.items()})
     if isinstance(state, list | tuple):
         return type(state)(_plain(value) for value in state)

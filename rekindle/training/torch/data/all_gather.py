@@ -1,4 +1,4 @@
-"""What each rank has to say in a step, told to all: a few bytes each, in one collective."""
+"""Exchange a few bytes of each rank with all ranks in each step, in one collective."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from rekindle.training.torch.state.capture import as_bytes
 from rekindle.training.torch.state.skeleton import Reader, Writer
 from rekindle.training.torch.state.transfer import wire_device
 
-_HEAD = 8  # bytes that tell the length
-_ROOM = 56  # bytes for what is told at first
+_HEAD = 8  # bytes that hold the length
+_ROOM = 56  # bytes for the first messages
 
 
 class Sharing:
-    """Tells all ranks of a generation; one object for each generation, made alike on all of them.
+    """Exchanges bytes in one generation; each rank creates one object for each generation.
 
-    Usually one all-gather. One more follows when somebody has more to tell than ever before.
+    An exchange usually takes one all-gather. A second one follows when a rank has a longer message
+    than the room for it.
     """
 
     def __init__(self) -> None:
         self._room = _ROOM
 
     def tell(self, words: bytes) -> list[bytes]:
-        """Return what each rank tells, in the order of the ranks; collective.
+        """Return each rank's bytes, in the order of the ranks; a collective.
 
-        Raises RuntimeError, as collectives do, when a rank is lost.
+        Raises RuntimeError, as collectives do: a rank is lost.
         """
-        if not dist.is_initialized():  # one process, started by hand
+        if not dist.is_initialized():  # one process, without an agent
             return [words]
         told = self._gather(words)
         longest = max(length for length, _ in told)
         if longest > self._room:
-            self._room = 2 * longest  # alike everywhere
+            self._room = 2 * longest  # the same on all ranks
             told = self._gather(words)
         return [row[:length] for length, row in told]
 
@@ -52,9 +53,10 @@ class Sharing:
 
 
 def pack(value: Any, path: str) -> bytes:
-    """A state as bytes, its tensors included.
+    """Return a state as bytes, including its tensors.
 
-    Raises SessionError, naming the place below `path`, for what a state cannot hold.
+    Raises SessionError: a state cannot hold one of its values. The text names the place below
+    `path`.
     """
     writer = Writer()
     node = writer.encode(value, path)
@@ -63,7 +65,7 @@ def pack(value: Any, path: str) -> bytes:
 
 
 def unpack(words: bytes) -> Any:
-    """The state that was packed."""
+    """Return the state from packed bytes."""
     node, rows = msgspec.msgpack.decode(words)
     reader = Reader({})
     value = reader.decode(node)

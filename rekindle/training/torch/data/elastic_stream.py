@@ -1,9 +1,9 @@
-"""Streams without an index, dealt to any world: each sample once per epoch.
+"""Divide streams without an index among the ranks of any world: each sample once per epoch.
 
-Each reader, a worker of a rank's DataLoader or the rank itself, has one part open at a time; which
-ones it reads in turn, `rekindle.training.torch.data.elastic_stream` says. With each sample goes the
-mark of where its reader then stands: workers run ahead of the training, and what counts is what
-was trained on.
+A reader is a worker of a rank's DataLoader, or the rank itself. Each reader has one part open at a
+time; `PartAssignment` gives the order of its parts. Each sample has a mark with its reader's
+position after it. The marks of the samples that were trained on decide, because workers are ahead
+of the training.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rekindle.training.torch.data.loader import begin
 
 
 class Item(NamedTuple):
-    """A part in one epoch, by its number in the queue; `start`: samples of it that are trained."""
+    """A part in one epoch, by its number in the queue; `start`: its samples that are trained."""
 
     number: int
     start: int
 
 
 class Mark(NamedTuple):
-    """How far a reader has come: in the how manieth of its items, and behind how many samples."""
+    """A reader's progress: `turn`, the index of its item, and `start`, the samples of it so far."""
 
     turn: int
     start: int
@@ -38,10 +38,10 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartAssignment:
-    """Items for so many readers.
+    """An assignment of items to readers.
 
-    left: those that are not finished, and of which somebody knows, in ascending order.
-    fresh: from this number on nobody has had any.
+    left: unfinished items that some reader has received, in ascending order.
+    fresh: the first number that no reader has received.
     """
 
     left: tuple[Item, ...]
@@ -49,18 +49,18 @@ class PartAssignment:
     readers: int
 
     def item(self, reader: int, turn: int) -> Item:
-        """The n-th item of a reader, from 0."""
+        """Return the n-th item of a reader, from 0."""
         place = reader + turn * self.readers
         if place < len(self.left):
             return self.left[place]
         return Item(self.fresh + place - len(self.left), 0)
 
     def beginning(self) -> list[Mark]:
-        """Where the readers begin."""
+        """Return the first mark of each reader."""
         return [Mark(0, self.item(reader, 0).start) for reader in range(self.readers)]
 
     def again(self, marks: Sequence[Mark], readers: int) -> PartAssignment:
-        """Deal what is left behind these marks to so many readers."""
+        """Assign the items that remain after these marks to `readers` readers."""
         begun = max(reader + mark.turn * self.readers for reader, mark in enumerate(marks)) + 1
         dealt = max(begun, len(self.left))
         done = min(mark.turn for mark in marks) * self.readers
@@ -75,7 +75,7 @@ class PartAssignment:
         return PartAssignment(tuple(sorted(left)), self.fresh + dealt - len(self.left), readers)
 
     def ahead(self, marks: Sequence[Mark]) -> int:
-        """How many items the foremost reader is ahead of one that nobody has begun."""
+        """Return how many items the foremost reader is ahead of the first unstarted item."""
         places = range(self.readers)
         foremost = max(self.item(reader, marks[reader].turn).number for reader in places)
         waiting = min(self.item(reader, marks[reader].turn + 1).number for reader in places)
@@ -83,11 +83,11 @@ class PartAssignment:
 
 
 _MAX_PARTS = 2**24
-_EMPTY = 1000  # parts without a sample that a reader may meet in a row, besides one of each
+_EMPTY = 1000  # the limit of consecutive parts without samples, in addition to one of each
 
 
 class Marked(NamedTuple):
-    """A sample or batch, and where its reader stands behind it."""
+    """A sample or batch, and its reader's mark after it."""
 
     mark: Mark
     data: Any
@@ -97,11 +97,12 @@ class ElasticStream(IterableDataset[Any]):
     """The dataset of a DataLoader: a stream in a fixed number of parts (files, shards, key ranges).
 
     Each worker of the DataLoaders on all ranks gets some of the parts. The stream assigns the rest
-    of the parts again when the world changes, so every sample comes exactly once per epoch in a
-    world of any size. The epochs follow each other without a pause: a batch may have samples of
-    two epochs.
+    of the parts again when the world changes. So every sample occurs exactly once per epoch in a
+    world of any size. The epochs follow each other without a pause: a batch may have samples of two
+    epochs.
 
-    The Session that gets the DataLoader keeps the position. Without a Session it cannot iterate.
+    The Session that gets the DataLoader keeps the position. Without a Session the stream cannot
+    iterate.
     """
 
     def __init__(
@@ -112,11 +113,12 @@ class ElasticStream(IterableDataset[Any]):
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """Make a stream; no part is read yet.
+        """Make a stream without reading a part.
 
-        read: read(part, epoch, start) yields the samples of a part from its sample `start` on, the
-            same ones in the same order whenever it is called for the same part and epoch.
-        parts: at least one for each worker of the full world. shuffle: their order in each epoch.
+        read: read(part, epoch, start) yields the samples of a part from its sample `start`, the
+            same samples in the same order for each call with the same part and epoch.
+        parts: at least one for each worker of the full world. shuffle: whether their order is
+            random, and different in each epoch.
         """
         self.parts = integer("parts", parts, 1, _MAX_PARTS)
         self._order = SampleOrder(
@@ -130,11 +132,11 @@ class ElasticStream(IterableDataset[Any]):
         self.reading: Reading | None = None
 
     def identity(self) -> dict[str, int | bool]:
-        """What must be the same for a position to mean the same samples."""
+        """Return the settings on which the meaning of a position depends."""
         return {"parts": self.parts, "seed": self._order.seed, "shuffle": self._order.shuffle}
 
     def __iter__(self) -> Iterator[Marked]:
-        """This reader's samples, each with its mark, for ever."""
+        """Yield this reader's samples, each with its mark, without end."""
         if self.reading is None:
             raise SessionError(
                 "the stream belongs to no rank yet: give its DataLoader to a Session, "
@@ -161,10 +163,10 @@ class ElasticStream(IterableDataset[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one rank's readers go on from.
+    """The position from which one rank's readers continue.
 
-    marks: of its readers, in the deal. turned: which of them makes the next batch; a new iterator
-    of a DataLoader has its worker 0 make it.
+    marks: the marks of its readers, in the deal. turned: the reader that makes the next batch. A
+    new iterator of a DataLoader starts with its worker 0, so worker 0 takes that reader's items.
     """
 
     deal: PartAssignment
@@ -173,7 +175,7 @@ class Reading:
     turned: int
 
     def items(self, worker: int) -> Iterator[tuple[int, Item]]:
-        """The items of a worker, each with its turn."""
+        """Yield the items of a worker, each with its turn."""
         mine = (worker + self.turned) % len(self.marks)
         mark = self.marks[mine]
         for turn in itertools.count(mark.turn):
@@ -182,13 +184,13 @@ class Reading:
 
 
 class Collate:
-    """The DataLoader's own collate_fn, with the marks kept out of it."""
+    """Call the DataLoader's own collate_fn without the marks."""
 
     def __init__(self, own: Callable[[Any], Any]) -> None:
         self._own = own
 
     def __call__(self, samples: Marked | list[Marked]) -> Marked:
-        """Make a batch; the DataLoader that makes none hands over one sample."""
+        """Make a batch; a DataLoader without batches passes one sample."""
         if isinstance(samples, Marked):
             return Marked(samples.mark, self._own(samples.data))
         return Marked(samples[-1].mark, self._own([each.data for each in samples]))
@@ -196,23 +198,23 @@ class Collate:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A deal, where its readers stand, and how many batches of it each rank has had."""
+    """A deal, the marks of its readers, and the number of batches that each rank took from it."""
 
     deal: PartAssignment
     marks: tuple[Mark, ...]
     batches: int = 0
 
     def dealt_again(self, readers: int) -> StreamState:
-        """What is left, for so many readers."""
+        """Return the state with the remaining items assigned to `readers` readers."""
         deal = self.deal.again(self.marks, readers)
         return StreamState(deal, tuple(deal.beginning()))
 
 
 class StreamPosition:
-    """Where all readers of a stream stand, alike on all ranks; this rank's DataLoader follows.
+    """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
-    What is kept changes with a finished step alone: a generation may end before all ranks have
-    heard of it, and those that have must not deal once more than the others.
+    The kept position changes only with a finished step. A generation may end before all ranks know
+    about a new deal, and the ranks that know must not deal once more than the others.
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
@@ -236,14 +238,14 @@ class StreamPosition:
         self._kept = self._now = _fresh(full_world * self._workers)
 
     def bind(self, rank: int, world_size: int) -> None:
-        """Take a rank's place in a world; where the world is as it was, so is the deal."""
+        """Set the rank's place in a world. In a world of the same size the deal stays the same."""
         self.close()
         readers = world_size * self._workers
         same = self._kept.deal.readers == readers
         self._rank, self._now = rank, self._kept if same else self._kept.dealt_again(readers)
 
     def take(self) -> tuple[Any, bytes]:
-        """This rank's next batch, and what to tell all ranks of it."""
+        """Return this rank's next batch, and the bytes about it for all ranks."""
         if self._iterator is None:
             self._stream.reading = self._reading()
             self._iterator = begin(self._loader)
@@ -256,7 +258,7 @@ class StreamPosition:
         return batch, msgspec.msgpack.encode((self._workers, *mark))
 
     def trained(self, told: list[bytes]) -> None:
-        """All ranks have trained on their batches; what each has told of its own."""
+        """Record that all ranks have trained on their batches. told: the bytes of each take()."""
         marks = list(self._now.marks)
         batches = self._now.batches
         turned = False
@@ -271,22 +273,22 @@ class StreamPosition:
             turned = turned or mark[0] != marks[reader].turn
             marks[reader] = Mark(*mark)
         now = StreamState(self._now.deal, tuple(marks), batches + 1)
-        # A reader whose parts are short gets ahead of the others, by no more than an epoch.
+        # A reader with short parts gets ahead of the others, by no more than an epoch.
         if turned and now.deal.ahead(now.marks) > self._stream.parts:
             now = now.dealt_again(now.deal.readers)
             self.close()
         self._kept = self._now = now
 
     def close(self) -> None:
-        """Let the DataLoader's workers end, and what they have prefetched go."""
+        """Drop the iterator: the DataLoader's workers end, and prefetched batches are lost."""
         self._iterator = None
 
     def told_to_people(self) -> dict[str, Any]:
-        """The position as a checkpoint's manifest shows it."""
+        """Return the position as a checkpoint's manifest shows it."""
         return self.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all readers stand."""
+        """Return the position of all readers."""
         deal = self._kept.deal
         return {
             **self._stream.identity(),
@@ -298,7 +300,7 @@ class StreamPosition:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved position; refused if it belongs to another stream."""
+        """Continue from a saved position. Raises SessionError: it belongs to another stream."""
         mine = self._stream.identity()
         if not mine.keys() <= state.keys():
             raise SessionError("the state is that of another kind of loader, not of a stream")

@@ -1,7 +1,7 @@
-"""A DataLoader whose batches a Session yields, and loaders with a state of their own.
+"""Keep the position of a DataLoader whose batches a Session yields, or of a stateful loader.
 
-The position that counts is what was trained on. So a generation begins with a new iterator, and
-what the old one had prefetched is dropped.
+Only batches that were trained on change the position. So a generation begins with a new iterator,
+and drops the batches that the old iterator had prefetched.
 """
 
 from __future__ import annotations
@@ -16,77 +16,77 @@ from rekindle.training.torch.data.all_gather import pack, unpack
 
 
 class Position(Protocol):
-    """Where a loader stands, alike on all ranks: each tells the others of its batches."""
+    """The position of a loader, the same on all ranks: each sends bytes about its batches."""
 
     def bind(self, rank: int, world_size: int) -> None:
-        """A generation begins: go on behind what was trained on."""
+        """Begin a generation: continue after the last batch that was trained on."""
 
     def take(self) -> tuple[Any, bytes]:
-        """This rank's next batch, and what to tell all ranks of it; nothing: b""."""
+        """Return this rank's next batch, and the bytes about it for all ranks; b"": no bytes."""
 
     def trained(self, told: list[bytes]) -> None:
-        """A step is finished: what each rank had told of its batch."""
+        """Finish a step. told: the bytes of each rank about its batch."""
 
     def close(self) -> None:
-        """Let the iterator go."""
+        """Drop the iterator."""
 
     def told_to_people(self) -> dict[str, Any]:
-        """The position as a checkpoint's manifest shows it: values that JSON keeps unchanged."""
+        """Return the position for a checkpoint's manifest, in values that JSON keeps unchanged."""
 
 
 def begin(loader: Any) -> Iterator[Any]:
-    """A new iterator, which draws none of the step's random numbers.
+    """Return a new iterator without drawing any of the step's random numbers.
 
-    Else a step that is done again would draw other ones than the first time.
+    Otherwise a repeated step would draw other numbers than the first time.
     """
     with torch.random.fork_rng(devices=()):
         return iter(loader)
 
 
 class SamplerPosition:
-    """That of a loader over a StepSampler: the sampler knows it all, on every rank."""
+    """The position of a loader over a StepSampler: the sampler holds it, on every rank."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._iterator: Iterator[Any] | None = None
 
     def bind(self, rank: int, world_size: int) -> None:
-        """The sampler was bound before."""
+        """Drop the iterator; the sampler was bound before."""
         self.close()
 
     def take(self) -> tuple[Any, bytes]:
-        """The next share of this rank."""
+        """Return the next share of this rank."""
         if self._iterator is None:
             self._iterator = begin(self._loader)
         return next(self._iterator), b""
 
     def trained(self, told: list[bytes]) -> None:
-        """The sampler advances by itself."""
+        """Do nothing: the sampler advances on its own."""
 
     def close(self) -> None:
-        """Let the iterator go, and with it its workers."""
+        """Drop the iterator, and with it its workers."""
         self._iterator = None
 
     def told_to_people(self) -> dict[str, Any]:
-        """The sampler's says it all."""
+        """Return nothing: the sampler's position is complete."""
         return {}
 
 
 class StatefulPosition:
-    """The states of all ranks' loaders behind the last finished step."""
+    """The states of all ranks' loaders after the last finished step."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._iterator: Iterator[Any] | None = None
         self._rank = 0
         self._epoch = 0
-        self._told: list[bytes] = []  # by rank; none before the first step
+        self._told: list[bytes] = []  # by rank; empty before the first step
         self._initial: bytes | None = None
 
     def bind(self, rank: int, world_size: int) -> None:
-        """Go on from this rank's state.
+        """Continue from this rank's state.
 
-        Raises SessionError: the states are of another number of ranks.
+        Raises SessionError: the states come from another number of ranks.
         """
         self.close()
         self._rank = rank
@@ -99,7 +99,7 @@ class StatefulPosition:
             )
 
     def take(self) -> tuple[Any, bytes]:
-        """This rank's next batch, and the state behind it; behind the last one a new epoch."""
+        """Return the next batch and the state after it; start a new epoch after the last batch."""
         if self._iterator is None:
             self._iterator = self._go_on()
         try:
@@ -113,29 +113,29 @@ class StatefulPosition:
         return batch, self._standing()
 
     def trained(self, told: list[bytes]) -> None:
-        """A step is finished."""
+        """Keep the states of the finished step."""
         self._told = told
 
     def close(self) -> None:
-        """Let the iterator go, and with it its workers."""
+        """Drop the iterator, and with it its workers."""
         self._iterator = None
 
     def told_to_people(self) -> dict[str, Any]:
-        """What a manifest shows: the states themselves may hold tensors."""
+        """Return the values for a manifest: the states themselves may hold tensors."""
         return {"world_size": len(self._told), "epoch": self._epoch}
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all ranks."""
+        """Return the states of all ranks."""
         return {"ranks": [unpack(each) for each in self._told]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved states; refused if they are no loader's own."""
+        """Continue from saved states. Raises SessionError: they do not belong to such a loader."""
         if "ranks" not in state:
             raise SessionError("the state is that of a stream, not of a loader with its own")
         self._told = [pack(each, "loader") for each in state["ranks"]]
 
     def _go_on(self) -> Iterator[Any]:
-        # Both may draw random numbers, and the step has its own.
+        # Both branches may draw random numbers, and the step has its own.
         with torch.random.fork_rng(devices=()):
             standing = self._told[self._rank] if self._told else self._initial
             if standing is None:
@@ -151,10 +151,10 @@ class StatefulPosition:
             return iterator
 
     def _standing(self) -> bytes:
-        """All that a later process needs to go on from here.
+        """Return the state that a later process needs to continue from here.
 
-        Each new iterator draws from the loader's generator, and a loader's own state (torchdata
-        0.11) knows nothing of it: the order of the next epoch would be another one.
+        Each new iterator draws from the loader's generator. A loader's own state (torchdata 0.11)
+        does not include the generator. Without it the order of the next epoch would differ.
         """
         generator = getattr(self._loader, "generator", None)
         state = {
@@ -170,7 +170,7 @@ class StatefulPosition:
         return begin(self._loader)
 
     def _tell_epoch(self) -> None:
-        """Tell those that shuffle by the epoch, as torch's DistributedSampler does."""
+        """Pass the epoch to objects that shuffle by it, such as torch's DistributedSampler."""
         for name in ("sampler", "dataset"):
             tell = getattr(getattr(self._loader, name, None), "set_epoch", None)
             if tell is not None:

@@ -1,7 +1,7 @@
-"""Each step has random streams of its own, as a pure function of (seed, rank, step).
+"""Give each step its own random streams, as a pure function of (seed, rank, step).
 
-So a rank's randomness is known even when its process and its node are gone: a replacement draws in
-step n what the dead rank would have drawn, and a step that is done again draws the same.
+So a rank's random numbers are known even when its process and its node are lost. Its replacement
+draws the same numbers in step n as the lost rank, and a repeated step draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 _MASK = (1 << 64) - 1
 
-# Every step seeds, with code that the step before has pushed out of all caches: what counts is how
-# much code runs. The functions random.seed and numpy.random.seed take about as long again as what
-# they wrap, so the generators behind them are seeded directly.
+# Every step seeds, and the step before has displaced this code from all caches. So the amount of
+# code decides the time. The functions random.seed and numpy.random.seed double the time of the
+# generators' own functions, so this module seeds the generators directly.
 _python = random._inst
 _seed_python = super(random.Random, _python).seed
 _seed_numpy = numpy.random.mtrand._rand.seed
 
 
 def stream_seed(seed: int, rank: int, step: int) -> int:
-    """Mix the three numbers to 64 bits (splitmix64's finalizer after each)."""
+    """Mix the three numbers to 64 bits, with splitmix64's finalizer after each number."""
     return _mix(_rank_seed(seed, rank), step)
 
 
@@ -45,12 +45,12 @@ def begin_step(seed: int, rank: int, step: int) -> None:
     torch.default_generator.manual_seed(mixed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(mixed)
-    # Set by torch-npu. Where it is not, asking torch for it costs more than all seeding of torch.
+    # torch-npu sets `torch.npu`. Without it, getattr(torch, "npu") takes longer than seeding torch.
     npu = vars(torch).get("npu")
     if npu is not None and npu.is_initialized():
         npu.manual_seed(mixed)
     _seed_python(mixed)
-    _python.gauss_next = None  # type: ignore[attr-defined]  # left out of typeshed
+    _python.gauss_next = None  # type: ignore[attr-defined]  # typeshed omits it
     try:
         _seed_numpy(mixed & 0xFFFFFFFF)
     except TypeError:  # the script chose another bit generator: numpy.random.set_bit_generator

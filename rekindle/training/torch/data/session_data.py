@@ -1,4 +1,4 @@
-"""A Session's data: sampler, loader, and the parts of a step that keep the global batch."""
+"""Hold a Session's data: sampler, loader, and the parts of a step that keep the global batch."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rekindle.training.torch.data.loader import Position, SamplerPosition, State
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One share of a step's global batch, done by this rank.
+    """One share of a step's global batch, which this rank computes.
 
-    indices: its samples. weight: factor for their mean loss before `backward`. With it the
-    gradient, averaged over the ranks, is the mean over all shares. 1.0 in the full world.
-    batch: of the Session's loader, if it has one.
+    indices: its samples. weight: the factor for their mean loss before `backward`. With the factor
+    the gradient, averaged over the ranks, is the mean over all shares. In the full world it is 1.0.
+    batch: the batch of the Session's loader; None: the Session has no loader.
     """
 
     indices: list[int]
@@ -35,12 +35,12 @@ class MicroBatch:
 
 
 class Parts:
-    """One rank's parts of one step; `left`: those that were not handed out yet."""
+    """One rank's parts of one step; `left`: the number of parts that remain."""
 
     def __init__(
         self, model: torch.nn.Module, sampler: StepSampler, take: Callable[[], Any] | None = None
     ) -> None:
-        """take: gives the loader's next batch; None: there is no loader."""
+        """Compute the parts. take: returns the loader's next batch; None: there is no loader."""
         self._model = model
         self._take = take
         self._samples = sampler.parts()
@@ -50,7 +50,7 @@ class Parts:
     def each(self, *, seed: int, rank: int, world_size: int, step: int) -> Iterator[MicroBatch]:
         """Yield the parts; the caller does forward and backward of one before it takes the next.
 
-        Each has the random streams of the rank whose share it is in the full world.
+        Each part has the random streams of the rank that has this share in the full world.
         """
         for number, indices in enumerate(self._samples):
             if number > 0:  # the first share's streams are the step's own
@@ -61,13 +61,13 @@ class Parts:
             yield MicroBatch(indices, world_size / self._shares, batch)
 
     def close(self) -> None:
-        """The step is left, maybe in the middle: whatever comes next is all-reduced again."""
+        """Leave the step, maybe before its end: the next backward pass all-reduces again."""
         _set_sync(self._model, True)
 
 
 def _set_sync(model: torch.nn.Module, whether: bool) -> None:
-    """Whether the next forward pass is one whose gradients are all-reduced; see DDP's no_sync()."""
-    if isinstance(model, DistributedDataParallel):  # else the script all-reduces, behind its loop
+    """Set whether the next forward pass leads to an all-reduce of gradients; see no_sync()."""
+    if isinstance(model, DistributedDataParallel):  # otherwise the script all-reduces later
         model.require_backward_grad_sync = whether
 
 
@@ -79,9 +79,9 @@ _WHICH = (
 
 
 class Data:
-    """Hands out this rank's batch of each step.
+    """Returns this rank's batch of each step.
 
-    sampler: the one given, or else that of the loader. named: what has a state, by its name.
+    sampler: the given sampler, or the loader's. named: the objects with a state, by name.
     """
 
     def __init__(
@@ -93,11 +93,12 @@ class Data:
         *,
         in_parts: bool,
     ) -> None:
-        """in_parts: a step may take several batches on a rank, to keep the global one.
+        """Check sampler and loader.
 
-        waits: around each time that the loader is waited for.
+        in_parts: a step may take several batches on a rank, to keep the global batch. waits: a
+        context around each wait for the loader.
 
-        Raises SessionError: the position of such a loader cannot be kept.
+        Raises SessionError: a Session cannot keep the position of such a loader.
         """
         batches_of = getattr(loader, "batch_sampler", None)
         if sampler is None and isinstance(batches_of, StepSampler):
@@ -117,22 +118,22 @@ class Data:
         self._sharing = Sharing()
         self._waits = waits
         self._told: list[bytes] | None = None
-        self._batch: Any = None  # the last one
+        self._batch: Any = None  # the last batch
 
     @property
     def has_loader(self) -> bool:
-        """Whether there are batches."""
+        """Whether there is a loader with batches."""
         return self._position is not None
 
     @property
     def was_taken(self) -> bool:
-        """Whether this step has had its batch, if there are any."""
+        """Whether this step has taken its batch; True without a loader."""
         return self._position is None or self._told is not None
 
     def bind(self, rank: int, world_size: int, shares: int | None) -> None:
-        """A generation begins: go on behind the last finished step.
+        """Begin a generation: continue after the last finished step.
 
-        shares: of a StepSampler.
+        shares: the shares of a StepSampler.
         """
         self._sharing = Sharing()
         self._told = self._batch = None
@@ -142,11 +143,11 @@ class Data:
             self._position.bind(rank, world_size)
 
     def batch(self) -> Any:
-        """This rank's batch of the step, however often it is asked for; raises as take() does."""
+        """Return this rank's batch of the step, the same one in each call; raises like take()."""
         return self._batch if self._told is not None else self.take()
 
     def take(self) -> Any:
-        """This rank's next batch, of a step that may have several; all ranks must take one.
+        """Return this rank's next batch; a step may have several. All ranks must take one.
 
         Raises SessionError: there is no loader.
         """
@@ -156,13 +157,13 @@ class Data:
             with self._waits():
                 self._batch, words = self._position.take()
         except Exception:
-            self._position.close()  # a script that tries once more gets this very batch
+            self._position.close()  # a script that tries again gets the same batch
             raise
         self._told = self._sharing.tell(words) if words else []
         return self._batch
 
     def advance(self) -> None:
-        """The step is finished."""
+        """Finish the step."""
         if self.sampler is not None:
             self.sampler.advance()
         if self._position is not None:
@@ -170,13 +171,13 @@ class Data:
         self._told = self._batch = None
 
     def position(self) -> dict[str, Any]:
-        """Where the next step's data begin, as a checkpoint's manifest shows it."""
+        """Return the start of the next step's data, as a checkpoint's manifest shows it."""
         if self.sampler is not None:
             return self.sampler.state_dict()
         return self._position.told_to_people() if self._position is not None else {}
 
     def close(self) -> None:
-        """Let the loader's workers end."""
+        """End the loader's workers."""
         if self._position is not None:
             self._position.close()
 
@@ -185,7 +186,7 @@ def _position_of(loader: Any, sampler: StepSampler | None, full_world: int) -> P
     if loader is None:
         return None
     if isinstance(loader, DataLoader):
-        if not getattr(loader, "in_order", True):  # of torch 2.6 and later
+        if not getattr(loader, "in_order", True):  # torch 2.6 and later have it
             raise SessionError(
                 "in_order=False: which batch comes in which step would depend on the workers' "
                 "speed, and no step could be done again; leave it out"

@@ -1,1 +1,1 @@
-"""How the errors of a step are classified, and what is repaired in the process."""
+"""Classify the errors of a step, and repair a rank in its process."""

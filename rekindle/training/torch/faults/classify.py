@@ -1,4 +1,4 @@
-"""Which exceptions of a step report a fault of the system, and not an error of the script."""
+"""Find the exceptions of a step that report a fault of the system and not a script's error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.rank.member import chain_of
 from rekindle.recovery.faults.fault import FaultKind
 
 # Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own
-# text does not match. Ascend: the texts of torch-npu 2.14, which MindIO TFT looks for as well
+# text does not match. Ascend: the texts of torch-npu 2.14, which MindIO TFT also uses
 # (`tft_exception_handler`), and the codes of HCCL (EI0006). NVIDIA: torch's text for
 # cudaErrorECCUncorrectable. Gloo names its source file and line; NCCL and HCCL name themselves.
 _TEXTS = {
@@ -20,12 +20,12 @@ _TEXTS = {
     ),
     FaultKind.LINK: (
         r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
-        # Without what a script causes: sizes that differ, an interface that is not there.
+        # Without errors that a script causes: different sizes, or a missing interface.
         r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
         r"Gloo connectFullMesh failed|failed to pass monitoredBarrier",
         r"NCCL error|NCCL communicator was aborted|collective operation timeout",
         r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is",
-        # CANN: notify wait, socket, and RDMA time-outs; its other codes are about arguments.
+        # CANN: time-outs of notify wait, sockets and RDMA; its other codes are about arguments.
         r"EI00(?:02|06|12|13)\b|operator name is Hccl\w+",
         r"timed out in blocking wait",
     ),
@@ -34,19 +34,19 @@ _PATTERNS = {
     kind: re.compile("|".join(rf"\b(?:{text})" for text in texts), re.IGNORECASE)
     for kind, texts in _TEXTS.items()
 }
-_RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError count as well
+_RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
 
 
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
-    """Return the kind of fault that `error` reports; None: it is the script's own.
+    """Return the kind of fault that `error` reports; None: it is the script's own error.
 
-    The type decides first. Text counts in RuntimeErrors alone, and not in those that a script has
-    derived from it. An error that the script has wrapped in one of its own counts too.
+    The type decides first. Text counts only in RuntimeErrors, and not in a script's subclasses of
+    it. A system error inside a script's own error also counts.
 
-    transient: exceptions after which the script wants the step again. One that the script has
-    wrapped does not count.
+    transient: exceptions after which the script wants to repeat the step. An exception inside a
+    script's own error does not count as one.
     """
-    ours = isinstance(error, SessionError)  # it says what is wrong with the script
+    ours = isinstance(error, SessionError)  # it reports an error of the script
     found = set() if ours else {_kind_of_one(each) for each in chain_of(error)}
     for kind in (FaultKind.DEVICE_MEMORY, FaultKind.LINK):
         if kind in found:

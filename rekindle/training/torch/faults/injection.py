@@ -1,7 +1,8 @@
-"""Faults that a PyTorch rank inflicts upon itself because it was told to (`rekindle inject`).
+"""Inject faults into a PyTorch rank at the coordinator's request (`rekindle inject`).
 
-What breaks the process or its node happens as the step begins. What is raised comes from inside the
-step's body, as a real one would: when the model's forward begins, or behind the optimizer's update.
+A fault that breaks the process or its node occurs as the step begins. An injected exception comes
+from inside the step's body, like a real one: when the model's forward pass begins, or after the
+optimizer's update.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
 def inject(
     faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Inject those of `faults` that are due in `step`, and take them off the list."""
+    """Inject those of `faults` that are due in `step`, and remove them from the list."""
     for fault, told in due(faults, step):
         match fault.kind:
             case InjectionKind.HANG_COLLECTIVE:
@@ -40,17 +41,17 @@ def inject(
 
 
 def _wait_for_nobody(device: torch.device) -> None:
-    """Receive what the next rank does not send; it waits for this one in another collective."""
+    """Receive from the next rank, which sends nothing: it waits for this rank in a collective."""
     received = torch.empty(1, device=device)
     dist.recv(received, src=(dist.get_rank() + 1) % dist.get_world_size())
-    received.item()  # a GPU has only been asked to receive until now
+    received.item()  # a GPU only queues the receive before this call
 
 
 def _wait_for_data() -> None:
     from torch.utils.data import DataLoader, Dataset
 
     class Dry(Dataset[int]):
-        """Its source gives nothing."""
+        """A data set whose source gives nothing."""
 
         def __getitem__(self, index: int) -> int:
             os.read(os.pipe()[0], 1)

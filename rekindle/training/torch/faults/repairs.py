@@ -1,4 +1,4 @@
-"""A rank after its generation broke: device, buffers, and the updates that are clean."""
+"""Repair a rank after its generation broke: device, buffers, and the list of clean updates."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rekindle.training.torch.state.transfer import wire_device
 
 
 class BufferGuard:
-    """Keeps a copy of those buffers of a module that change.
+    """Keeps a copy of a module's buffers that change.
 
-    Constant buffers (masks, tables) are copied once: their version counters never move. Those of
-    the normalisations are copied each time: torch's kernels write them without counting.
+    It copies constant buffers (masks, tables) once: their version counters never change. It copies
+    the buffers of normalisations each time: torch's kernels write them without counting.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -35,7 +35,7 @@ class BufferGuard:
         self._kept: list[_Kept] = []
 
     def look(self) -> None:
-        """Find the module's buffers; once per generation, for it walks through all its parts."""
+        """Find the module's buffers; once per generation, because it visits all modules."""
         self._places = [
             (private.buffers_of(part), name, isinstance(part, private.NormBase))
             for part in self._module.modules()
@@ -44,7 +44,7 @@ class BufferGuard:
         self._kept = [_Kept(None, None, 0) for _ in self._places]
 
     def keep(self) -> None:
-        """Keep the buffers as they are now."""
+        """Keep the buffers' current values."""
         for index, (place, name, uncounted) in enumerate(self._places):
             buffer, kept = place[name], self._kept[index]
             if buffer is None:
@@ -56,7 +56,7 @@ class BufferGuard:
                     kept.copy_from(buffer)
 
     def restore(self) -> None:
-        """Put back what was kept."""
+        """Restore the kept values."""
         for (place, name, uncounted), kept in zip(self._places, self._kept, strict=True):
             if kept.buffer is None:
                 continue
@@ -67,7 +67,7 @@ class BufferGuard:
 
 
 class _Kept:
-    """A buffer, a copy of what it held, and its version counter at that time."""
+    """A buffer, a copy of its values, and its version counter at the time of the copy."""
 
     def __init__(
         self, buffer: torch.Tensor | None, copy: torch.Tensor | None, version: int
@@ -87,30 +87,30 @@ class _Kept:
 
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
-# torch-npu 2.14 says "time is <us>", what MindIO looks for is "time us=<us>". Other errors that are
-# told with it have times of their own, in units of their own.
+# torch-npu 2.14 writes "time is <us>"; MindIO searches for "time us=<us>". Other errors in the same
+# text have other times, in other units.
 _TIME = re.compile(_ERROR.pattern + r"[^\n]*?time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
-_KEPT = 1024  # updates; an error is not told later than so many
+_KEPT = 1024  # updates; a report of an error comes at most this many updates later
 
 
 class UpdateTimes:
-    """When the updates began that led to this rank's state: (steps finished by it, microseconds).
+    """The start times of the updates that led to this rank's state: (finished step, microseconds).
 
-    clock_us: the clock that errors are told in.
+    clock_us: the clock that the device's errors use.
     """
 
     def __init__(self, clock_us: Callable[[], int]) -> None:
         self._clock_us = clock_us
         self._began: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self._least: int | None = None  # nothing that this process has done is in an older state
+        self._least: int | None = None  # an older state contains no work of this process
 
     def begin(self, step: int) -> None:
-        """The update begins that finishes step `step`, or another optimizer's part of it."""
+        """Record the start of the update that finishes `step`, or of an optimizer's part of it."""
         self._drop_from(step)
         self._began.append((step, self._clock_us()))
 
     def at(self, step: int) -> None:
-        """The rank has the state of `step`: its own, without any update, or from elsewhere."""
+        """Record that the rank has the state of `step`: without an update, or a received one."""
         self._drop_from(step + 1)
         self._least = step if self._least is None else min(step, self._least)
         if not self._began or self._began[-1][0] < step:
@@ -121,9 +121,9 @@ class UpdateTimes:
             self._began.pop()
 
     def clean_after(self, error: BaseException) -> int | None:
-        """The newest step that is right for sure; None: the error spoils nothing that was done.
+        """Return the newest certainly correct step; None: the error damages no finished step.
 
-        That may be the newest of this rank; a peer may have done one more with its gradients.
+        It may be this rank's newest step. A peer may have done one more step with its gradients.
         """
         text = str(error)
         if not _ERROR.search(text) or not self._began:
@@ -133,16 +133,16 @@ class UpdateTimes:
             right = [step for step, at_us in self._began if at_us < min(told)]
             newest = right[-1] if right else self._began[0][0] - 1
         else:
-            newest = self._began[-1][0] - 1  # it may be older than the newest update
+            newest = self._began[-1][0] - 1  # the error may be older than the newest update
         return max(newest, self._least or 0)
 
 
 class Repairs:
     """The device and the module's buffers of one rank, across generations.
 
-    kind: what the generation ended of, as far as this rank knows. clean: what StepFailed says of
-    that, until the rank has another state. times: when its updates began.
-    step: where it broke off, the module's buffers may be changed.
+    kind: the fault that ended the generation, if this rank knows it. clean: StepFailed's value for
+    that fault, until the rank has another state. times: the start times of its updates.
+    step: a step that broke off may have changed the module's buffers.
     """
 
     def __init__(self, device: torch.device, module: torch.nn.Module, step: CurrentStep) -> None:
@@ -155,20 +155,20 @@ class Repairs:
         self._name = device
 
     def note(self, kind: FaultKind, error: BaseException) -> None:
-        """Note which fault ended the generation, and which states it leaves clean."""
+        """Record the fault that ended the generation, and the newest state that it leaves clean."""
         self.kind = kind
         known = [self.clean, *map(self.times.clean_after, chain_of(error))]
         self.clean = min((step for step in known if step is not None), default=None)
 
     def took_state(self, step: int) -> None:
-        """The rank has the state of `step` that a plan named: nothing is wrong with that one."""
+        """Record that the rank has the plan's state of `step`, which has no damage."""
         self.clean = None
         self.times.at(step)
 
     def repair(self, named: Mapping[str, Any], *, restores: bool) -> bool:
-        """Make the device usable after a generation; return whether the state it holds is whole.
+        """Make the device usable after a generation; return whether its state is complete.
 
-        restores: the state is whole, so the buffers get the values from before the broken step.
+        restores: the state is complete, so the buffers get the values from before the broken step.
         Raises UnusableError: only a new process can use the device again.
         """
         kind, self.kind = self.kind, FaultKind.LINK
@@ -186,13 +186,14 @@ class Repairs:
 
 
 class Updates:
-    """Marks the window on the heartbeat page, once the update's gradients are known to be real.
+    """Marks the update on the heartbeat page, after a check that the update's gradients are real.
 
-    together: no rank begins its update before all have their gradients. Of a sharded state a step
-        is lost where one shard's ranks have done it and another's could not; this way all do it,
-        for an update itself asks nothing of others. It costs an all-reduce of one number per step.
-        On an NPU too: errors that are told when gradients are waited for cost no step then.
-    group: the ranks of the generation that this rank is in.
+    together: no rank begins its update before all ranks have their gradients. A sharded state would
+        lose a step that one shard's ranks have done and another shard's ranks could not. With
+        `together`, all ranks do it, because an update does not depend on other ranks. It needs an
+        all-reduce of one number per step. An NPU uses it too: an error that its wait for gradients
+        raises then loses no step.
+    group: the ranks of this rank's generation.
     """
 
     def __init__(
@@ -205,15 +206,15 @@ class Updates:
         self._together = together
 
     def watch(self, named: Mapping[str, Any]) -> None:
-        """Have every optimizer among these tell when it begins."""
+        """Register a hook in every optimizer among these objects: it runs when an update begins."""
         for thing in named.values():
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(lambda *_: self._begin())
 
     def _begin(self) -> None:
-        """The gradients are about to be used: they must be real, not those of a severed group.
+        """Check that the gradients are real, and not those of a severed group; mark the update.
 
-        An accelerator's collectives do not hold the host up, and raise nothing when aborted.
+        An accelerator's collectives do not block the host, and raise nothing when they are aborted.
         """
         self._device.wait()
         if self.group.severed:

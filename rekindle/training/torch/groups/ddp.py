@@ -1,10 +1,10 @@
-"""A DDP wrapper for the current generation that adds gradients in the same order as every other.
+"""Wrap a model in DDP for the current generation, with the same order of sums in each generation.
 
 Ring all-reduce sums an element in an order that depends on the element's place in its bucket. Torch
-starts with one bucket and rebuilds the layout after the first backward pass, in the order in
-which gradients became ready; a wrapper made after a fault would therefore give other bits than the
-one it replaces. Here the final layout is there from the first step on, and is the same whenever
-and on whichever rank it is made.
+starts with one bucket. After the first backward pass it rebuilds the layout in the order in which
+gradients became ready. So a wrapper that is made after a fault would produce other bits than the
+wrapper before it. Here the final layout exists from the first step. It does not depend on the time
+or the rank at which the wrapper is made.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.gloo_waits import Hook, reduce_bucket
 from rekindle.training.torch.state.transfer import broadcast_tensors
 
-# The group is the generation's own, and nothing may be sent while a wrapper is made.
+# The group belongs to the generation, and a wrapper must send nothing while it is made.
 _OURS = ("process_group", "device_mesh", "init_sync")
-# These hang hooks on the user's module that no second initialisation would take off again.
+# These add hooks to the user's module that a second initialisation would not remove.
 _ONCE_ONLY = ("mixed_precision", "delay_all_reduce_named_params", "param_to_hook_all_reduce")
 
 
@@ -39,8 +39,9 @@ def wrap_ddp(
 ) -> DistributedDataParallel:
     """Wrap `module` for the current default process group, without any collective.
 
-    existing: a wrapper of an earlier generation, which is made new in place: references to it, the
-    hooks on it, its communication hook and its mode stay. Gradients are cleared.
+    existing: a wrapper of an earlier generation. The function initialises it again in place.
+    References to it, its hooks, its communication hook and its mode stay. Gradients are cleared.
+    Raises SessionError: DDP refuses an argument or the model, or cannot survive a new generation.
     """
     for name in (*_OURS, *_ONCE_ONLY):
         if ddp_kwargs.get(name) is not None:
@@ -51,12 +52,12 @@ def wrap_ddp(
         wrapper = existing
     else:
         raise SessionError("only a wrapper made by wrap_ddp can be made new: pass the bare module")
-    # What is left of a broken backward pass must not be added to; the gradients may also be views
-    # of the old buckets, which are to be freed before new ones are made.
+    # The next backward pass must not add to the gradients of a broken one. Gradients may also be
+    # views of the old buckets, which must be freed before new ones are made.
     module.zero_grad(set_to_none=True)
     comm_hooks = wrapper.__dict__.pop("_comm_hooks", [])
     wrapper.__dict__.pop("logger", None)
-    wrapper.__dict__.pop("reducer", None)  # takes its hooks off the parameters
+    wrapper.__dict__.pop("reducer", None)  # removes its hooks from the parameters
     SteadyDDP.__init__(wrapper, module, **ddp_kwargs)
     for hook, state in comm_hooks:
         wrapper.register_comm_hook(state, hook)
@@ -64,12 +65,12 @@ def wrap_ddp(
 
 
 def broadcast_module_state(module: nn.Module) -> None:
-    """Rank 0's parameters and buffers to all ranks of the default group: a fresh run's start."""
+    """Send rank 0's parameters and buffers to all ranks of the default group, for a fresh run."""
     broadcast_tensors([*module.parameters(), *module.buffers()])
 
 
 class _InitOnce(nn.Module):
-    """Keeps what nn.Module.__init__ would wipe when a wrapper is made new: hooks and mode."""
+    """Keeps the hooks and the mode that a second call of nn.Module.__init__ would delete."""
 
     def __init__(self) -> None:
         if "_modules" not in self.__dict__:
@@ -81,24 +82,24 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
 
     def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
         static_graph = bool(ddp_kwargs.get("static_graph"))
-        # Torch keeps the first layout where it must look for unused parameters.
+        # Torch keeps the first layout if it must search for unused parameters.
         self._pinned = static_graph or not ddp_kwargs.get("find_unused_parameters")
         try:
             super().__init__(module, init_sync=False, **ddp_kwargs)
-        except (RuntimeError, ValueError) as error:  # of the arguments: nothing was sent
+        except (RuntimeError, ValueError) as error:  # an error of the arguments: nothing was sent
             raise SessionError(f"DistributedDataParallel refuses the model: {error}") from error
         if self._use_python_reducer:
             raise SessionError("torch._dynamo's optimize_ddp='python_reducer' has no fixed buckets")
         if self._pinned:
             self._pin()
-        # Without an agent no generation ends before its time, and a callback on gloo's thread could
-        # meet the end of the interpreter.
+        # Without an agent a generation does not end early, and a callback on gloo's thread could
+        # run while the interpreter ends.
         self._guarded = waits.in_use()
-        if self._guarded:  # once a reducer; the script's own hook is called from there
+        if self._guarded:  # once for each reducer; reduce_bucket calls the script's own hook
             private.register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """As DistributedDataParallel's; every wait for the hook's future ends with a generation."""
+        """Register a hook as in DistributedDataParallel; its waits end with a generation."""
         if not self._guarded:
             super().register_comm_hook(state, hook)
             return
@@ -110,7 +111,8 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        # Of the buffers, before a forward pass; torch's own waits where nobody can end the wait.
+        # DDP sends the buffers before a forward pass. No other thread could end the wait in torch's
+        # own function.
         if self._guarded:
             broadcast_tensors(tensors, authoritative_rank)
         else:
@@ -119,19 +121,20 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
             )
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
-        # About the order in which gradients become ready, which is what _pin() lays them out in.
+        # About the order in which gradients become ready; _pin() lays out the buckets in this
+        # order.
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         step = -1 if self._pinned else 1
         return parameters[::step], sparse[::step]
 
     def _pin(self) -> None:
-        """Have the buckets rebuilt now. The ranks' agreement on it needs no words: all do this."""
+        """Rebuild the buckets now. The ranks agree without a message, because all do it."""
         try:
             self.reducer._push_all_rebuilt_params()
             self.reducer._update_process_group(_solo_group(self.device_type))
             rebuilt = self.reducer._rebuild_buckets()
             self.reducer._update_process_group(self.process_group)
-        except AttributeError as error:  # private, though in torch since 2.3
+        except AttributeError as error:  # private, but in torch since 2.3
             raise SessionError(f"torch {torch.__version__} cannot pin DDP's buckets") from error
         if not rebuilt:
             raise SessionError(f"torch {torch.__version__} did not pin DDP's buckets")
@@ -139,7 +142,7 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
 
 @functools.cache
 def _solo_group(device_type: str) -> ProcessGroup:
-    """A group of this process alone, in which the broadcast of a layout has no one to reach."""
+    """Return a group of this process alone: the broadcast of a layout then has no receiver."""
     store = HashStore()
     group = ProcessGroup(store, 0, 1)
     gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))

@@ -1,10 +1,10 @@
-"""FSDP2 models that outlive their process groups; imported only where there is one.
+"""Keep FSDP2 models across process groups; imported only for a model with FSDP.
 
-A DeviceMesh and a DTensor know their groups by name, and these stay the same (see
-rekindle.training.torch.groups.script_groups). FSDP holds some as objects, and a step that broke off
-leaves gathered parameters, half-done reductions and gradients behind.
+A DeviceMesh and a DTensor refer to their groups by name, and the names stay the same (see
+rekindle.training.torch.groups.script_groups). FSDP holds some groups as objects. A step that broke
+off leaves gathered parameters, incomplete reductions and gradients.
 
-Private names of torch that this relies on (2.13): _resolve_process_group of torch.distributed;
+The module uses private names of torch (2.13): _resolve_process_group of torch.distributed;
 DeviceMesh._get_root_mesh, ._pg_registry; FSDPModule._get_fsdp_state; FSDPState._fsdp_param_groups,
 ._is_root; FSDPParamGroup.mesh_info, .post_forward_mesh_info, .fsdp_params, ._all_gather_result,
 ._all_gather_comm, ._reduce_scatter_comm; FSDPParam.mesh_info, ._unsharded_param,
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _resolve_process_group  # as typed
+from torch._C._distributed_c10d import _resolve_process_group  # the typed name
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -28,12 +28,12 @@ from rekindle.errors import SessionError
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a parameter of the model is distributed along a mesh."""
+    """Return whether a parameter of the model is distributed along a mesh."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raises SessionError: it changes none of the parameters that the model has now."""
+    """Check the optimizer. Raises SessionError: it has none of the distributed parameters."""
     changed = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in changed for p in model.parameters() if isinstance(p, DTensor)):
         raise SessionError(
@@ -43,11 +43,11 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def shards_of(model: nn.Module, world_size: int) -> list[int]:
-    """Return the number of the shard that each rank holds; needs no group.
+    """Return the number of the shard that each rank holds, without a process group.
 
-    Two ranks hold the same if their coordinates agree in every dimension of the mesh along which a
-    parameter is not replicated. Raises SessionError: a mesh is not of all ranks, or torch is too
-    old to take FSDP out of a step that broke off.
+    Two ranks hold the same shard if their coordinates are equal in every dimension of the mesh
+    along which a parameter is not replicated. Raises SessionError: a mesh does not contain all
+    ranks, or torch is too old to reset FSDP after a step that broke off.
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise SessionError("a model of fully_shard() needs torch 2.13 or newer in a Session")
@@ -70,14 +70,14 @@ def shards_of(model: nn.Module, world_size: int) -> list[int]:
 
 
 def mesh_of(model: nn.Module) -> dict[str, int]:
-    """The sizes of the dimensions of the ranks' mesh, by name, or number where they have none."""
+    """Return the sizes of the mesh's dimensions, by name, or by number for a mesh without names."""
     mesh = next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
     named = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     return dict(zip(named, mesh.shape, strict=True))
 
 
 def swap_groups(model: nn.Module) -> None:
-    """Put this generation's groups where FSDP holds those of an earlier one, by their names."""
+    """Replace an earlier generation's groups in FSDP's objects by this generation's, by name."""
     for holder in {id(each): each for each in _holders(model)}.values():
         for key, value in list(holder.items()):
             if isinstance(value, dist.ProcessGroup):
@@ -85,7 +85,7 @@ def swap_groups(model: nn.Module) -> None:
 
 
 def _holders(model: nn.Module) -> Iterator[dict[Any, Any]]:
-    """The dictionaries in which groups may be: any attribute that is one is meant."""
+    """Yield the dictionaries that may hold groups: swap_groups() replaces each group in them."""
     for module in model.modules():
         yield vars(module)  # SyncBatchNorm has one
     for parameter in model.parameters():
@@ -102,21 +102,21 @@ def _holders(model: nn.Module) -> Iterator[dict[Any, Any]]:
 
 
 def reset_after_break(model: nn.Module) -> None:
-    """Make FSDP ready for a first forward pass, wherever the last step broke off.
+    """Make FSDP ready for a first forward pass, regardless of where the last step broke off.
 
-    Parameters are the sharded ones again, with the values that they had; gradients are gone.
+    The parameters are the sharded ones again, with their values; the gradients are deleted.
     """
     for group in _param_groups(model):
-        group._all_gather_result = None  # reset_iter_state() would wait for it, and fail as it did
+        group._all_gather_result = None  # reset_iter_state() would wait for it, and fail again
         for param in group.fsdp_params:
-            # What reset_iter_state() leaves (torch 2.13): gradients that were not reduced yet. The
-            # next backward pass would add to them, and nothing would tell.
+            # reset_iter_state() keeps gradients that were not reduced yet (torch 2.13). The next
+            # backward pass would add to them silently.
             param.unsharded_accumulated_grad = None
             param.grad_offload_event = None
             if hasattr(param, "_unsharded_param"):
                 param._unsharded_param.grad = None
     for module in model.modules():
-        # Before the first forward pass there is no root, and nothing to reset.
+        # Before the first forward pass there is no root, and no state to reset.
         if isinstance(module, FSDPModule) and module._get_fsdp_state()._is_root:
             module.reset_iter_state()
 

@@ -1,8 +1,8 @@
-"""One generation's default process group: formed, severed from another thread, left at once.
+"""Form one generation's default process group; sever it from another thread; leave it immediately.
 
-Gloo has no abort that wakes a collective (`pg.abort()` does nothing in torch 2.13). What wakes it
-is the end of its connections, so a group remembers which sockets it opened and shuts exactly
-these down.
+Gloo has no abort that wakes a collective (`pg.abort()` does nothing in torch 2.13). A collective
+wakes when its connections end. So a group remembers the sockets that it opened, and shuts down
+exactly these.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from rekindle.training.torch.groups.gloo_waits import connected_to, new_sockets,
 
 _log = logging.getLogger(__name__)
 
-# Groups that were left. ~ProcessGroupGloo joins its threads: 20 ms, and for ever where gloo has
-# forgotten an operation (see gloo_waits.py); where a DDP reducer drops the last reference, with the
-# GIL held, which was seen to deadlock. So a group stays here until the next one is left and nobody
-# else holds it: a wrapper does until a later generation gets so far that it is made new.
-_left: list[dist.ProcessGroup] = []  # with the others of their generations
+# Groups that were left. ~ProcessGroupGloo joins its threads, which takes 20 ms. It never ends if
+# gloo has lost an operation (see gloo_waits.py). If a DDP reducer drops the last reference, the
+# destructor holds the GIL, and a deadlock was observed. So a group stays here until the next group
+# is left and no other object holds it. A wrapper holds its group until a later generation
+# initialises the wrapper again.
+_left: list[dist.ProcessGroup] = []  # with the other groups of their generations
 
 _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
@@ -53,22 +54,22 @@ class Group:
     """The default process group of one generation; the next generation takes a new object.
 
     The main thread forms and leaves it; any thread may sever it at any time.
-    page: where it shows that this rank waits for others.
+    page: shows the agent that this rank waits for others.
     """
 
     def __init__(self, page: HeartbeatPage | None = None) -> None:
         self._lock = threading.Lock()
         self._severed = False
-        self._sockets: list[socket.socket] = []  # duplicates: an fd number may come to mean another
+        self._sockets: list[socket.socket] = []  # duplicates: an fd number may be reused
         self._forming: _Forming | None = None
         self._group: dist.ProcessGroup | None = None
-        self._groups: list[dist.ProcessGroup] = []  # with those that the script has made
+        self._groups: list[dist.ProcessGroup] = []  # with the groups that the script has made
         self._waits = waits.InterruptibleWaits(page)
         self._hooks: tuple[Callable[..., object], Callable[..., object]] | None = None
 
     @property
     def severed(self) -> bool:
-        """Whether the generation was declared over; its collectives fail from then on."""
+        """Whether the generation was declared over; its collectives then fail."""
         return self._severed
 
     def form(  # noqa: PLR0913  torch's own arguments, passed through
@@ -83,11 +84,11 @@ class Group:
         device_id: torch.device | None = None,
         make_more: Callable[[], None] | None = None,
     ) -> None:
-        """Make the default process group of `generation`; returns when all ranks have joined.
+        """Make the default process group of `generation`; return when all ranks have joined.
 
-        Raises StaleError when it is severed meanwhile, and torch's own RuntimeError when it fails
-        by itself. After either, leave() is due as after a success. For an accelerator's backend
-        pass `device_id`: its communicator is then formed here, not in the first collective.
+        Raises StaleError: the group was severed during the forming; torch's RuntimeError: the
+        forming failed. The caller must call leave() after an error too. For an accelerator's
+        backend pass `device_id`: its communicator is then formed here, not in the first collective.
         make_more makes other groups of the generation, which end with it.
         """
         if "nccl" in backend:
@@ -119,7 +120,7 @@ class Group:
             self._groups = private.all_groups()
             self._hooks = (hook, sys.excepthook)
         except RuntimeError as error:
-            line.shut()  # a wait that was broken off may have left half an answer on it
+            line.shut()  # an interrupted wait may have left a partial answer on it
             if not self._severed:
                 raise
             raise StaleError(over) from error
@@ -129,17 +130,18 @@ class Group:
             raise StaleError(over)
 
     def sever(self) -> None:
-        """End what this group has under way, here and, by cascade, at its peers.
+        """End the operations of this group on this rank, and through it at its peers.
 
-        For any thread, while the main thread sits in form() or in a collective. Does not block.
+        Any thread may call it while the main thread is in form() or in a collective. It does not
+        block.
         """
         with self._lock:
             if self._severed:
                 return
             self._severed = True
             for sock in self._sockets:
-                # For reading alone: where gloo's writes fail as well, an operation was seen that
-                # neither completes nor fails. Every rank severs its own.
+                # Only for reading: if gloo's writes fail too, an operation may neither complete nor
+                # fail (observed). Every rank severs its own sockets.
                 shut(sock, socket.SHUT_RD)
             if self._forming is not None:
                 self._forming.interrupt()
@@ -149,16 +151,17 @@ class Group:
             _abort_accelerators(group)
 
     def leave(self) -> None:
-        """Sever, and give up the default process group. For the main thread; does not block."""
+        """Sever and destroy the default process group. For the main thread; does not block."""
         self.sever()
         waits.use(None)
         self._waits.hide()
         if self._group is not None:
-            if dist.is_initialized():  # else the script destroyed it itself
+            if dist.is_initialized():  # otherwise the script has destroyed it
                 dist.destroy_process_group()
             _free_later(self._groups or [self._group])
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
-            # init_process_group wraps the hook each time; the prefixes would pile up.
+            # init_process_group wraps the hook each time, and each wrapper adds a prefix to the
+            # output.
             sys.excepthook = self._hooks[0]
         for sock in self._sockets:
             shut(sock)
@@ -180,16 +183,16 @@ class Group:
 
 @functools.lru_cache(maxsize=1)
 def store_at(host: str, port: int) -> TCPStore:
-    """This process's connection to the ranks' store; it is kept while the store stays the same."""
+    """Return this process's connection to the ranks' store; reused while the store is the same."""
     return TCPStore(host, port, wait_for_workers=False)
 
 
 class _Line:
     """A connection to the job's store over which groups are formed.
 
-    Shutting it down ends the wait for a late peer without costing the process its store. It
-    serves one generation after the other: torch resolves the peer's name at both ends whenever it
-    connects to a store, and a name service that does not answer costs seconds.
+    Its shutdown ends the wait for a late peer, and the process keeps its other connection to the
+    store. It serves all generations one after the other: torch resolves the peer's name at both
+    ends for each new connection, and a name service that does not answer delays that by seconds.
     """
 
     def __init__(self, store: TCPStore, timeout: timedelta) -> None:
@@ -218,7 +221,7 @@ def _line_to(store: TCPStore, timeout: timedelta) -> _Line:
 
 
 class _Forming:
-    """A gloo group that is being formed: what it has opened so far, and how to make it give up."""
+    """A gloo group during its forming: the sockets that it has opened, and how to interrupt it."""
 
     def __init__(self, line: _Line, world_size: int, timeout_s: float) -> None:
         self._line = line
@@ -228,12 +231,12 @@ class _Forming:
         self._pokes: list[socket.socket] = []
 
     def interrupt(self) -> None:
-        """Wake the main thread: from its wait in the store, or from gloo's for a connection.
+        """Wake the main thread from its wait in the store, or from gloo's wait for a connection.
 
-        Shutting gloo's listener down aborts the process (its loop thread throws), so each awaited
-        peer is played instead: gloo takes any connection that opens with the pair's number. What
-        is formed that way is never used. Should gloo ever change this, form() lasts until its
-        own time-out.
+        A shutdown of gloo's listener would abort the process, because its loop thread throws. So
+        this method connects instead of each awaited peer: gloo accepts any connection that opens
+        with the pair's number. The group that is formed in this way is never used. If gloo ever
+        changes this, form() waits until its own time-out.
         """
         self._line.shut()
         for sock in new_sockets(self._before):
@@ -244,7 +247,7 @@ class _Forming:
                     shut(sock)
 
     def finish(self, *, complete: bool) -> Iterator[socket.socket]:
-        """The sockets between this rank and its peers; `complete`: it was formed."""
+        """Yield the sockets between this rank and its peers; `complete`: the group was formed."""
         for poke in self._pokes:
             poke.close()
         found = 0
@@ -263,8 +266,8 @@ class _Forming:
             )
 
     def _is_pair(self, sock: socket.socket) -> bool:
-        # Another thread of the script may have opened a socket meanwhile. Gloo's are told by what
-        # hardly any other has: the group's time-out as its own, and an address marked reusable.
+        # Another thread of the script may have opened a socket at the same time. Gloo's sockets
+        # have the group's time-out and a reusable address, and hardly any other socket has both.
         option = sock.getsockopt
         if option(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return False
@@ -272,7 +275,7 @@ class _Forming:
             return False
         raw = option(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.size)
         seconds, micros = _TIMEVAL.unpack(raw)
-        # The script's own groups have torch's default, if it has not said another.
+        # The script's own groups have torch's default time-out if the script does not set another.
         known = (self._timeout_s, default_pg_timeout.total_seconds())
         return any(abs(seconds + micros / 1e6 - each) < _TICK_S for each in known)
 
@@ -285,18 +288,19 @@ class _Forming:
                 poke.connect(listener.getsockname())
                 poke.send(_PAIR_NUMBER.pack(number))
             except OSError:
-                return  # the listener went away: forming has ended
+                return  # the listener was closed: the forming has ended
 
 
 def _free_later(groups: list[dist.ProcessGroup]) -> None:
-    """Keep these, and free off the main thread those before that nobody else holds."""
+    """Keep these groups; free earlier groups without other references on another thread."""
     earlier = [
         _left.pop(at) for at in reversed(range(len(_left))) if _references(_left, at) == _OURS
     ]
     _left.extend(groups)
-    # A Python reference that is the last one frees the group without the GIL, so this thread
-    # stalls nobody. Where the interpreter's end cuts the destructor short, the process aborts; but
-    # where gloo has forgotten an operation, the destructor waits for it (see gloo_waits.py).
+    # The last Python reference frees the group without the GIL, so this thread blocks no other
+    # thread. If the interpreter's end interrupts the destructor, the process aborts. But if gloo
+    # has lost an operation, the destructor waits for it without end (see gloo_waits.py). So the
+    # exit waits briefly.
     burial = threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True)
     burial.start()
     atexit.register(burial.join, _BURIAL_S)
@@ -306,21 +310,22 @@ def _references(objects: list[Any], at: int) -> int:
     return sys.getrefcount(objects[at])
 
 
-_OURS = _references([object()], 0)  # what the count is where the list has the only one
+_OURS = _references([object()], 0)  # the count of an object that only the list refers to
 
 
 def _abort_accelerators(group: dist.ProcessGroup) -> None:
-    """Abort what is not gloo (NCCL, HCCL, XCCL): those backends have an abort that wakes."""
+    """Abort backends other than gloo (NCCL, HCCL, XCCL): their abort wakes a collective."""
     for backend in private.backends_of(group):
         if backend.name() != "gloo":
             backend.abort()
 
 
 def leave_for_good() -> None:
-    """Give up the default group of a script that was started by hand, and never free it.
+    """Destroy the default group of a script without an agent, and never free the group.
 
-    Its DDP wrapper would drop the last reference as the script ends, and join gloo's threads with
-    the GIL held, for which they may wait (seen with torch 2.13). Under an agent see program.end().
+    Its DDP wrapper would drop the last reference as the script ends. It would then join gloo's
+    threads with the GIL held, for which they may wait (seen with torch 2.13). For a rank with an
+    agent see program.end().
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     dist.destroy_process_group()
@@ -328,11 +333,12 @@ def leave_for_good() -> None:
 
 
 def _let_gloo_rest() -> None:
-    """Wait until gloo's threads have let go of their last operations.
+    """Wait until gloo's threads have released their last operations.
 
-    An operation holds a Python object (torch 2.13 stashes the context of each backward pass), and a
-    thread that drops one while the interpreter ends aborts the process. Sleeping, this thread
-    leaves them the GIL: one that still sleeps then has nothing to do.
+    An operation holds a Python object, because torch 2.13 keeps the context of each backward pass.
+    A thread that drops such an object while the interpreter ends aborts the process. While this
+    thread sleeps, gloo's threads can take the GIL. A thread that still sleeps then has nothing to
+    do.
     """
     calm = 0
     deadline = time.monotonic() + _REST_S
@@ -342,9 +348,9 @@ def _let_gloo_rest() -> None:
 
 
 def _sleeps(thread: Path) -> bool:
-    """Whether a thread of gloo's waits for work; true of all other threads."""
+    """Return whether one of gloo's threads waits for work; True for other threads."""
     try:
         name, _, rest = (thread / "stat").read_text().partition("(")[2].rpartition(")")
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return True
     return name != "pt_gloo_runloop" or rest.split()[0] == "S"

@@ -1,10 +1,10 @@
-"""Gloo's waits end with the generation: its operations, and the sockets below them.
+"""End gloo's waits with the generation: its operations, and the sockets below them.
 
-When a gloo connection breaks, an operation that is half on the wire is forgotten: its preamble has
-been read and its bytes not, or its bytes are still queued to be written (Pair::signalException of
-gloo looks into neither place). Whoever waits for it waits for the group's whole time-out; the
-larger the tensors, the surer. So nobody waits for gloo itself: the end of a generation ends the
-waits.
+When a gloo connection breaks, gloo loses an operation that is only partly sent. Either gloo has
+read the operation's preamble and not its bytes, or its bytes are still queued
+(Pair::signalException of gloo checks neither case). A thread that waits for such an operation waits
+for the group's complete time-out. This occurs more often with larger tensors. So no thread waits
+for gloo directly: the end of a generation ends the waits.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from rekindle.training.torch import private
 
 
 def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
-    """End the connection, or one direction of it, for whoever else holds it."""
-    with contextlib.suppress(OSError):  # the peer was first
+    """End the connection, or one direction of it, for all holders of its socket."""
+    with contextlib.suppress(OSError):  # the peer has ended it first
         sock.shutdown(how)
 
 
 def socket_inodes() -> set[int]:
-    """What is open now, to be passed as `before` later."""
+    """Return the sockets that are open now; the caller passes them as `before` later."""
     return {inode for _, inode in _list_sockets()}
 
 
 def new_sockets(before: set[int]) -> Iterator[socket.socket]:
-    """Duplicates of the TCP sockets that were not there `before`; the caller closes them."""
+    """Yield duplicates of the TCP sockets that did not exist `before`; the caller closes them."""
     for number, inode in _list_sockets():
         if inode in before:
             continue
         try:
             sock = _duplicate(number)
         except OSError:
-            continue  # closed since it was listed, or no socket any more
+            continue  # closed since it was listed, or not a socket now
         if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
             yield sock
         else:
@@ -58,7 +58,7 @@ def new_sockets(before: set[int]) -> Iterator[socket.socket]:
 
 
 def _list_sockets() -> list[tuple[int, int]]:
-    """(fd, inode) of each socket of this process."""
+    """Return (fd, inode) of each socket of this process."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -72,8 +72,8 @@ def _list_sockets() -> list[tuple[int, int]]:
 
 def _duplicate(number: int) -> socket.socket:
     copy = os.dup(number)
-    # With socket.setdefaulttimeout() in force, a new socket object would switch the description it
-    # shares with the owner to non-blocking.
+    # After socket.setdefaulttimeout(), a new socket object would make the description non-blocking,
+    # also for the socket's owner.
     blocking = os.get_blocking(copy)
     try:
         sock = socket.socket(fileno=copy)
@@ -85,7 +85,7 @@ def _duplicate(number: int) -> socket.socket:
 
 
 def connected_to(port: int, before: set[int]) -> Iterator[socket.socket]:
-    """As new_sockets(), only those connected to `port`."""
+    """Yield the sockets of new_sockets() that are connected to `port`."""
     for sock in new_sockets(before):
         with contextlib.suppress(OSError):  # not connected
             if sock.getpeername()[1] == port:
@@ -94,8 +94,8 @@ def connected_to(port: int, before: set[int]) -> Iterator[socket.socket]:
         sock.close()
 
 
-# Operations that gloo does end when it is severed end within milliseconds, and until then may write
-# to their tensors: those that it has forgotten are given up a while later.
+# After a sever, an operation that gloo does end ends within milliseconds, and may write to its
+# tensors until then. The operations that gloo has lost are released after this time.
 _GRACE_S = 0.1
 
 _Future: TypeAlias = "torch.futures.Future[Any]"
@@ -108,7 +108,7 @@ def _same(value: Any) -> Any:
 
 
 class InterruptibleWaits:
-    """The waits of one process group: entered by any thread, all ended by release().
+    """The waits of one process group: any thread may enter one, and release() ends all.
 
     page: shows the agent whether this rank waits for others, and which collectives it has begun.
     """
@@ -127,11 +127,12 @@ class InterruptibleWaits:
         mark: int | None = None,
         operation: Operation | None = None,
     ) -> _Future:
-        """A future that is done when `future` is, or fails when the waits are released.
+        """Return a future that is done when `future` is done, or fails when the waits are released.
 
-        pick: its value, of that of `future` (a `then` would bury the exception's text).
-        mark: tells the collective from others; None: it is none that all ranks take part in.
-        operation: what it is, if that is recorded.
+        pick: computes its value from the value of `future`. (A `then` would hide the exception's
+        text.)
+        mark: identifies the collective; None: not all ranks take part in it.
+        operation: the description for the record; None: it is not recorded.
         """
         ours: _Future = torch.futures.Future()
         with self._lock:
@@ -149,33 +150,33 @@ class InterruptibleWaits:
         return ours
 
     def wait(self, work: Work, mark: int | None = None, operation: Operation | None = None) -> bool:
-        """Wait for `work`; raises StaleError when the waits are released, else what it raises.
+        """Wait for `work`. Raises StaleError: the waits are released; and the errors of `work`.
 
-        mark, operation: as of `follow`.
+        mark, operation: as in `follow`.
         """
         try:
             future = work.get_future()
         except RuntimeError:  # a send or a receive has none
             future = _future_of(work)
             self.follow(future, operation=operation).wait()
-            return True  # and never twice: each wait takes one completion
+            return True  # without a second wait: each wait takes one completion
         self.follow(future, mark=mark, operation=operation).wait()
         return _native_wait(work)
 
     def hide(self) -> None:
-        """Show nothing any more: the page is the next group's."""
+        """Stop showing waits: the page now belongs to the next group."""
         with self._lock:
             self._page.wait(False)
             self._page = HeartbeatPage()
 
     def release_soon(self) -> None:
-        """Release what gloo does not end by itself; for any thread, does not block."""
+        """Release the waits that gloo does not end. For any thread; does not block."""
         timer = threading.Timer(_GRACE_S, self.release)
         timer.daemon = True
         timer.start()
 
     def release(self) -> None:
-        """End all waits, now and from now on."""
+        """End all current and later waits."""
         with self._lock:
             self._released = True
             futures, self._futures = self._futures, set()
@@ -202,7 +203,7 @@ class InterruptibleWaits:
 
 
 def _telling(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Pick a value as `pick` does, and say that it is there: of what fails nothing is said."""
+    """Return a function that calls `done` and then `pick`; it is not called for a failure."""
 
     def told(value: Any) -> Any:
         done()
@@ -212,7 +213,7 @@ def _telling(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[
 
 
 def _future_of(work: Work) -> _Future:
-    """A future for an operation that has none: a thread waits in its stead."""
+    """Return a future for an operation that has none: a thread waits for the operation."""
     future: _Future = torch.futures.Future()
 
     def wait() -> None:
@@ -228,7 +229,7 @@ def _future_of(work: Work) -> _Future:
 
 
 def _only_tensor(value: Any) -> Any:
-    """What a hook's future must hold, of what a collective's holds: a list of one."""
+    """Return a hook's value from a collective's value, which is a list of one tensor."""
     return value[0] if isinstance(value, list) else value
 
 
@@ -241,23 +242,23 @@ _record: Callable[[Operation], Callable[[], None]] | None = None
 
 
 def record(joined: Callable[[Operation], Callable[[], None]] | None) -> None:
-    """Have `joined` called when a collective is waited for, and what it returns when it is done.
+    """Call `joined` when a rank waits for a collective, and its result when that is done.
 
-    By any thread. None: nobody wants to know.
+    Any thread may call both. None: nothing is recorded.
     """
     global _record
     _record = joined
 
 
 def use(waits: InterruptibleWaits | None) -> None:
-    """Have `waits` be those of the default group from now on; None: gloo's own."""
+    """Set the waits of the default group; None: gloo's own waits."""
     global _current
     _current = waits
     Work.wait = _native_wait if waits is None else _wait  # type: ignore[assignment, method-assign]
 
 
 def in_use() -> bool:
-    """Whether the default group's waits can be ended: it is gloo's, of a generation."""
+    """Return whether the default group's waits can end early: it is a generation's gloo group."""
     return _current is not None
 
 
@@ -266,16 +267,17 @@ def _wait(work: Work, timeout: timedelta | None = None) -> bool:
         return _native_wait(work, timeout)
     if _current is None:
         return _native_wait(work)
-    caller = sys._getframe(1)  # in torch, a function named as the collective is
+    caller = sys._getframe(1)  # in torch, a function with the collective's name
     place = f"{caller.f_code.co_name}:{caller.f_lineno}"
     operation = _operation(caller) if _record is not None else None
     return _current.wait(work, _mark(place) if _is_everybodys(caller) else None, operation)
 
 
 def _is_everybodys(caller: FrameType) -> bool:
-    """Whether all ranks take part in the collective that is waited for there.
+    """Return whether all ranks take part in the collective that the caller waits for.
 
-    Whoever waits by itself for one that it has begun before does not show of which group it is.
+    A script that calls wait() on a work handle does not show the handle's group. Then the answer
+    depends on whether there is only one group.
     """
     if caller.f_code.co_filename != dist.distributed_c10d.__file__:
         return len(private.all_groups()) == 1
@@ -283,7 +285,7 @@ def _is_everybodys(caller: FrameType) -> bool:
 
 
 def _operation(caller: FrameType) -> Operation:
-    """What is waited for there: a collective of torch's, or something begun before."""
+    """Return the caller's operation: one of torch's collectives, or a wait for an earlier one."""
     if caller.f_code.co_filename != dist.distributed_c10d.__file__:
         return Operation("0", "0", "", "wait", "")
     here = caller.f_locals
@@ -309,7 +311,7 @@ _TENSORS = ("tensor", "input_tensor", "input", "output_tensor", "output")
 
 
 def _mark(place: str) -> int:
-    """A number for a place in the code that is the same on all ranks."""
+    """Return a number for a place in the code that is the same on all ranks."""
     return zlib.crc32(place.encode())
 
 
@@ -317,9 +319,9 @@ Hook = Callable[[Any, GradBucket], _Future]
 
 
 def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future:
-    """A communication hook for DDP: what DDP does without one, or the script's own hook.
+    """Reduce a bucket as DDP's communication hook: in DDP's default way, or by the script's hook.
 
-    chosen: the script's hook and its state, if it has registered one.
+    chosen: the script's hook and its state, if the script has registered one.
     """
     if chosen:
         hook, state = chosen[-1]
@@ -327,7 +329,7 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
     else:
         buffer = bucket.buffer().mul_(1.0 / dist.get_world_size())
         work = dist.all_reduce(buffer, async_op=True)
-        assert work is not None  # None: this rank is not of the group
+        assert work is not None  # None: this rank is not in the group
         future = work.get_future()
     following = _current or InterruptibleWaits()
     operation = None

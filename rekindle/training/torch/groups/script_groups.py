@@ -1,4 +1,4 @@
-"""Process groups besides the default one: the script's, FSDP's, ZeRO's; the placeholder."""
+"""Make process groups other than the default one: the script's, FSDP's, ZeRO's; the placeholder."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ _BACKEND = "rekindle_placeholder"
 
 
 class _Nobody(dist.ProcessGroup):
-    """A group without a backend: a collective of it fails, where torch's own "fake" one would
-    return at once and leave in the tensor whatever was there.
+    """A group without a backend: a collective in it fails.
+
+    With torch's own "fake" group, a collective would return immediately and leave old values in the
+    tensor.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        # The one constructor of which torch makes subclasses; its types know the other alone.
+        # Torch's subclasses use this constructor; its types have only the other one.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._name = ""
 
-    # Torch keeps a group's name in its backend; this one has none.
+    # Torch keeps a group's name in its backend; this group has none.
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
@@ -47,7 +49,7 @@ class _Nobody(dist.ProcessGroup):
 
 
 class _GroupLog:
-    """The groups that were made in the placeholder, to be made again in each generation."""
+    """The groups that a script made in the placeholder; each generation makes them again."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -59,11 +61,11 @@ class _GroupLog:
         if not in_placeholder():
             return self._make(ranks, timeout, backend, *rest, **named)
         self._calls.append(((ranks, backend, *rest), named))
-        # The options behind it are those of the backend that was asked for.
+        # The options that follow are for the requested backend.
         return self._make(ranks, None, _BACKEND, None, *rest[1:], **named)
 
     def replay(self, timeout_s: float) -> None:
-        """Make all groups again, of the default group that there is now. All ranks must."""
+        """Make all groups again, from the current default group. All ranks must call it."""
         for (ranks, backend, *rest), named in self._calls:
             self._make(ranks, timedelta(seconds=timeout_s), backend, *rest, **named)
 
@@ -72,11 +74,11 @@ _group_log: _GroupLog | None = None
 
 
 def init_placeholder_group() -> None:
-    """Make the placeholder, where a script would call init_process_group() before its device mesh.
+    """Make the placeholder before a device mesh, where a script would call init_process_group().
 
-    In it init_device_mesh(), fully_shard() and optimizers are made as always; a collective raises
-    torch's RuntimeError ("No backend type associated with device type ..."). The Session then makes
-    all groups for real. Raises SessionError: there is a default group already.
+    With it a script calls init_device_mesh() and fully_shard(), and makes optimizers, as usual. A
+    collective raises torch's RuntimeError ("No backend type associated with device type ..."). The
+    Session then makes the real groups. Raises SessionError: a default group exists already.
     """
     global _group_log
     if dist.is_initialized():
@@ -97,26 +99,26 @@ def init_placeholder_group() -> None:
 
 
 def in_placeholder() -> bool:
-    """Whether the default process group is the placeholder."""
+    """Return whether the default process group is the placeholder."""
     return dist.is_initialized() and dist.get_backend() == _BACKEND
 
 
 def leave_placeholder() -> None:
-    """Make room for the real default group."""
+    """Destroy the placeholder, so that the real default group can be made."""
     if in_placeholder():
         dist.destroy_process_group()
 
 
 def make_noted_groups(timeout_s: float) -> None:
-    """Make the groups that were made in the placeholder; none, if there was none."""
+    """Make the groups that the script made in the placeholder, if there was a placeholder."""
     if _group_log is not None:
         _group_log.replay(timeout_s)
 
 
 def is_zero(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is one; told by name, for nobody else need import it.
+    """Return whether it is a ZeroRedundancyOptimizer, by its class's name, without an import.
 
-    Raises SessionError: one that makes its update within DDP's backward pass, unseen.
+    Raises SessionError: it updates within DDP's backward pass, which a Session cannot detect.
     """
     if all(kind.__name__ != "ZeroRedundancyOptimizer" for kind in type(optimizer).__mro__):
         return False
@@ -136,25 +138,26 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def swap_group(optimizer: Any) -> None:
-    """Put this generation's group where it holds that of an earlier one, by its name."""
+    """Replace the optimizer's group of an earlier generation by this generation's, by its name."""
     optimizer.process_group = private.group_of_name(optimizer.process_group.group_name)
 
 
 def show_set(optimizer: Any) -> None:
-    """Have the inside know the parameter groups as they were set outside, by a scheduler say.
+    """Copy the outer parameter groups to the inner optimizer, for example after a scheduler's step.
 
-    Its own step() does so too, but a state that is kept before it would have the old ones.
+    The optimizer's own step() does this too. But a state that is kept before that step would have
+    the old groups.
     """
     optimizer._sync_param_groups(optimizer.param_groups, optimizer.optim.param_groups)
 
 
 def show_loaded(optimizer: Any) -> None:
-    """Have its own parameter groups (the learning rate, say) be what the inside has loaded."""
+    """Copy the inner optimizer's loaded parameter groups to the outer (such as learning rates)."""
     optimizer._sync_param_groups(optimizer.optim.param_groups, optimizer.param_groups)
 
 
 class ScriptGroups:
-    """Makes the script's other groups in each generation, and has their users use them."""
+    """Makes the script's other groups in each generation, and gives them to their users."""
 
     def __init__(
         self,
@@ -173,9 +176,9 @@ class ScriptGroups:
             self._fsdp.check_optimizer(model, optimizer)
 
     def place(self, slot: int, world_size: int, shard: int | None) -> RankPlace:
-        """Which shard of the state this rank holds, if not all ranks hold the whole.
+        """Return the rank's place, with the shard that it holds if the ranks hold different shards.
 
-        shard: what the script says of it.
+        shard: the script's value.
         """
         if shard is None and self._zero is not None:
             return RankPlace(slot, slot if world_size > 1 else None)
@@ -186,18 +189,19 @@ class ScriptGroups:
         return RankPlace(slot, own, mesh=self._fsdp.mesh_of(self._model))
 
     def form_by_hand(self, backend: str) -> None:
-        """Make the default group as torchrun's environment says, and the others."""
+        """Make the default group from torchrun's environment, and the other groups."""
         leave_placeholder()
         if "RANK" in os.environ:
             dist.init_process_group(backend)
-        else:  # one process, started as any script is
+        else:  # one process, which the user has started without a launcher
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         self.make()
 
     def make(self) -> None:
-        """Make them, once the default group is there, and have their users use them.
+        """Make the other groups after the default group, and give them to their users.
 
-        All ranks must. A model that broke off in a step is as before it.
+        All ranks must call it. A model that broke off in a step is reset to its state before the
+        step.
         """
         make_noted_groups(self.timeout_s)
         if self._make is not None:
@@ -209,20 +213,20 @@ class ScriptGroups:
             swap_group(self._zero)
 
     def step_done(self) -> None:
-        """The state is about to be kept."""
+        """Prepare the optimizer's state, which is kept next."""
         if self._zero is not None:
             show_set(self._zero)
 
     def loaded(self, source: StateSource) -> None:
-        """The state was taken from there."""
+        """Update the optimizer after its state was taken from this source."""
         if self._zero is not None and source is not StateSource.FRESH:
             show_loaded(self._zero)
 
 
 def _fsdp_of(model: nn.Module) -> Any:
-    """Return the module that knows FSDP, if this model can be one of it."""
+    """Return the fsdp module if the model is sharded with FSDP; None: it is not."""
     if "torch.distributed.tensor" not in sys.modules:
-        return None  # whoever has cut the model up has imported it
+        return None  # a script that has sharded the model has imported it
     from rekindle.training.torch.groups import fsdp
 
     return fsdp if fsdp.is_sharded(model) else None

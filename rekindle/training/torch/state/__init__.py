@@ -1,1 +1,1 @@
-"""A rank's training state: captured, moved between ranks, kept and restored."""
+"""Capture a rank's training state, move it between ranks, keep it and restore it."""

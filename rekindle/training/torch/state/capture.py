@@ -1,7 +1,7 @@
-"""The state of live training objects: read without a copy, and taken over in place.
+"""Read the state of live training objects without a copy, and fill it in place.
 
-A state is a skeleton (JSON, see rekindle.training.torch.state.skeleton) and the tensors that it
-names.
+A state is a skeleton (JSON, see rekindle.training.torch.state.skeleton) and the tensors that the
+skeleton names.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_EXTRA_STATE = "_extra_state"  # torch's suffix for what a module's get_extra_state() returns
+_EXTRA_STATE = "_extra_state"  # torch's suffix for the value of a module's get_extra_state()
 
 
 class Stateful(Protocol):
-    """What has a state: a module, an optimizer, a scheduler, a sampler."""
+    """An object with a state: a module, an optimizer, a scheduler, a sampler."""
 
     def state_dict(self) -> Any: ...
 
@@ -55,9 +55,9 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CapturedState:
-    """A skeleton and its tensors by name: the live ones, not copies.
+    """A skeleton and its tensors by name: the live tensors, not copies.
 
-    distributed: the DTensors of which some of the tensors are this rank's pieces, by name.
+    distributed: the DTensors that have some of the tensors as this rank's pieces, by name.
     """
 
     skeleton: bytes
@@ -66,9 +66,10 @@ class CapturedState:
 
 
 def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
-    """Thousands of nodes would set off full collections, each of which walks all that torch made.
+    """Return the function without garbage collection during its run.
 
-    They cost more than the function itself; nothing here makes cycles.
+    Its thousands of nodes would trigger full collections, and each collection visits all objects of
+    torch. They take longer than the function itself; no code here makes reference cycles.
     """
 
     @functools.wraps(function)
@@ -86,9 +87,9 @@ def _without_gc(function: Callable[P, R]) -> Callable[P, R]:
 
 @_without_gc
 def capture(named: Mapping[str, Stateful]) -> CapturedState:
-    """The state of live objects; its tensors are named by their paths: optimizer.state.0.exp_avg.
+    """Return the state of live objects; tensors are named by paths: optimizer.state.0.exp_avg.
 
-    Raises SessionError, naming the place, for what a skeleton cannot say.
+    Raises SessionError: a skeleton cannot hold a value; the text names its place.
     """
     writer = Writer()
     tree = {name: writer.encode(thing.state_dict(), name) for name, thing in named.items()}
@@ -99,8 +100,9 @@ def capture(named: Mapping[str, Stateful]) -> CapturedState:
 def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.Tensor]:
     """Give live objects the structure of `skeleton`; return the tensors to fill in place.
 
-    The tensors come in the order of the captured state's; finish() is due when they are filled.
-    Raises SessionError where the objects cannot take that structure: it is another model's.
+    The tensors are in the order of the captured state. The caller fills them and then calls
+    finish().
+    Raises SessionError: the objects cannot take the structure, which belongs to another model.
     """
     global _pending
     tree = msgspec.json.decode(skeleton)
@@ -122,9 +124,9 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
 
 @_without_gc
 def finish(named: Mapping[str, Stateful]) -> None:
-    """Hand over what could not be filled in place; due once after each prepare().
+    """Load the values that could not be filled in place; call it once after each prepare().
 
-    Raises SessionError when the objects' state is not the one that was prepared for.
+    Raises SessionError: the objects' state differs from the prepared one.
     """
     global _pending
     pending, _pending = _pending, None
@@ -143,12 +145,12 @@ def finish(named: Mapping[str, Stateful]) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as one row of uint8: a view of a contiguous tensor, of another a copy."""
+    """Return the elements as one row of uint8: a view of a contiguous tensor, otherwise a copy."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
-    """Return the tensor that lies at this place of the file, without a copy."""
+    """Return the tensor at this place in the file, without a copy."""
     count = 1
     for size in shape:
         count *= size
@@ -159,10 +161,10 @@ def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: in
 
 @dataclass(slots=True)
 class _Pending:
-    """What prepare() leaves for finish()."""
+    """The data from prepare() for finish()."""
 
     skeleton: bytes
-    writer: Writer = field(default_factory=Writer)  # one, since objects may share tensors
+    writer: Writer = field(default_factory=Writer)  # only one, since objects may share tensors
     load: dict[str, Any] = field(default_factory=dict)
 
 
@@ -177,7 +179,7 @@ def _encode(tree: dict[str, Node]) -> bytes:
 
 
 def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
-    """Parameters and buffers are filled where they are: optimizers hold on to them."""
+    """Prepare to fill parameters and buffers in place, because optimizers hold them."""
     live = module.state_dict()
     for key in [key for key in live if key.endswith(_EXTRA_STATE)]:
         del live[key]
@@ -196,7 +198,7 @@ def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending)
 def _prepare_optimizer(
     name: str, optimizer: torch.optim.Optimizer, node: Node, pending: _Pending
 ) -> None:
-    """Have it loaded with its own tensors where they fit, and with new, unfilled ones elsewhere."""
+    """Load the optimizer with its own tensors if they fit, otherwise with new, unfilled ones."""
     live = Writer()
     live.encode(optimizer.state_dict(), name)
     at_hand = dict(pending.writer.tensors)
@@ -215,7 +217,7 @@ def _prepare_optimizer(
 def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Give the shards in an optimizer's state the mesh and placement of their parameters."""
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
-        return  # its state is what it likes
+        return  # its state may have any form
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, entries in state["state"].items():
         for key, value in entries.items():
@@ -230,9 +232,9 @@ def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 
 def _distributed(state: Any, live: Any, path: str) -> Any:
-    """Give the shards in a state the mesh and placement of what is in their places now.
+    """Give the shards in a state the mesh and placement of the live values at the same places.
 
-    Raises SessionError: there is nothing of that kind.
+    Raises SessionError: a live value is not distributed.
     """
     if isinstance(state, LocalShard):
         if not hasattr(live, "device_mesh"):
@@ -250,8 +252,8 @@ def _distributed(state: Any, live: Any, path: str) -> Any:
 
 
 def _like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
-    """Return the distributed tensor of a parameter's kind whose piece on this rank is `shard`."""
-    from torch.distributed.tensor import DTensor  # imported long since, where there is one
+    """Return a distributed tensor like a parameter, with `shard` as this rank's piece."""
+    from torch.distributed.tensor import DTensor  # already imported by then
 
     distributed: torch.Tensor = DTensor.from_local(
         shard,
@@ -265,10 +267,10 @@ def _like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Put back what Optimizer.load_state_dict() changed, beyond moving it to the right device.
+    """Restore values that Optimizer.load_state_dict() changed, and keep its move to the device.
 
-    It casts floating state to the parameter's dtype (the float32 moments of a bfloat16 parameter
-    would be rounded) and turns a string into the text of a generator.
+    It casts floating state to the parameter's dtype: it would round the float32 moments of a
+    bfloat16 parameter. It also turns a string into the text of a generator.
     """
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
         return

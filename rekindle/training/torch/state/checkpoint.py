@@ -1,7 +1,8 @@
-"""A rank's state out of the store: its own bytes alone, however many ranks have written them.
+"""Take a rank's state from the store: only its own bytes, from any number of writing ranks.
 
-A rank begins with the file in whose place it is (of 4 files that 2 ranks read, 0 and 2), and goes
-on to the nearest others until it has all of its pieces. What is not cut up is that file's.
+A rank begins with the file at its place (2 ranks read 4 files: they begin with files 0 and 2). It
+then reads the nearest other files until it has all of its pieces. Undivided values come from the
+first file.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
 from rekindle.training.torch.state.sharding import METADATA_PIECES, Piece, Refit, pieces_in
 
-_TAKE_BYTES = 16 << 20  # at a time, of what does not lie here as it lies there
-_STRAIGHT_BYTES = 16 << 20  # of what does: the copy that is saved is worth a read of its own
+_TAKE_BYTES = 16 << 20  # bytes per read, if the layouts of file and tensor differ
+_STRAIGHT_BYTES = 16 << 20  # bytes, if the layouts agree: a separate read then saves a copy
 
 
 class _Move(NamedTuple):
-    """Bytes of a file, of which `source` (of an array of `shape`) goes to a part of a tensor.
+    """Bytes of a file; `source` (in an array of `shape`) selects the elements for part of a tensor.
 
-    straight: the memory of that part, if the bytes go there as they are.
+    straight: the memory of that part, if the bytes go there without a change.
     """
 
     begin: int
@@ -45,13 +46,13 @@ class _Move(NamedTuple):
 
 
 def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: RankPlace) -> None:
-    """Take a state from the store; of a sharded one what this rank holds of it.
+    """Take a state from the store, or only this rank's part of a sharded state.
 
-    Raises CheckpointError: it is not there; CorruptError: a file is not what was written;
-    SessionError: it is of another model, or in pieces that cannot be put together anew.
+    Raises CheckpointError: the checkpoint is missing; CorruptError: a file has changed since it was
+    written; SessionError: the state belongs to another model, or its pieces cannot be combined.
     """
     store, found = find_checkpoint(location, made)
-    # One of each node is enough: they read at the same time, and a thousand pins take theirs.
+    # One pin per node is enough: its ranks read at the same time, and a thousand pins take long.
     one = os.environ.get("LOCAL_RANK", "0") == "0"
     with reading(store, made) if one else contextlib.nullcontext():
         _load(found, named, place)
@@ -93,7 +94,7 @@ def _open(checkpoint: Checkpoint, number: int) -> Excerpts:
 
 
 class _Left:
-    """What is still to be filled of some tensors, by their names."""
+    """The parts of tensors that are not filled yet, by the tensors' names."""
 
     def __init__(self, targets: Mapping[str, torch.Tensor], wanted: Mapping[str, Piece]) -> None:
         self._targets = targets
@@ -102,11 +103,11 @@ class _Left:
 
     @property
     def names(self) -> Collection[str]:
-        """The tensors that are not filled yet."""
+        """The names of the tensors that are not complete yet."""
         return self._boxes.keys()
 
     def fill(self, source: Excerpts, header: Header) -> None:
-        """Take what there is of them in a file; nothing else of it is read."""
+        """Fill the parts that are in this file; the rest of the file is not read."""
         some: list[_Move] = []
         for move in sorted(self._moves(header), key=lambda move: move.begin):
             if move.straight is None:
@@ -134,7 +135,7 @@ class _Left:
                 yield from _moves(begin, piece.box, common, wanted.box, target)
 
     def _claim(self, name: str, there: Box) -> list[Box]:
-        """What is still wanted of this tensor and is there; from now on it is not wanted."""
+        """Return the missing parts of this tensor that are in the file, and mark them as filled."""
         found: list[Box] = []
         left: list[Box] = []
         for box in self._boxes.pop(name):
@@ -147,7 +148,7 @@ class _Left:
 
 
 def _moves(begin: int, there: Box, common: Box, here: Box, target: torch.Tensor) -> Iterator[_Move]:
-    """How what two pieces have in common gets from the file, where one begins, to the other."""
+    """Yield the moves of the elements that a piece in the file and the piece of this rank share."""
     element = target.element_size()
     [take] = takes(there, common, here, element=element, most=sys.maxsize)
     part, size = target[take.target], take.end - take.begin

@@ -1,4 +1,4 @@
-"""Which piece of which whole tensor a rank holds, and what it holds where it is cut otherwise."""
+"""Describe the pieces of tensors that a rank holds, also if another job divided them otherwise."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState, Stateful
 from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of
 
-METADATA_PIECES = "pieces"  # by tensor that is a piece of another: the whole's shape, and where
+METADATA_PIECES = "pieces"  # by name of a piece: the full shape, and the offset in it
 
 _TOLD = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 _VERSIONS = {"torch": str(torch.__version__), "python": platform.python_version()}
 
 
 class Piece(NamedTuple):
-    """A box of a whole tensor of this shape."""
+    """A box in a complete tensor of this shape."""
 
     shape: tuple[int, ...]
     box: Box
 
 
 def all_of(shape: Sequence[int]) -> Piece:
-    """A tensor that is whole."""
+    """Return the piece that is the complete tensor."""
     return Piece(tuple(shape), whole(shape))
 
 
 def piece_of(tensor: Any) -> Piece | None:
-    """The piece of a DTensor that lies on this rank; None: its placements are no plain cuts."""
+    """Return this rank's piece of a DTensor; None: its placements are not simple divisions."""
     from torch.distributed.tensor import Replicate, Shard
 
     if any(type(placement) not in (Shard, Replicate) for placement in tensor.placements):
@@ -49,10 +49,10 @@ def piece_of(tensor: Any) -> Piece | None:
 
 
 def metadata_of(state: CapturedState, place: RankPlace, *, seed: int) -> dict[str, str]:
-    """What a rank's file says of the state, as long as that has this shape.
+    """Return the metadata in a rank's file, which stay the same while the state has this shape.
 
-    Where others than a mesh tell what the pieces are, or where one is no plain cut, none is told:
-    such a state can be taken over only by as many ranks, cut up in the same way.
+    The pieces are listed only if a mesh defines them and all are simple divisions. Otherwise only
+    the same number of ranks with the same sharding can take over the state.
     """
     origin = StateOrigin(
         versions=_VERSIONS,
@@ -71,9 +71,9 @@ def metadata_of(state: CapturedState, place: RankPlace, *, seed: int) -> dict[st
 
 
 def pieces_in(header: Header) -> dict[str, Piece]:
-    """The pieces that a file says it holds, by tensor; the others are whole.
+    """Return the pieces in a file, by tensor; tensors that the file does not list are complete.
 
-    Raises CorruptError: what it says cannot be.
+    Raises CorruptError: the file's description of its pieces is invalid.
     """
     try:
         told = msgspec.json.decode(header.metadata.get(METADATA_PIECES, "{}"), type=_TOLD)
@@ -88,10 +88,10 @@ def pieces_in(header: Header) -> dict[str, Piece]:
 
 
 class Refit:
-    """Changes a skeleton to what live objects hold, whose tensors may be cut up otherwise.
+    """Changes a skeleton to the shards of live objects, which may be divided in another way.
 
-    pieces: what the tensors are that the skeleton tells of. again: whether they can be cut anew.
-    wanted: by the tensors' names, the pieces that are to be loaded; filled by skeleton().
+    pieces: the pieces of the skeleton's tensors. again: whether they can be divided again.
+    wanted: the pieces to load, by the tensors' names; skeleton() fills it.
     """
 
     def __init__(self, pieces: Mapping[str, Piece], *, again: bool) -> None:
@@ -101,7 +101,7 @@ class Refit:
         self.wanted: dict[str, Piece] = {}
 
     def skeleton(self, named: Mapping[str, Stateful], skeleton: bytes) -> bytes:
-        """Raises SessionError: the state is of another model, or of a kind that cannot be cut."""
+        """Return the changed skeleton. Raises SessionError: another model, or not divisible."""
         tree = msgspec.json.decode(skeleton)
         return msgspec.json.encode(
             {
@@ -111,7 +111,7 @@ class Refit:
         )
 
     def _node(self, node: Node, live: Any, path: str) -> Node:
-        """The node for what is in the place of the live object, as far as there is one."""
+        """Return the node for the live object at this place, if there is one."""
         if isinstance(node, list):
             return self._list(node, live, path)
         if not isinstance(node, dict):
@@ -129,7 +129,7 @@ class Refit:
         name = Reader({}).decode(key)
         if isinstance(live, Mapping):
             live = live.get(name)
-        elif not isinstance(live, torch.Tensor):  # a parameter stands for all that is kept of it
+        elif not isinstance(live, torch.Tensor):  # a parameter stands for its values
             live = None
         return [key, self._node(value, live, f"{path}.{name}")]
 
@@ -159,7 +159,7 @@ class Refit:
         return {kind: [spec.name, spec.code, list(mine.box.shape), spec.device, stride]}
 
     def _mine(self, kind: str, there: Piece, live: Any, path: str) -> Piece | None:
-        """The piece that belongs in the live tensor's place; None: what is there, as it is."""
+        """Return the piece for the live tensor; None: the piece in the file stays as it is."""
         distributed = hasattr(live, "device_mesh")
         if kind == "tensor" and not (distributed and self._uncut):
             return None
@@ -176,7 +176,7 @@ class Refit:
 
 
 def _like(thing: Stateful) -> Any:
-    """What the state of an object is cut up like; of an optimizer, as its parameters are."""
+    """Return live values with the sharding of an object's state: an optimizer's parameters."""
     plain = torch.optim.Optimizer.load_state_dict
     if isinstance(thing, torch.optim.Optimizer) and type(thing).load_state_dict is plain:
         parameters = [p for group in thing.param_groups for p in group["params"]]

@@ -1,7 +1,7 @@
-"""States as plain JSON that names its tensors: everything but the tensors' elements, no pickle.
+"""Write states as plain JSON that names its tensors: all values except elements, and no pickle.
 
-JSON keeps None, booleans, integers of 64 bits, finite floats, strings and lists; anything else is
-an object with one entry that tells its kind, for example {"tuple": [...]}.
+JSON keeps None, booleans, integers of 64 bits, finite floats, strings and lists. Any other value is
+an object with one entry that names its kind, for example {"tuple": [...]}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from rekindle.errors import SessionError
 
-# The codes of the safetensors format, and the way back.
+# The codes of the safetensors format, and the inverse mapping.
 DTYPE_CODES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -40,13 +40,13 @@ DTYPE_CODES: Mapping[torch.dtype, str] = {
 }
 TORCH_DTYPES: Mapping[str, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
-Node = Any  # what JSON can say
+Node = Any  # a JSON value
 
 _MAPPING_KINDS: Mapping[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 _MAPPINGS: Mapping[str, Callable[[list[Any]], Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
-    "Counter": lambda pairs: Counter(dict(pairs)),  # MultiStepLR keeps its milestones in one
+    "Counter": lambda pairs: Counter(dict(pairs)),  # MultiStepLR keeps its milestones in a Counter
 }
 _INT64 = range(-(2**63), 2**63)
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -55,7 +55,7 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 class Writer:
     """Turns states into nodes and collects their tensors by name; names are paths.
 
-    distributed: those of the tensors that are pieces of a DTensor, each with that.
+    distributed: the DTensors of the tensors that are pieces of one, by name.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Writer:
         self._names: dict[tuple[Any, ...], str] = {}
 
     def encode(self, value: Any, path: str) -> Node:
-        """Raises SessionError, naming the place, for what a state cannot hold."""
+        """Return a value's node. Raises SessionError: a state cannot hold it; names its place."""
         kind = type(value)
         if value is None or kind in (bool, str) or (kind is int and value in _INT64):
             return value
@@ -80,7 +80,7 @@ class Writer:
             return {_MAPPING_KINDS[kind]: self._encode_pairs(value, path)}
         if kind in _TENSOR_TYPES:
             return {"tensor": self._encode_tensor(value, path)}
-        if kind.__name__ == "DTensor":  # by name: whoever has none need not import it
+        if kind.__name__ == "DTensor":  # by name: most scripts do not import it
             body = self._encode_tensor(value.detach().to_local(), path, piece=True)
             self.distributed[body[0]] = value
             return {"shard": body}
@@ -101,8 +101,8 @@ class Writer:
         if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
             what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
             raise SessionError(f"{path}: a tensor ({what}) that a state cannot hold")
-        # One memory, one name: tied weights are kept once, and are still tied afterwards. Pieces
-        # without elements have no memory, but those of tied weights have one storage.
+        # One memory has one name: tied weights are kept once, and stay tied when they are loaded.
+        # Pieces without elements have no memory, but those of tied weights share one storage.
         at = tensor.data_ptr() if tensor.numel() else tensor.untyped_storage()._cdata
         memory = (at, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
         name = self._names.get(memory) if tensor.numel() or piece else None
@@ -118,7 +118,7 @@ class Writer:
 class Reader:
     """Turns nodes into states.
 
-    tensors: those at hand, by name; new and unfilled ones are made for the others, and added.
+    tensors: existing tensors, by name. The reader adds new, unfilled tensors for the other names.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -151,16 +151,17 @@ class Reader:
 
 
 class LocalShard(NamedTuple):
-    """The piece of a distributed tensor that lies here; whose it is knows how it is distributed."""
+    """This rank's piece of a distributed tensor; the live owner knows how it is distributed."""
 
     tensor: torch.Tensor
 
 
 class TensorSpec(NamedTuple):
-    """A tensor as its node tells it.
+    """A tensor in the form of its node.
 
-    stride: without the dimensions of size 1; None: rows follow each other. Kernels that walk over
-    several tensors' memory at once (fused optimizers) need states laid out as their parameters.
+    stride: without the dimensions of size 1; None: rows are contiguous. Kernels that process the
+    memory of several tensors together (fused optimizers) need states with the layout of their
+    parameters.
     """
 
     name: str
@@ -170,11 +171,11 @@ class TensorSpec(NamedTuple):
     stride: list[int] | None
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor differs from the one told in nothing but its elements."""
+        """Return whether the tensor agrees with this specification in all except its elements."""
         return _form(tensor) == self[1:]
 
     def make(self) -> torch.Tensor:
-        """Such a tensor, with whatever elements."""
+        """Return such a tensor without defined elements."""
         dtype = TORCH_DTYPES[self.code]
         if self.stride is None:
             return torch.empty(self.shape, dtype=dtype, device=self.device)
@@ -189,7 +190,7 @@ def _form(tensor: torch.Tensor) -> tuple[str, list[int], str, list[int] | None]:
 
 
 def stride_of(tensor: torch.Tensor) -> list[int] | None:
-    """The stride as TensorSpec tells it; None also for a tensor with gaps: no copy keeps them."""
+    """Return the stride for TensorSpec; None also for a tensor with gaps: no copy keeps gaps."""
     if tensor.is_contiguous():
         return None
     steps = [(a, b) for a, b in zip(tensor.stride(), tensor.shape, strict=True) if b != 1]
@@ -202,7 +203,7 @@ def stride_of(tensor: torch.Tensor) -> list[int] | None:
 
 
 def tensor_specs(node: Node) -> Iterator[TensorSpec]:
-    """All tensors below the node, in the order in which they were collected."""
+    """Yield all tensors below the node, in the order in which they were collected."""
     if isinstance(node, dict):
         [(kind, body)] = node.items()
         if kind in ("tensor", "shard"):
@@ -215,7 +216,7 @@ def tensor_specs(node: Node) -> Iterator[TensorSpec]:
 
 
 def difference(expected: Node, found: Node, path: str) -> str | None:
-    """The first place in which two nodes differ, in words; the order of mappings is no matter."""
+    """Describe the first difference of two nodes; None: equal. The order in mappings is free."""
     if msgspec.json.encode(expected) == msgspec.json.encode(found):
         return None
     if type(expected) is type(found):

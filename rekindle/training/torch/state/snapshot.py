@@ -1,4 +1,4 @@
-"""A PyTorch rank's state into its agent's memory, and back, verified."""
+"""Copy a PyTorch rank's state into its agent's memory, and back, with verification."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of
 
-_Copy = tuple[torch.Tensor, torch.Tensor]  # to, and from
-_Move = tuple[int, int, int]  # to and from which address, and how many bytes
+_Copy = tuple[torch.Tensor, torch.Tensor]  # target and source
+_Move = tuple[int, int, int]  # target address, source address, number of bytes
 
 
 def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, int]]) -> None:
-    """Fill each tensor with the bytes of the buffer's file that begin there.
+    """Fill each tensor with the bytes of the buffer's file that begin at the given offset.
 
-    Raises CorruptError: the file is not what was sealed; the tensors then hold anything.
+    Raises CorruptError: the file has changed since it was sealed; the tensors' values are then
+    undefined.
     """
     file = buffer.file
     count = blocks_of(len(file))
     pieces: list[list[_Move]] = [[] for _ in range(count)]
     others: list[_Copy] = []
     for target, begin in targets:
-        lazy = target.is_conj() or target.is_neg()  # its bytes are not its values
+        lazy = target.is_conj() or target.is_neg()  # its bytes differ from its values
         if target.device.type == "cpu" and target.is_contiguous() and not lazy:
             _cut(target, file, begin, pieces)
-        else:  # to a device only the thread that trains copies: in the order of its stream
+        else:  # to a device only the training thread copies, in the order of its stream
             others.append((target, view(file, target.dtype, tuple(target.shape), begin)))
     digests = [b""] * count
     left = deque(range(count))
@@ -53,10 +54,10 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
             try:
                 number = left.popleft()
             except IndexError:
-                return  # the other thread was quicker
+                return  # the other thread has taken the last block
             digests[number] = digest(block_of(file, number))
             for move in pieces[number]:
-                # Not a copy by torch: each of the two threads would bring its own OpenMP threads.
+                # Not with torch's copy: each of the two threads would start its own OpenMP threads.
                 ctypes.memmove(*move)
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rekindle-restore") as helper:
@@ -68,7 +69,7 @@ def copy_verified(buffer: SnapshotBuffer, targets: Iterable[tuple[torch.Tensor, 
 
 
 def _cut(target: torch.Tensor, file: memoryview, begin: int, pieces: list[list[_Move]]) -> None:
-    """Cut a tensor where the blocks of the file end, and add each piece to those of its block."""
+    """Divide a tensor at the ends of the file's blocks, and add each piece to its block's list."""
     size = target.nbytes
     if size == 0:
         return
@@ -89,7 +90,7 @@ def _copy(copies: Iterable[_Copy]) -> None:
 
 
 class TorchSnapshotWriter(SnapshotWriter):
-    """Copies live tensors. seed: of the random streams, for whoever reads a checkpoint."""
+    """Copies live tensors. seed: of the random streams; a checkpoint's metadata include it."""
 
     def __init__(self, channel: Channel, place: RankPlace, *, seed: int) -> None:
         super().__init__(channel, place)
@@ -105,30 +106,31 @@ class TorchSnapshotWriter(SnapshotWriter):
     def views(
         self, data: memoryview, state: Captured, begins: Mapping[str, int]
     ) -> Sequence[torch.Tensor]:
-        """Tensors that lie in the buffer."""
+        """Return tensors whose memory is the buffer."""
         named = state.tensors.items()
         return [view(data, t.dtype, tuple(t.shape), begins[name]) for name, t in named]
 
     def copy(self, views: Sequence[torch.Tensor], state: Captured) -> None:
-        """Copy all in one call: small tensors cost a call each more than their bytes."""
+        """Copy all tensors in one call: for small tensors each call takes longer than the bytes."""
         private.copy_all(list(views), list(state.tensors.values()))
 
 
 def load_snapshot(
     channel: Channel, slot: int, named: Mapping[str, Any], made: Made, *, copy: bool = False
 ) -> None:
-    """Take a state from the agent's memory; a copy is brought there first.
+    """Take a state from the agent's memory; `copy` first brings a replica there.
 
-    Raises CheckpointError: it is not there; CorruptError: it is not what was sealed.
+    Raises CheckpointError: it is missing; CorruptError: it has changed since it was sealed.
     """
     with kept(channel, slot, made, copy=copy) as buffer:
         load(named, buffer)
 
 
 def load(named: Mapping[str, Any], buffer: SnapshotBuffer) -> None:
-    """Fill the live objects from the file in the buffer; what is used of it has been verified.
+    """Fill the live objects from the file in the buffer, and verify all bytes that are used.
 
-    Raises CorruptError: it is not what was sealed; SessionError: it is another model's.
+    Raises CorruptError: it has changed since it was sealed; SessionError: it belongs to another
+    model.
     """
     file = buffer.file
     try:
@@ -137,7 +139,7 @@ def load(named: Mapping[str, Any], buffer: SnapshotBuffer) -> None:
         targets = prepare(named, header.metadata[METADATA_SKELETON].encode())
         filled = [(target, begins[name]) for name, target in targets.items()]
     except Exception:
-        buffer.verify()  # what is damaged may raise anything: then that is the error
+        buffer.verify()  # a damaged file may raise any error; its damage is then the error
         raise
     copy_verified(buffer, filled)
     finish(named)

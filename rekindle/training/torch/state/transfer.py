@@ -1,8 +1,8 @@
-"""Training state sent from rank to rank over the default process group, proven by a checksum.
+"""Send training state from rank to rank over the default process group, verified by a checksum.
 
-On the wire: length and checksum of the skeleton, the skeleton, the tensors' bytes in pieces, and
-their checksum. Small tensors share a piece; a big one is sent from where it lies and received
-where it belongs.
+The wire has the length and checksum of the skeleton, the skeleton, the tensors' bytes in pieces,
+and their checksum. Small tensors share a piece. A large tensor is sent from its own memory, and
+received into its own memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import xxhash
 from rekindle.errors import CorruptError
 from rekindle.training.torch.state.capture import CapturedState, Stateful, as_bytes, finish, prepare
 
-_PIECE_BYTES = 8 << 20  # the checksum finds it in the cache; larger ones are not faster
-_PACKED_BYTES = 1 << 20  # of tensors packed together; a larger one costs less as it is
+_PIECE_BYTES = 8 << 20  # the checksum then finds it in the cache; larger pieces are not faster
+_PACKED_BYTES = 1 << 20  # limit of packed tensors; a larger one is faster alone
 _UNDER_WAY = 8  # pieces: some are on the wire while others are packed or checked
 
 
 def send_state(state: CapturedState, to: Sequence[int]) -> None:
-    """Send the state to these ranks, which call receive_state(); nothing may change it meanwhile.
+    """Send the state to these ranks, which call receive_state(); it must not change in the call.
 
-    Raises RuntimeError, as collectives do, when a receiver is lost.
+    Raises RuntimeError, as collectives do: a receiver is lost.
     """
     device = wire_device()
     skeleton = torch.frombuffer(bytearray(state.skeleton), dtype=torch.uint8)
@@ -50,8 +50,8 @@ def send_state(state: CapturedState, to: Sequence[int]) -> None:
 def receive_state(named: Mapping[str, Stateful], source: int) -> None:
     """Take over the state that rank `source` sends; live tensors are filled in place.
 
-    Raises CorruptError: other bytes arrived than were sent; RuntimeError, as collectives do: the
-    sender is lost. After either the live state is of no step.
+    Raises CorruptError: the received bytes differ from the sent ones; RuntimeError, as collectives
+    do: the sender is lost. After either error the live state belongs to no step.
     """
     device = wire_device()
     length, digest = _receive(2 * 8, source, device).view(torch.int64).tolist()
@@ -68,7 +68,7 @@ def receive_state(named: Mapping[str, Stateful], source: int) -> None:
 
 
 def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-    """One rank's elements to all ranks of the default group; the tensors are filled in place."""
+    """Send one rank's elements to all ranks of the default group, and fill the tensors in place."""
     rows = list(_rows(tensors, wire_device()))
     for piece in _pieces(rows):
         wire = piece[0] if len(piece) == 1 else torch.cat(piece)
@@ -78,7 +78,7 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int = 0) -> None:
 
 
 def _receive_rows(rows: Iterable[torch.Tensor], source: int) -> xxhash.xxh3_64:
-    """Fill the rows; return the checksum of what they then hold."""
+    """Fill the rows; return the checksum of their new contents."""
     checksum = xxhash.xxh3_64()
     under_way: deque[tuple[dist.Work | None, torch.Tensor, list[torch.Tensor]]] = deque()
 
@@ -101,20 +101,20 @@ def _receive_rows(rows: Iterable[torch.Tensor], source: int) -> xxhash.xxh3_64:
 
 
 def _rows(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
-    """Each tensor's bytes, on the device that the wire begins at: views where that is possible."""
+    """Yield each tensor's bytes on the wire's device, as views if possible."""
     for tensor in tensors:
         yield as_bytes(tensor.detach().to(device))
 
 
 def _put_back(tensors: Iterable[torch.Tensor], rows: Iterable[torch.Tensor]) -> None:
-    """Copy to the tensors those rows that are no views of them."""
+    """Copy those rows to the tensors that are not views of them."""
     for tensor, row in zip(tensors, rows, strict=True):
         if row.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(row.view(tensor.dtype).view(tensor.shape))
 
 
 def _pieces(rows: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The rows as they are sent, in an order that follows from their lengths alone."""
+    """Yield the rows as they are sent, in an order that follows only from their lengths."""
     small: list[torch.Tensor] = []
     size = 0
     for row in rows:
@@ -144,7 +144,7 @@ def _receive(count: int, source: int, device: torch.device) -> torch.Tensor:
 
 def _wait(works: Iterable[dist.Work | None]) -> None:
     for work in works:
-        assert work is not None  # None: this rank is not of the group
+        assert work is not None  # None: this rank is not in the group
         work.wait()
 
 
@@ -162,7 +162,7 @@ def _numbers(*values: int | xxhash.xxh3_64) -> torch.Tensor:
 
 
 def wire_device() -> torch.device:
-    """The CPU if the group's backend takes it (gloo), else the accelerator of this rank (NCCL)."""
+    """Return the CPU if the group's backend supports it (gloo), otherwise the accelerator."""
     if "cpu:" in dist.get_backend_config():
         return torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
