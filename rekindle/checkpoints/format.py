@@ -82,7 +82,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A tensor as the JSON header tells it."""
+    """A tensor in the JSON header."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]

@@ -59,7 +59,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse rules that contradict each other. Raises ValueError."""
+        """Check the rules. Raises ValueError: one is out of limits, or lacks best or metric."""
         check_limits(self, "retention")
         if bool(self.best) != bool(self.metric):
             raise ValueError("retention: best and metric go together: how many, and by what")

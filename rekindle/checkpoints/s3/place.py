@@ -40,7 +40,7 @@ def stored_name(name: str, checksum: str) -> str:
 
 
 def step_of(root: str, key: str) -> tuple[Key, str] | None:
-    """Return the checkpoint of this object and its name there, or None if it has none."""
+    """Return the object's checkpoint and its name there, or None for another object."""
     place, _, name = key.removeprefix(root).partition("/")
     step = key_of(place)
     return (step, name) if step and name else None
