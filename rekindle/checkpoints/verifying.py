@@ -36,8 +36,8 @@ Range = tuple[int, int]  # first byte, end
 class Damage(msgspec.Struct, frozen=True):
     """One file that is not what was written.
 
-    `what`: missing, truncated, too long, changed, or unreadable. `where`: the damaged bytes and
-    their tensors, if they are known.
+    The defect is missing, truncated, too long, changed, or unreadable (`what`). where: the damaged
+    bytes and their tensors, if they are known.
     """
 
     file: str

@@ -137,7 +137,7 @@ class Endings:
         return newest if newest and newest.state[0] > max(clean, default=0) else None
 
     def _dump(self) -> None:
-        """Order the newest snapshot as the final checkpoint, if that saves a step; else finish."""
+        """Order the newest snapshot as the final checkpoint. Finish if it does not save a step."""
         allowed = Strategy.DUMP in self._spec.policy.strategies and not self._at_once
         newest = self._worth_writing(self._speechless) if allowed else None
         if newest is None:

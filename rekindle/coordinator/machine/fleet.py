@@ -112,7 +112,10 @@ class Fleet:
         self._job.do(Send(node.connection, p.HostStore(serial=serial, port=self._spec.master_port)))
 
     def start_missing(self) -> None:
-        """Start every rank that has no process, once the store is there (at first: all nodes)."""
+        """Start every rank without a process, after the store is up.
+
+        The first start also requires all nodes.
+        """
         if self._job.incidents.undecided or not self._roster.any_is(Status.ABSENT):
             return
         self.ask_for_store()
@@ -187,7 +190,7 @@ class Fleet:
             self._job.record(journal.NodeWanted(node=SPARE))
 
     def let_in(self, node: int) -> bool:
-        """Take a node into the world if no rank trains. Return whether it was taken in."""
+        """Take a node into the world if no rank trains. Return whether this was possible."""
         waits = self._job.phase is Phase.REGROUPING and bool(self._roster.missing)
         begins = self._job.phase is Phase.GATHERING and self._roster.all_are(Status.ABSENT)
         if self._roster.node_is(node, Status.ABSENT) and (waits or begins):

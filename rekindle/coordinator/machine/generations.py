@@ -201,7 +201,10 @@ class Generations:
         return made if is_clean(made, self._job.suspicions) else None
 
     def disagree(self) -> bool:
-        """Whether some ranks have a shard of the state, and others say that they have all of it."""
+        """Report a fault if some ranks have a shard, and others the complete state.
+
+        Return whether there is such a fault.
+        """
         whole = [rank for rank in self._roster.world if rank.shard is None]
         if not whole or len(whole) == len(self._roster.world):
             return False

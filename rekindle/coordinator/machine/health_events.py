@@ -132,7 +132,7 @@ class HealthEvents:
         elif sign.node in self._roster.missing:
             self._roster.obstacles[sign.node] = verdict.explanation
             if verdict.kind is FaultKind.USER_CODE:
-                self._recovery.report(fault)  # no wait helps: its description cannot work
+                self._recovery.report(fault)  # waiting is useless: the pod's description is invalid
 
     def _write_down(self, sign: HealthEvent, host: str, verdict: Verdict, now: float) -> bool:
         """Record a sign if it is new. Return whether it is new."""

@@ -34,7 +34,7 @@ class Incidents:
 
     def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
         self._policy = policy
-        self.number = number  # of the newest incident
+        self.number = number  # the newest incident's
         self.open = 0  # number of the open one, or 0
         self.faults: list[Fault] = []
         self.past = list(past)
@@ -77,7 +77,7 @@ class Incidents:
         return journal.CheckpointFailed(incident=self.number, fault=fault)
 
     def aside(self) -> int:
-        """Number an incident that is over as it is told: nothing was training there."""
+        """Return the number of an incident that closes immediately: nothing was training."""
         self.number += 1
         return self.number
 

@@ -107,13 +107,14 @@ Placement = tuple[int, str, int]  # an agent: attempt, address and process; proc
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The state that holds for all attempts of a job.
 
-    generation, incident: the newest numbers, which only rise. suspicions: states that ranks
-    suspect. signs: reported signs of devices. past: the decisions so far. placements: the agents of
-    each node. at: time of the newest event.
+    generation, incident: the newest numbers, which only rise. suspicions: states that may be wrong.
+    signs: reported signs of devices. past: the decisions so far. placements: the agents of each
+    node. at: time of the newest event.
 
-    checkpoint_every: steps, as last chosen; 0: never chosen. profile: the profiling settings;
-    traced: the last position of MindCluster's switch. faults, seconds: number of incidents with
-    faults, and duration of all attempts.
+    checkpoint_every: steps, as last chosen; 0: never chosen. profile: the profiling settings.
+    traced: the last position of MindCluster's switch.
+
+    faults, seconds: number of incidents with faults, and duration of all attempts.
     """
 
     generation: int = 0
@@ -188,14 +189,19 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     """The decisions and the open work of the coordinator that ended in this attempt.
 
     incident: the open one. restarts: restarts of all ranks so far. resumed: the step after which
-    all ranks last began to train together. newest: the newest finished step that it knew. Without
-    this step, the machine cannot see that a step followed a decision.
+    all ranks last started to train together.
+
+    newest: the newest finished step that it knew. Without this step, the machine cannot see that a
+    step followed a decision.
 
     awaiting: the decision that a user must still approve. held: faults that wait for this decision.
-    to_reset: ranks whose device is reset before they start. unmet: signs that no rank has met.
+    to_reset: ranks whose device is reset before they start.
 
-    isolated: hosts. leaving: nodes that had to leave them and have not joined again. left_out:
-    nodes outside the newest world. stopping: how and why the attempt was ending, if it was.
+    unmet: signs that no rank has met. isolated: hosts. leaving: nodes that had to leave them and
+    have not joined again.
+
+    left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
+    was.
     """
 
     restarts: int

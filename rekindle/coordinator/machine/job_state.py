@@ -21,10 +21,10 @@ from rekindle.recovery.faults.health_events import HealthEventLog
 from rekindle.recovery.journal import journal
 
 # Number of refused agents of one host, while nodes are awaited, after which waiting is useless. The
-# first agent may be the old one, restarted on its host. If only a new placement of the job avoids
-# the host (ANEW), the second agent was placed there again, and so may be all later ones. If the
-# engine avoids the host immediately (AT_ONCE), five agents show that it does not: rights may be
-# missing, or a user has released the host.
+# first agent may be the old one, restarted on its host. If the engine avoids the host only at a new
+# placement of the job, the second agent was placed there again. So may be all later ones. If the
+# engine avoids the host immediately, five agents show that it does not: rights may be missing, or a
+# user has released the host.
 _ENOUGH = {KeepsOff.ANEW: 2, KeepsOff.AT_ONCE: 5}
 
 
@@ -222,12 +222,15 @@ class JobState:
     """The state that several parts of the machine read and change.
 
     generation, restarts: the newest numbers. newest: the newest step that a rank has finished.
-    resumed: the step after which all ranks last began to train together. session: whether a rank of
-    the current generation has a Session. sessions_seen: whether a rank of this attempt had one.
+    resumed: the step after which all ranks last started to train together.
 
-    formed: whether a generation was formed since the last restart. newcomers: nodes that joined the
-    world and have not finished a step in it. devices: whether a node has devices that health events
-    can describe. sent_home: connections of dismissed agents. tables: returns the tables of faults.
+    session: whether a rank of the current generation has a Session. sessions_seen: whether a rank
+    of this attempt had one. formed: whether a generation was formed since the last restart.
+
+    newcomers: nodes that joined the world and have not finished a step in it. devices: whether a
+    node has devices that health events can describe.
+
+    sent_home: connections of dismissed agents. tables: returns the tables of faults.
     """
 
     def __init__(

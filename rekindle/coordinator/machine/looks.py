@@ -16,6 +16,7 @@ class HangInspection:
     """One inspection of all ranks.
 
     at: generation and restarts at its start, which may have changed when all nodes have answered.
+
     wanted: nodes that have not answered. blind: nodes that could not inspect. patient: whether
     nodes have more time than usual.
     """
@@ -41,7 +42,7 @@ class InspectionBackoff(msgspec.Struct, frozen=True):
     known: frozenset[int] = frozenset()
 
     def is_over(self, at: tuple[int, ...], rank: int, now: float) -> bool:
-        """Whether to look because of this rank: it was not late before, or the pause is over."""
+        """Return whether to inspect because of this rank: it is newly late, or the pause ended."""
         return at != self.at or rank not in self.known or now >= self.since + self.seconds
 
     def begun(self, at: tuple[int, ...], rank: int, now: float) -> InspectionBackoff:
@@ -53,9 +54,10 @@ class InspectionBackoff(msgspec.Struct, frozen=True):
 
 
 class Looks:
-    """At most one inspection.
+    """At most one inspection at a time.
 
     looking: the one under way. count: inspections so far. pause: the pause after the newest.
+
     suspect: the rank that a second inspection may confirm as the cause.
     """
 
