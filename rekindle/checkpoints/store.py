@@ -95,8 +95,8 @@ def newest_of(
 ) -> NewestCheckpoint:
     """Return the newest valid checkpoint of a list.
 
-    If another process pruned listed checkpoints while this one read them, and none was valid, the
-    function lists again: a newer checkpoint has been committed then.
+    If no listed checkpoint is valid, and another process has pruned some of them, the function
+    lists again. A newer checkpoint has been committed then.
     """
     listed = list_all()
     while True:
@@ -111,7 +111,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     """A checkpoint's manifest, and whether it can be used, without a look at the bytes.
 
     manifest: None if it is missing or unreadable. reason: why the checkpoint cannot be used; empty:
-    no defect was found. unfinished: the manifest does not exist.
+    no defect was found. unfinished: the manifest was not written.
 
     newer: a later version of Rekindle wrote it, so this version does not change it.
     """

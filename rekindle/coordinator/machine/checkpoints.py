@@ -264,7 +264,7 @@ class Checkpoints:
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_left_out(self, message: p.WriteLeftOut) -> None:
-        """Handle a checkpoint that a node could not write. Only the first of its shards counts."""
+        """Handle a checkpoint that a node could not write. Only the first message counts."""
         if message.shards == 1 or self.assembly.backlog.done((message.step, message.generation)):
             self._leave_out(message.step, message.reason)
 

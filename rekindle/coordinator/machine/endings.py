@@ -124,12 +124,15 @@ class Endings:
         self._fleet.start_missing()
 
     def step_of_final_checkpoint(self) -> int | None:
-        """Return the step of the newest snapshot, if it is newer than every checkpoint."""
+        """Return the step of the newest snapshot, if it is newer than every clean checkpoint."""
         newest = self._worth_writing(set())
         return newest.state[0] if newest else None
 
     def _worth_writing(self, without: set[int]) -> SnapshotSet | None:
-        """Return the newest snapshot of other nodes than these, if every checkpoint is older."""
+        """Return other nodes' newest snapshot, if every clean checkpoint is older.
+
+        without: nodes whose snapshots do not count.
+        """
         suspicions = self._job.suspicions
         newest = self._roster.newest_snapshot(without, suspicions)
         written = {made for node in self._roster.nodes.values() for made in node.checkpoints}
@@ -193,7 +196,7 @@ class Endings:
             self.go_on_ending()
 
     def on_unkillable(self) -> None:
-        """Give up ranks that SIGKILL does not end. Their agents can still write snapshots."""
+        """Give up ranks that SIGKILL does not end. Their agents can write a final checkpoint."""
         if self._job.phase is Phase.STOPPING:
             for rank in self._roster.ranks:
                 if rank.status is Status.ENDING:

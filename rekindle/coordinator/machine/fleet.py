@@ -60,7 +60,7 @@ class Fleet:
         self._job.record(journal.NodeWanted(node=SPARE if by_spare else node))
 
     def fill_all(self) -> None:
-        """Request all nodes that did not join: their launcher may have ended too early."""
+        """Request the nodes that did not join: their launcher may not have started them."""
         for node in self._roster.missing:
             if node not in self._roster.vacant:  # a vacant node was requested when it was lost
                 self.fill(node)

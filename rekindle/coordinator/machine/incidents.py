@@ -120,7 +120,7 @@ class Incidents:
         return decision, event
 
     def explain(self, sign: Fault, within_s: float) -> ExplainedFault | None:
-        """Add the code of a sign to an earlier fault of a rank; None: it explains none of them."""
+        """Add the code of a sign to the earlier fault that it explains, or return None."""
         decided = [(past.fault, past.incident, past.strategy) for past in self.past]
         undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
         for before, incident, strategy in reversed([*decided, *undecided]):

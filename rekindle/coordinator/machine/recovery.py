@@ -33,9 +33,9 @@ from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
-# Time between two checks of present codes. The shortest rule about codes that stay too long has 20
-# s (MindCluster's faultDuration). Also the time limit for a rank to meet the fault of a sign, and
-# for a sign to explain the fault of a rank.
+# Time between two checks of present codes. Of the rules about codes that stay too long, the
+# shortest has 20 s (MindCluster's faultDuration). This is also the time limit for a rank to meet
+# the fault of a sign, and for a sign to explain the fault of a rank.
 LOOK_S = 5.0
 
 RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
@@ -46,8 +46,8 @@ _ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # later health 
 class Recovery:
     """Decides about one fault at a time. While a decision waits for a user, other faults wait.
 
-    A decision that would end the attempt waits for a health event, if the cause of a rank's end is
-    unknown and health events may come.
+    If the cause of a rank's end is unknown and health events may come, a decision that would end
+    the attempt waits for them.
 
     ways: the method that carries out each strategy.
     """
@@ -90,8 +90,8 @@ class Recovery:
         4. The journal gets the fault, in the open incident or in a new one.
         5. The generation ends.
         6. The machine decides, except about a failed link of a live rank: its cause appears later.
-        7. Ranks that have ended well are reported if the others wait for them.
-        8. If all ranks wait already, the next generation is formed.
+        7. The machine reports ranks that have ended well, if the others regroup or wait for them.
+        8. If all ranks wait already, the machine forms the next generation.
         """
         if self._job.phase in ENDING:
             self._endings.go_on_ending()
@@ -270,7 +270,7 @@ class Recovery:
     def _give_up(self, node: int, reason: str) -> None:
         """Dismiss a node that still has its agent, and request another one."""
         if node not in self._roster.nodes:
-            return  # its loss has requested another one, or will
+            return  # its loss requests another one
         self._fleet.dismiss_agent(node, reason, replaced=True)
         self._fleet.fill(node)
         self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))

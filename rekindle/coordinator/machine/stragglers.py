@@ -161,7 +161,7 @@ class StragglerCheck:
     def _irreplaceable(self, fault: Fault) -> str:
         """Return why a node cannot be replaced while the others wait, or an empty text.
 
-        A slow node does not justify a strategy with more effort.
+        A slow or unhealthy node does not justify a heavier strategy.
         """
         decision = decide(self._spec.policy, self._recovery.case(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason

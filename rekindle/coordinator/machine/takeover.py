@@ -91,7 +91,7 @@ class Takeover:
             return
         self._job.enter(Phase.REGROUPING)
         if hello.store is not None and not self._spec.joins:
-            # The framework ends the ranks when this store ends, so a new store is useless.
+            # The framework ends the ranks when this store ends, so they keep this store.
             host = self._spec.master_addr or hello.address
             self._job.store.adopt(hello.node, host, hello.store)
         self._job.generation = max(self._job.generation, hello.generation)
