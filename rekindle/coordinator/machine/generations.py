@@ -250,7 +250,7 @@ class Generations:
         for rank in self._roster.world:
             rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
         self._record_formed(plan)
-        if not self._incidents.open:  # during an incident: the steps that may be lost
+        if not self._incidents.open:  # in an incident, newest shows the steps that may be lost
             self._job.newest = plan.step
         if not self._job.formed:
             self._job.resumed = plan.step
