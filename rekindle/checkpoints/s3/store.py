@@ -72,8 +72,8 @@ class S3Store:
     def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
         """Write and commit a checkpoint. manifest.files is filled in from the parts (file names).
 
-        The method does not change a valid checkpoint of the same step and generation. Of an invalid
-        one, it writes only the damaged files again.
+        The method does not change a valid checkpoint of the same step and generation. If that
+        checkpoint is invalid, the method writes only its damaged files again.
         Raises CheckpointError if it cannot be written. The checkpoint does not exist then, and the
         next attempt reuses the parts that were sent.
         """

@@ -33,9 +33,9 @@ from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
-# Time between two checks of present codes. Of the rules about codes that stay too long, the
-# shortest has 20 s (MindCluster's faultDuration). This is also the time limit for a rank to meet
-# the fault of a sign, and for a sign to explain the fault of a rank.
+# Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
+# (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a sign,
+# and for a sign to explain the fault of a rank.
 LOOK_S = 5.0
 
 RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
