@@ -1,4 +1,4 @@
-"""Checkpoints: the layout of a shard, the manifest that commits it, the stores that keep it.
+"""Checkpoints: the layout of a file, the manifest that commits a checkpoint, and the stores.
 
-Framework neutral: torch, mindspore, numpy and prefect may not be imported here.
+This package is framework-neutral: it must not import torch, mindspore, numpy or prefect.
 """

@@ -1,4 +1,4 @@
-"""The checksums of a file: of the whole, and of each block, so that any part can be proved."""
+"""Checksums of a file and of each of its blocks, so that a reader can verify any part."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rekindle.checkpoints.format import Bytes, Checksum, checksum
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import CheckpointError, CorruptError
 
-# Bytes: small enough to be read for one tensor, large enough that a manifest of a terabyte names
-# them in 2.5 MB.
+# Bytes. A reader must read a complete block for one tensor, so a block is small. A block is also
+# large enough that the manifest of a terabyte lists all blocks in 2.5 MB.
 BLOCK: Final = 8 << 20
 
-# Bytes that are summed at a time, twice: the second time they still lie in the processor's cache.
+# Bytes. Both checksums read each piece, and the second one reads it from the processor's cache.
 _PIECE: Final = 1 << 18
 
-# Fills all of the view with the bytes of a file from this offset on.
+# Fills the complete view with the file's bytes, starting at this offset.
 Fetch = Callable[[int, memoryview], None]
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What `FileEntry` tells of a file's bytes."""
+    """Size and checksums of a file's bytes, for a `FileEntry`."""
 
     bytes: int
     checksum: str
     blocks: tuple[str, ...]
 
     def entry(self, name: str, ranks: tuple[int, ...], stored: str = "") -> FileEntry:
-        """The entry of a file that holds these bytes."""
+        """Return the entry of a file that holds these bytes."""
         return FileEntry(
             name=name,
             bytes=self.bytes,
@@ -44,7 +44,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Block number `index` of a file, its bytes from begin to end."""
+    """Block number `index` of a file: its bytes from begin to end."""
 
     index: int
     begin: int
@@ -52,7 +52,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class BlockSums:
-    """The checksums of bytes that come one after the other. bytes: their number so far."""
+    """Computes the checksums of a sequence of bytes. bytes: their number so far."""
 
     def __init__(self, block_bytes: int) -> None:
         self.bytes = 0
@@ -61,7 +61,7 @@ class BlockSums:
         self._blocks: list[str] = []
 
     def add(self, chunk: Bytes) -> None:
-        """Add the bytes that follow; how they are cut changes nothing."""
+        """Add the next bytes. The size of the chunks does not change the result."""
         rest = memoryview(chunk).cast("B")
         while rest:
             piece = rest[: min(_PIECE, self._block_bytes - self.bytes % self._block_bytes)]
@@ -74,13 +74,13 @@ class BlockSums:
                 self._block.reset()
 
     def sums(self) -> Sums:
-        """Return the checksums of all of them; the last block may be shorter."""
+        """Return the checksums of all bytes. The last block may be shorter."""
         last = [self._block.hexdigest()] if self.bytes % self._block_bytes else []
         return Sums(self.bytes, str(self._whole), (*self._blocks, *last))
 
 
 def summed(chunks: Iterable[Bytes]) -> Sums:
-    """The checksums of these bytes."""
+    """Return the checksums of these bytes."""
     found = BlockSums(BLOCK)
     for chunk in chunks:
         found.add(chunk)
@@ -88,7 +88,7 @@ def summed(chunks: Iterable[Bytes]) -> Sums:
 
 
 def spans(entry: FileEntry, begin: int, end: int) -> list[Span]:
-    """The blocks that hold these bytes; all of it is one, of a file whose blocks are not known."""
+    """Return the blocks that hold these bytes. A file without known blocks is one block."""
     if begin >= end:
         return []
     size = granule(entry)
@@ -97,7 +97,7 @@ def spans(entry: FileEntry, begin: int, end: int) -> list[Span]:
 
 
 def granule(entry: FileEntry) -> int:
-    """Bytes of what is verified at a time: a block, or all of a file whose blocks are not known."""
+    """Return the bytes that are verified together: a block, or a file whose blocks are unknown."""
     return entry.block_bytes if entry.blocks else max(entry.bytes, 1)
 
 
@@ -111,10 +111,12 @@ def check_range(entry: FileEntry, begin: int, count: int) -> None:
 
 
 def read_span(entry: FileEntry, span: Span, begin: int, view: memoryview, fetch: Fetch) -> None:
-    """Fill what this block holds of the view, which stands for the file's bytes from `begin` on.
+    """Fill the part of the view that this block covers.
 
-    Straight into the view where that takes all of the block. Raises CorruptError, and what fetch
-    raises.
+    view: the file's bytes, starting at `begin`. If the view covers the complete block, the function
+    reads directly into the view.
+    Raises CorruptError: the block is not what was written. The function also raises the errors of
+    fetch.
     """
     target = view[max(span.begin - begin, 0) : span.end - begin]
     if len(target) == span.end - span.begin:

@@ -1,6 +1,6 @@
-"""The place of one checkpoint: its name, and what a look at it tells.
+"""The path of one checkpoint: its name, and the facts that its manifest and file sizes show.
 
-Whether a checkpoint is valid in every byte is asked elsewhere; here no file but a manifest is read.
+This module reads manifests only. Other modules verify the bytes of the files.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rekindle.checkpoints.files import check_size
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
-# Only as name_of() spells it, so that a step and generation have one place.
+# Matches only the form that name_of() writes, so that a step and generation have one path.
 _NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
 
 UNFINISHED: Final = "no manifest: the write was not finished"
 
-# A checkpoint's step and generation: the higher, the newer.
+# A checkpoint's step and generation. A higher key is newer.
 Key = tuple[int, int]
 
-# What changes with any change of a file: name, inode, bytes, time of change.
+# Name, inode, bytes and time of change of each file. Any change of a file changes one of them.
 Traces = tuple[tuple[str, int, int, int], ...]
 
 
@@ -33,24 +33,25 @@ def name_of(step: int, generation: int) -> str:
 
 
 def key_of(name: str) -> Key | None:
-    """The step and generation that this name tells; None if it is no checkpoint's."""
+    """Return the step and generation in this name, or None if it is not a checkpoint's name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def is_outdated(unfinished: Key, finished: Iterable[Key]) -> bool:
-    """Whether an unfinished checkpoint is older than a finished one, so that nobody waits for it.
+    """Return whether a newer checkpoint is finished, so that no process needs the unfinished one.
 
-    One of an earlier generation outdates nothing: a job that cannot use it goes on from before it
-    and writes lower steps than that, in a later generation.
+    A finished checkpoint of an earlier generation does not outdate it. If a job cannot use that
+    checkpoint, it continues from an earlier one. It then writes lower steps in a later generation.
     """
     return any(key > unfinished and key[1] >= unfinished[1] for key in finished)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in this directory.
+    """Return the manifest in this directory.
 
-    Raises CorruptError if there is none of this step and generation, OSError if it is unreadable.
+    Raises CorruptError: there is no manifest of this step and generation. OSError: it is
+    unreadable.
     """
     try:
         data = (path / MANIFEST_FILE).read_bytes()
@@ -60,7 +61,11 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def manifest_of(key: Key | None, data: bytes) -> Manifest:
-    """The manifest in these bytes; CorruptError if it is none of this step and generation."""
+    """Return the manifest in these bytes.
+
+    Raises CorruptError: they are not a manifest of this step and generation. NewerFormatError: a
+    later version of Rekindle wrote it.
+    """
     manifest = manifests.decode(data)
     if key != (manifest.step, manifest.generation):
         raise CorruptError(
@@ -71,13 +76,13 @@ def manifest_of(key: Key | None, data: bytes) -> Manifest:
 
 
 def check_sizes(path: Path, manifest: Manifest) -> None:
-    """Raise CorruptError unless each file is there with the size that the manifest says."""
+    """Raise CorruptError unless each file exists with its size in the manifest."""
     for entry in manifest.files:
         check_size(path / entry.file, entry)
 
 
 def look_at(path: Path) -> tuple[Manifest | None, str]:
-    """The manifest in this directory, if it can be read, and why the checkpoint cannot be used."""
+    """Return the manifest, or None if it is unreadable, and why the checkpoint cannot be used."""
     manifest = None
     try:
         manifest = read_manifest(path)
@@ -90,9 +95,10 @@ def look_at(path: Path) -> tuple[Manifest | None, str]:
 
 
 def committed(path: Path) -> Manifest | None:
-    """The manifest of the checkpoint in this place, if its files are there with their sizes.
+    """Return the manifest of this path, or None unless its files exist with their sizes.
 
-    Raises OSError if that cannot be told, NewerFormatError if it is not ours to tell.
+    Raises OSError: the directory cannot be read. NewerFormatError: a later version wrote the
+    manifest.
     """
     try:
         manifest = read_manifest(path)
@@ -103,7 +109,7 @@ def committed(path: Path) -> Manifest | None:
 
 
 def is_newer(path: Path) -> bool:
-    """Whether a later version of Rekindle wrote the manifest here."""
+    """Return whether a later version of Rekindle wrote the manifest here."""
     try:
         read_manifest(path)
     except NewerFormatError:
@@ -114,7 +120,7 @@ def is_newer(path: Path) -> bool:
 
 
 def entry_of(location: object, manifest: Manifest, name: str) -> FileEntry:
-    """What the manifest of this place says of the file; CheckpointError if it has none such."""
+    """Return the manifest's entry of this file. Raises CheckpointError if it does not have one."""
     for entry in manifest.files:
         if entry.name == name:
             return entry
@@ -123,7 +129,7 @@ def entry_of(location: object, manifest: Manifest, name: str) -> FileEntry:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether no manifest was written here; False if that cannot be told."""
+    """Return whether the manifest is missing or empty; False if it cannot be read."""
     try:
         return not (path / MANIFEST_FILE).stat().st_size
     except FileNotFoundError:
@@ -133,7 +139,7 @@ def is_unfinished(path: Path) -> bool:
 
 
 def traces(path: Path) -> Traces:
-    """By these, an unchanged directory is known without reading its files."""
+    """Return values of the directory's files that show a change without reading the files."""
     with os.scandir(path) as entries:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
     return tuple(sorted((name, s.st_ino, s.st_size, s.st_ctime_ns) for name, s in found))

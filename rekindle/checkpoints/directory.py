@@ -2,14 +2,15 @@
 
     <root>/step-<step>-g<generation>/   one checkpoint: plain safetensors files and manifest.json
     <root>/.lock                        held while a process writes, commits or prunes
-    <root>/pins/                        what keeps checkpoints from being pruned
+    <root>/pins/                        pins, which protect checkpoints from pruning
 
-A checkpoint is written in its own place, the manifest last. Nothing is renamed, so that this holds
-on file systems where renaming is a copy; a torn manifest is recognised by its own checksum.
+A writer writes a checkpoint directly to its final path, and writes the manifest last. It does not
+rename any file, because some file systems copy a file to rename it. The manifest's own checksum
+shows a torn manifest.
 
-One process writes a checkpoint alone, with write(); or several, on any machines that share the
-directory, write one file each with write_part(), without the lock while they do, and when all are
-written one process makes them a checkpoint with commit().
+One process can write a checkpoint alone, with write(). Several processes, on any machines that
+share the directory, can each write one file with write_part(). They do not hold the lock while they
+write. When all files are written, one process commits the checkpoint with commit().
 """
 
 from __future__ import annotations
@@ -71,18 +72,18 @@ from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
 
 class DirectoryCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint in a directory, as `rekindle.checkpoints.store.Checkpoint` says."""
+    """A checkpoint in a directory. Implements `rekindle.checkpoints.store.Checkpoint`."""
 
     path: Path
     manifest: Manifest
 
     @property
     def location(self) -> str:
-        """Its directory."""
+        """Return the path of its directory."""
         return str(self.path)
 
     def read(self, name: str) -> memoryview:
-        """The bytes of this file, in private memory; they were verified there.
+        """Return the bytes of this file in private memory, verified after they were read.
 
         Raises CorruptError if they are not what was written, CheckpointError if unreadable.
         """
@@ -91,9 +92,10 @@ class DirectoryCheckpoint(msgspec.Struct, frozen=True):
             return load_file(self.path / entry.file, entry)
 
     def read_into(self, name: str, begin: int, view: memoryview) -> None:
-        """Fill the view with this file's bytes from `begin` on, verified by the blocks they lie in.
+        """Fill the view with this file's bytes, starting at `begin`. Their blocks are verified.
 
-        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+        Raises CorruptError if they are not what was written. CheckpointError if unreadable, or if
+        the file does not have these bytes.
         """
         entry = entry_of(self.path, self.manifest, name)
         check_range(entry, begin, len(view))
@@ -101,9 +103,9 @@ class DirectoryCheckpoint(msgspec.Struct, frozen=True):
             load_into(self.path / entry.file, entry, begin, view)
 
     def read_range(self, name: str, begin: int, end: int) -> memoryview:
-        """The bytes of this file from `begin` to `end` as they lie there; fewer if it ends before.
+        """Return the unverified bytes of this file from `begin` to `end`; fewer if it ends before.
 
-        Raises MissingError, CorruptError if it is no plain file, CheckpointError if unreadable.
+        Raises MissingError, CorruptError if it is not a plain file, CheckpointError if unreadable.
         """
         entry = entry_of(self.path, self.manifest, name)
         with explained("read", self.path / entry.file):
@@ -115,20 +117,22 @@ class DirectoryStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        # What this process wrote or verified is not read again by prune() while it is unchanged.
+        # prune() does not read checkpoints again that this process wrote or verified, if they are
+        # unchanged.
         self._proven: dict[Path, Traces] = {}
 
     @property
     def location(self) -> str:
-        """The directory."""
+        """Return the path of the directory."""
         return str(self.root)
 
     def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
-        """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
+        """Write and commit a checkpoint. manifest.files is filled in from the parts (file names).
 
-        Waits while another process writes or prunes here. A valid checkpoint of the same step and
-        generation is left as it is; anything else in its place is written over.
-        Raises CheckpointError, with nothing of this checkpoint left, if it cannot be written.
+        The method waits while another process writes or prunes here. It does not change a valid
+        checkpoint of the same step and generation. It replaces anything else at the checkpoint's
+        path.
+        Raises CheckpointError if it cannot be written. Nothing of this checkpoint remains then.
         """
         path = self._place((manifest.step, manifest.generation))
         check_writable(manifest, parts)
@@ -144,12 +148,13 @@ class DirectoryStore:
         return existing(str(path), there, manifest.job_id)
 
     def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
-        """Write one file of a checkpoint that counts once it is committed, with its other parts.
+        """Write one file of a checkpoint. The checkpoint is valid after commit().
 
-        A file of that name, whole or torn, is written over, unless a committed checkpoint holds it
-        and it is intact: then it is left as it is, and its entry returned.
-        Raises CheckpointError, with nothing of this part left and the others' untouched, if it
-        cannot be written, or if the checkpoint has been committed without such a part.
+        The method replaces an existing file of that name, complete or torn. If a committed
+        checkpoint holds the file and it is intact, the method changes nothing and returns its
+        entry.
+        Raises CheckpointError if it cannot be written, or if the checkpoint has been committed
+        without such a part. Nothing of this part remains then, and the other parts are unchanged.
         """
         path = self._place((step, generation))
         shared.check_part(step, generation, name, part.ranks)
@@ -157,13 +162,13 @@ class DirectoryStore:
             return shared.write_part(path, name, _told(part), part.ranks)
 
     def commit(self, manifest: Manifest) -> Written:
-        """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
+        """Commit the parts that manifest.files names, as write_part() returned them.
 
-        Their sizes are checked; their bytes, which their writers wrote through, are read again
-        only of one that was written over. A checkpoint of the same step and generation is left as
-        it is, if it has the same files or is valid.
-        Raises CheckpointError, with all parts left as they are, if one is missing or has another
-        size, or if the manifest cannot be written.
+        The method checks the sizes of the parts. It reads a part again only if another writer
+        replaced it, because each writer has written its bytes through to the disk. It does not
+        change a checkpoint of the same step and generation that has the same files or is valid.
+        Raises CheckpointError if a part is missing or has another size or other bytes, or if the
+        manifest cannot be written. All parts are unchanged then.
         """
         path = self._place((manifest.step, manifest.generation))
         if not manifest.files:
@@ -172,8 +177,8 @@ class DirectoryStore:
             make_directories(self.root)
             with locked(self.root):
                 there = committed(path)
-                # One with other files is what another writer made of its own: it counts if it can
-                # be read.
+                # Another writer may have committed other files. They remain valid if they can be
+                # read.
                 if there and there.files != manifest.files and not self._is_valid(path):
                     there = None
                 if there is None:
@@ -184,18 +189,18 @@ class DirectoryStore:
         return existing(str(path), there, manifest.job_id)
 
     def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
-        """The newest checkpoint (highest step, then generation) that is valid in every byte.
+        """Return the newest checkpoint (highest step, then generation) with all bytes verified.
 
-        at_most: the highest step that is wanted.
+        at_most: the highest step that is allowed.
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
             return newest_of(lambda: self._listed(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> DirectoryCheckpoint | None:
-        """The checkpoint of this step and generation, if it has all its files.
+        """Return the checkpoint of this step and generation, or None unless all its files exist.
 
-        Their sizes are looked at, their bytes are not: who reads a file has it verified there.
+        The method checks the sizes of the files, not their bytes. read() verifies the bytes.
         Raises CheckpointError if its directory exists but cannot be read.
         """
         path = self._place((step, generation))
@@ -204,16 +209,16 @@ class DirectoryStore:
         return DirectoryCheckpoint(path, manifest) if manifest else None
 
     def keys(self, *, at_most: Key | None = None) -> list[Key]:
-        """Step and generation of all finished checkpoints, newest first; nothing in them is read.
+        """Return step and generation of all finished checkpoints, newest first. No file is read.
 
-        at_most: the newest that is wanted.
+        at_most: the newest key that is allowed.
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
             return self._finished(at_most)
 
     def survey(self) -> list[CheckpointInfo]:
-        """All that bears a checkpoint's name, newest first, whether it can be used or not.
+        """Describe each directory with a checkpoint's name, usable or not, newest first.
 
         Raises CheckpointError if the directory exists but cannot be read.
         """
@@ -222,15 +227,16 @@ class DirectoryStore:
         return [_seen(self._place(key), key) for key in keys]
 
     def at(self, manifest: Manifest) -> DirectoryCheckpoint:
-        """The checkpoint of this manifest, whatever lies in its place here; nothing is read."""
+        """Return the checkpoint of this manifest in this store. The method reads no file."""
         return DirectoryCheckpoint(self._place((manifest.step, manifest.generation)), manifest)
 
     def prune(self, retention: Retention) -> tuple[Key, ...]:
-        """Remove what the retention does not keep, and say which, newest first.
+        """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
-        Never the newest valid checkpoint, nor one that is pinned. What killed writers left goes
-        too, if a newer checkpoint is finished, and pins that have expired or keep nothing.
-        Raises CheckpointError if one cannot be removed.
+        The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
+        is finished, the method also removes the files of writers that were killed. It also removes
+        pins that have expired or whose checkpoint is gone.
+        Raises CheckpointError if a checkpoint cannot be removed.
         """
         with explained("prune", self.root):
             if not self._keys():
@@ -250,21 +256,22 @@ class DirectoryStore:
                 return removed
 
     def pin(self, pin: Pin) -> bool:
-        """Keep a checkpoint from being pruned; False, and nothing is changed: it is not there.
+        """Protect a checkpoint from pruning. Return False, without a change, if it does not exist.
 
-        Once this has returned True, nobody prunes the checkpoint while the pin holds, unless the
-        file system has no locks. Raises CheckpointError: the directory cannot be written.
+        After this has returned True, no process prunes the checkpoint while the pin holds. This is
+        not guaranteed on a file system without locks.
+        Raises CheckpointError: the directory cannot be written.
         """
         with explained("pin a checkpoint in", self.root):
             return pins.add(self.root, self._place(pin.key), pin)
 
     def unpin(self, pin: Pin) -> None:
-        """Remove a pin; one that is not there is no error. Raises CheckpointError."""
+        """Remove a pin. A missing pin is not an error. Raises CheckpointError."""
         with explained("remove a pin from", self.root):
             pins.remove(self.root, pin)
 
     def pins(self) -> list[Pin]:
-        """All pins, also those that have expired. Raises CheckpointError: it cannot be read."""
+        """Return all pins, also expired ones. Raises CheckpointError: they cannot be read."""
         with explained("read the pins of", self.root):
             return pins.listed(self.root)
 
@@ -272,7 +279,7 @@ class DirectoryStore:
         return self.root / name_of(*key)
 
     def _keys(self, at_most: int | None = None) -> list[Key]:
-        """Those of the directories that bear a checkpoint's name, newest first."""
+        """Return the keys of the directories that have a checkpoint's name, newest first."""
         keys = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
@@ -286,7 +293,7 @@ class DirectoryStore:
         return [key for key in keys if not is_unfinished(self._place(key))]
 
     def _listed(self, at_most: int | None = None) -> list[Path]:
-        """The directories that bear a checkpoint's name, newest first."""
+        """Return the directories that have a checkpoint's name, newest first."""
         return [self._place(key) for key in self._keys(at_most)]
 
     def _first_valid(self, listed: Sequence[Path]) -> NewestCheckpoint:
@@ -303,7 +310,7 @@ class DirectoryStore:
         return NewestCheckpoint(None, tuple(passed_over))
 
     def _verified(self, path: Path) -> Manifest:
-        """The manifest of this directory, all of whose files have been read and verified.
+        """Read and verify all files of this directory, and return its manifest.
 
         Raises CorruptError, NewerFormatError or OSError.
         """
@@ -315,9 +322,10 @@ class DirectoryStore:
         return manifest
 
     def _valid(self, path: Path) -> Manifest | None:
-        """The manifest of the valid checkpoint in this place.
+        """Return the manifest of the valid checkpoint at this path, or None.
 
-        Raises OSError if that cannot be told, NewerFormatError if it is not ours to tell.
+        Raises OSError: the directory cannot be read. NewerFormatError: a later version wrote the
+        manifest.
         """
         try:
             return self._verified(path) if path.is_dir() else None
@@ -331,7 +339,7 @@ class DirectoryStore:
             return False
 
     def _remove(self, key: Key) -> bool:
-        """Remove a checkpoint; False: it was pinned in the last moment, or is not ours."""
+        """Remove a checkpoint. Return False if it is pinned now, or a later version wrote it."""
         path = self._place(key)
         if is_newer(path) or not pins.revoke(self.root, path, key, time.time()):
             return False
@@ -340,10 +348,11 @@ class DirectoryStore:
         return True
 
     def _remove_unfinished(self) -> None:
-        """Remove what killed writers left, as soon as a newer checkpoint is finished.
+        """Remove the files of writers that were killed, after a newer checkpoint is finished.
 
-        Not earlier: parts are written without the lock, so what looks left may be under way.
-        What cannot be removed now is left for the next time.
+        Writers write parts without the lock. Before a newer checkpoint is finished, a writer may
+        still be writing such files. The method retries files that it cannot remove at its next
+        call.
         """
         with contextlib.suppress(OSError):
             keys = self._keys()
@@ -368,14 +377,14 @@ class DirectoryStore:
 
 
 def _told(part: CheckpointFile) -> Iterator[Bytes]:
-    """The chunks of a part, each told of when the next one is asked for."""
+    """Yield the chunks of a part. Report each chunk to part.told when the next one is requested."""
     for chunk in part.chunks:
         yield chunk
         part.told(memoryview(chunk).nbytes)
 
 
 def _seen(path: Path, key: Key) -> CheckpointInfo:
-    """What a look at this directory tells."""
+    """Describe the checkpoint in this directory by its manifest and the sizes of its files."""
     manifest, reason = look_at(path)
     unfinished = bool(reason) and is_unfinished(path)
     return CheckpointInfo(

@@ -1,4 +1,4 @@
-"""Files as a checkpoint needs them: written through to the disk, verified, and under one lock."""
+"""File operations of checkpoints: write through to the disk, verify, and lock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError: what failed, where, why and what to do."""
+    """Turn an OSError into a CheckpointError that names the action, path, cause and remedy."""
     try:
         yield
     except OSError as error:
@@ -47,10 +47,10 @@ def explained(action: str, path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Hold the lock of this root, after waiting for whoever holds it; the kernel ends it with us.
+    """Wait for the lock of this root, and hold it. The kernel releases it when the process ends.
 
-    A file system without locks is used without: two writers may then spoil each other's
-    checkpoint, but verification recognises that.
+    On a file system without locks, the block runs without a lock. Two writers can then damage each
+    other's checkpoint. Verification detects the damage.
     """
     descriptor = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -61,14 +61,14 @@ def locked(root: Path) -> Iterator[None]:
                 raise
         yield
     finally:
-        # Not left to close(): a process forked meanwhile holds the same lock.
+        # close() alone does not release the lock if a process was forked after the lock was taken.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def make_directories(path: Path) -> None:
-    """Make the directory and its parents, each recorded on the disk."""
+    """Create the directory and its parents, and write each new name through to the disk."""
     if not path.is_dir():
         make_directories(path.parent)
         path.mkdir(exist_ok=True)
@@ -83,7 +83,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def opened_directory(path: Path) -> Iterator[int]:
-    """A descriptor of the directory."""
+    """Yield a descriptor of the directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -93,7 +93,7 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[int]:
-    """A descriptor of a new directory, which is removed again if the block fails."""
+    """Create a directory and yield its descriptor. Remove the directory if the block fails."""
     path.mkdir()
     with opened_directory(path) as descriptor:
         try:
@@ -101,7 +101,7 @@ def new_directory(path: Path) -> Iterator[int]:
             os.fsync(descriptor)
             sync_directory(path.parent)
         except BaseException:
-            # Without locks it may have been removed and made anew by another writer.
+            # On a file system without locks, another writer may have replaced the directory.
             with contextlib.suppress(OSError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     shutil.rmtree(path)
@@ -110,16 +110,17 @@ def new_directory(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def new_file(directory: int, name: str) -> Iterator[int]:
-    """A descriptor of a new file, which is removed again if the block fails.
+    """Create a file and yield its descriptor. Remove the file if the block fails.
 
-    directory: a descriptor, so that a directory removed meanwhile is an error, never another one.
+    directory: a descriptor. If the directory was removed, the function raises an error and does not
+    write to a new directory of the same name.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=directory)
     try:
         yield descriptor
     except BaseException:
-        # It may have been replaced by another writer.
+        # Another writer may have replaced the file.
         with contextlib.suppress(OSError):
             there = os.stat(name, dir_fd=directory, follow_symlinks=False)
             if os.path.samestat(os.fstat(descriptor), there):
@@ -136,14 +137,14 @@ def write_file(directory: int, name: str, chunks: Iterable[Bytes]) -> Sums:
 
 
 def write_through(descriptor: int, chunks: Iterable[Bytes]) -> Sums:
-    """Fill a new file, on the disk; the size and the checksums of what was given."""
+    """Write the chunks through to the disk. Return their size and checksums."""
     sums = summed(_pieces_written(descriptor, chunks))
     os.fsync(descriptor)
     return sums
 
 
 def check_in_place(descriptor: int, path: Path) -> None:
-    """Raise CheckpointError unless the file that is open here is the one of that path."""
+    """Raise CheckpointError unless the open file is the file at this path."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), path.lstat()):
             return
@@ -154,7 +155,7 @@ def check_in_place(descriptor: int, path: Path) -> None:
 
 
 def _pieces_written(descriptor: int, chunks: Iterable[Bytes]) -> Iterator[memoryview]:
-    """Yield each piece that has been written."""
+    """Write the chunks in pieces. Yield each piece after it was written."""
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
         for begin in range(0, len(view), _PIECE):
@@ -174,7 +175,7 @@ def check_size(path: Path, entry: FileEntry) -> None:
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
-    """Read the file; CorruptError unless it is what the manifest says, OSError if unreadable."""
+    """Read the file. Raises CorruptError: it differs from the manifest. OSError: unreadable."""
     check_size(path, entry)
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(_PIECE, entry.bytes) or 1))
@@ -182,10 +183,11 @@ def verify_file(path: Path, entry: FileEntry) -> None:
 
 
 def load_file(path: Path, entry: FileEntry) -> memoryview:
-    """The file's bytes in private memory, page-aligned and writable, verified where they lie.
+    """Return the file's verified bytes in private memory, page-aligned and writable.
 
-    A mapping of the file itself could change, or vanish, after it was verified.
-    Raises CorruptError unless they are what the manifest says, OSError if unreadable.
+    The function does not map the file, because a mapped file can change or be truncated after the
+    verification.
+    Raises CorruptError if they differ from the manifest, OSError if unreadable.
     """
     check_size(path, entry)
     memory = private_memory(entry.bytes)
@@ -198,9 +200,9 @@ def load_file(path: Path, entry: FileEntry) -> memoryview:
 
 
 def read_range(path: Path, begin: int, end: int) -> memoryview:
-    """The file's bytes from `begin` to `end`, fewer if it ends before; nothing is verified.
+    """Return the file's unverified bytes from `begin` to `end`, or fewer if it ends before.
 
-    Raises MissingError, CorruptError if it is no plain file, OSError if unreadable.
+    Raises MissingError, CorruptError if it is not a plain file, OSError if unreadable.
     """
     size = _plain(path).st_size
     with path.open("rb", buffering=0) as file:
@@ -223,9 +225,9 @@ def _plain(path: Path) -> os.stat_result:
 
 
 def load_into(path: Path, entry: FileEntry, begin: int, view: memoryview) -> None:
-    """Fill the view with the file's bytes from `begin` on; only the blocks with them are read.
+    """Fill the view with the file's bytes, starting at `begin`. Only their blocks are read.
 
-    Raises CorruptError unless they are what the manifest says, OSError if unreadable.
+    Raises CorruptError if they differ from the manifest, OSError if unreadable.
     """
     check_size(path, entry)
     with path.open("rb", buffering=0) as file:
@@ -240,7 +242,7 @@ def load_into(path: Path, entry: FileEntry, begin: int, view: memoryview) -> Non
 
 
 def private_memory(size: int) -> memoryview:
-    """So many bytes, page-aligned and writable, that no other process has."""
+    """Return `size` bytes of memory, page-aligned and writable, that no other process shares."""
     if not size:
         return memoryview(bytearray())
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

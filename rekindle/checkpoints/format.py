@@ -1,7 +1,7 @@
 """The safetensors layout in a buffer of constant size, and the names of a checkpoint's files.
 
-A buffer is an 8-byte length, a JSON header padded with spaces to a constant length, and the bytes
-of the tensors without a gap. The `safetensors` library reads the same bytes from a file.
+A buffer holds an 8-byte length, a JSON header padded with spaces to a constant length, and the
+bytes of the tensors without a gap. The `safetensors` library reads the same bytes from a file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ METADATA_METRICS = "metrics"
 
 
 def state_file(shard: int) -> str:
-    """Return the name of a checkpoint's file with this shard; of a whole state it is shard 0."""
+    """Return the name of the file with this shard. A state without shards is shard 0."""
     return f"state-{shard:05d}.safetensors"
 
 
-# Bits of one element, by the codes that safetensors knows.
+# Bits of one element, by the dtype codes of safetensors.
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -39,7 +39,7 @@ DTYPE_BITS: Mapping[str, int] = {
 
 Bytes = bytes | bytearray | memoryview
 
-_ALIGNMENT = 64  # of the first tensor, in bytes: a cache line, and more than any dtype needs
+_ALIGNMENT = 64  # bytes, for the first tensor: a cache line, and more than any dtype needs
 _PREFIX = struct.Struct("<Q")
 _MAX_JSON = 100_000_000  # the safetensors library refuses a longer header
 _METADATA = "__metadata__"
@@ -57,10 +57,10 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class FileLayout(msgspec.Struct, frozen=True):
-    """Where everything lies in the buffer: header_bytes of header, then data_bytes of tensors.
+    """Positions in the buffer: header_bytes of header, then data_bytes of tensors.
 
-    specs: in the order of the data, which is that of falling element size, so that each tensor
-    is aligned to its own.
+    specs: in the order of the data. The element size falls in this order, so each tensor is aligned
+    to its own element size.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -69,12 +69,12 @@ class FileLayout(msgspec.Struct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """Size of the buffer, and of the file."""
+        """Return the size of the buffer, which is the size of the file."""
         return self.header_bytes + self.data_bytes
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a buffer says of itself; data_begin: the byte at which its tensors begin."""
+    """The header of a buffer. data_begin: the byte at which its tensors begin."""
 
     metadata: dict[str, str]
     specs: tuple[TensorSpec, ...]
@@ -82,7 +82,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """A tensor as the JSON header tells it."""
+    """A tensor in the JSON header."""
 
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
@@ -92,10 +92,10 @@ class _Entry(msgspec.Struct, frozen=True):
 def plan_layout(
     tensors: Iterable[tuple[str, str, Iterable[int]]], metadata_room: int
 ) -> FileLayout:
-    """The layout of these (name, dtype, shape).
+    """Return the layout of these (name, dtype, shape).
 
-    metadata_room: bytes kept free, at least, for the JSON object of the metadata.
-    Raises CheckpointError for what the format cannot hold.
+    metadata_room: the least number of bytes that are reserved for the JSON object of the metadata.
+    Raises CheckpointError: the format cannot hold these tensors.
     """
     planned = [_measure(name, dtype, tuple(shape)) for name, dtype, shape in tensors]
     names = {spec.name for spec in planned}
@@ -133,7 +133,7 @@ def write_header(layout: FileLayout, metadata: Mapping[str, str], buffer: memory
 
 
 def encode_header(layout: FileLayout, metadata: Mapping[str, str]) -> bytes:
-    """The header for these tensors and metadata, of header_bytes.
+    """Return the header for these tensors and metadata, header_bytes long.
 
     Raises CheckpointError if the metadata does not fit its room.
     """
@@ -148,10 +148,10 @@ def encode_header(layout: FileLayout, metadata: Mapping[str, str]) -> bytes:
 
 
 def read_header(buffer: Bytes, total: int | None = None) -> Header:
-    """The header of a whole file, or of a buffer of exactly its size.
+    """Return the header of a complete file, or of a buffer of exactly its size.
 
-    total: bytes of the file, where the buffer holds no more of it than the header.
-    Raises CorruptError, which says what is wrong, for anything that is not safetensors.
+    total: bytes of the file, if the buffer holds only the header.
+    Raises CorruptError, with the reason, if the bytes are not safetensors.
     """
     with memoryview(buffer).cast("B") as view:
         total = len(view) if total is None else total
@@ -170,7 +170,7 @@ def read_header(buffer: Bytes, total: int | None = None) -> Header:
 
 
 def header_bytes(beginning: Bytes) -> int:
-    """Bytes of the header with its length, as the file's first bytes claim; 0: no file can."""
+    """Return the header's bytes, with the length field, as the file claims; 0: impossible."""
     if len(beginning) < _PREFIX.size:
         return 0
     claimed: int = _PREFIX.unpack_from(beginning)[0]
@@ -178,25 +178,25 @@ def header_bytes(beginning: Bytes) -> int:
 
 
 class Checksum:
-    """The checksum of bytes that come one after the other.
+    """The checksum of a sequence of bytes.
 
-    It recognises damage; it does not prove who wrote the bytes.
+    It detects damage. It does not prove which process wrote the bytes.
     """
 
     def __init__(self) -> None:
         self._digest = xxhash.xxh3_128()
 
     def add(self, chunk: Bytes) -> None:
-        """Add the bytes that follow; how they are cut changes nothing."""
+        """Add the next bytes. The size of the chunks does not change the result."""
         self._digest.update(chunk)
 
     def __str__(self) -> str:
-        """Of all bytes so far: "xxh3_128:<32 hex digits>"."""
+        """Return the checksum of all bytes so far: "xxh3_128:<32 hex digits>"."""
         return f"xxh3_128:{self._digest.hexdigest()}"
 
 
 def checksum(chunks: Iterable[Bytes]) -> str:
-    """The `Checksum` of these bytes."""
+    """Return the `Checksum` of these bytes."""
     whole = Checksum()
     for chunk in chunks:
         whole.add(chunk)
@@ -204,7 +204,7 @@ def checksum(chunks: Iterable[Bytes]) -> str:
 
 
 def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-    """The spec of a tensor as if it were the first one."""
+    """Return the spec of a tensor, as if it were the first one."""
     try:
         return TensorSpec(name, dtype, shape, 0, _tensor_bytes(dtype, shape))
     except ValueError as error:
@@ -212,13 +212,14 @@ def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
 
 
 def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor; ValueError if no file can hold it."""
+    """Return the bytes of a tensor. Raises ValueError: no file can hold it."""
     if dtype not in DTYPE_BITS:
         raise ValueError(f"dtype {dtype!r} is none of {', '.join(sorted(DTYPE_BITS))}")
     elements = 1
     for extent in shape:
         elements *= extent
-        # Checked on the way: the product of a hostile shape would take forever to compute.
+        # Checked in the loop, because the product of a hostile shape would take too long to
+        # compute.
         if extent < 0 or elements >= 2**64:
             raise ValueError(f"{extent} is an impossible extent in its shape")
     bits = elements * DTYPE_BITS[dtype]
@@ -228,7 +229,7 @@ def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _encode(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """The JSON header, not padded."""
+    """Return the JSON header without padding."""
     entries = {spec.name: _Entry(spec.dtype, spec.shape, (spec.begin, spec.end)) for spec in specs}
     try:
         return msgspec.json.encode({_METADATA: dict(metadata), **entries})
@@ -237,7 +238,7 @@ def _encode(specs: Iterable[TensorSpec], metadata: Mapping[str, str]) -> bytes:
 
 
 def _header_text(view: memoryview) -> bytes:
-    """The JSON header, copied; nothing is allocated for a length that the file does not have."""
+    """Return a copy of the JSON header. Allocate no memory for a length that exceeds the file."""
     if len(view) < _PREFIX.size:
         raise CorruptError(f"{len(view)} bytes cannot hold a safetensors header")
     (length,) = _PREFIX.unpack_from(view)
@@ -247,7 +248,7 @@ def _header_text(view: memoryview) -> bytes:
 
 
 def _read_spec(name: str, raw: msgspec.Raw) -> TensorSpec:
-    """The spec of one entry; ValueError if it contradicts itself."""
+    """Return the spec of one entry. Raises ValueError: the entry contradicts itself."""
     entry = msgspec.json.decode(raw, type=_Entry)
     begin, end = entry.data_offsets
     try:

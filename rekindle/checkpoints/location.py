@@ -1,4 +1,4 @@
-"""A location: the one text that says where a store of checkpoints is. It holds no secret.
+"""A location: the text that names a store of checkpoints. It does not contain a secret.
 
 /an/absolute/path
 s3://bucket/prefix?endpoint=https://host:port&region=x&addressing=path&verify=/a/ca.pem
@@ -26,11 +26,13 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class S3Location(msgspec.Struct, frozen=True):
-    """A prefix in a bucket, and how its server is reached.
+    """A prefix in a bucket, and the settings to reach its server.
 
-    prefix: without slashes at its ends, may be empty. endpoint: a URL, or None for AWS.
-    addressing: where the bucket is named, in the path or in the host ("virtual"). verify: whether
-    the server's TLS certificate is, or the absolute path of the authorities to do it with.
+    prefix: may be empty, and has no slash at its ends. endpoint: a URL, or None for AWS.
+    addressing: whether the path or the host ("virtual") contains the bucket's name.
+
+    verify: whether to verify the server's TLS certificate, or the absolute path of a file with the
+    certificate authorities.
     """
 
     bucket: str
@@ -42,15 +44,15 @@ class S3Location(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> str:
-        """What every key of this store begins with."""
+        """Return the beginning of every key of this store."""
         return f"{self.prefix}/" if self.prefix else ""
 
     def url(self, key: str = "") -> str:
-        """The prefix, or this key (or what keys begin with), as people and tools name it."""
+        """Return the URL of the prefix, or of this key or key prefix, without settings."""
         return f"{_SCHEME}{self.bucket}/{key or self.prefix}".rstrip("/")
 
     def __str__(self) -> str:
-        """The location that parse() takes."""
+        """Return the location that parse() accepts."""
         settings = {
             "endpoint": self.endpoint,
             "region": self.region,
@@ -63,9 +65,9 @@ class S3Location(msgspec.Struct, frozen=True):
 
 
 def parse(location: str) -> Path | S3Location:
-    """The directory or prefix that this text names.
+    """Return the directory or prefix that this text names.
 
-    Raises UsageError, which repeats nothing that may be a secret, for any other text.
+    Raises UsageError for any other text. The message does not repeat text that may be a secret.
     """
     if location.startswith(_SCHEME):
         return _parse_s3(location)
@@ -75,7 +77,10 @@ def parse(location: str) -> Path | S3Location:
 
 
 def _no_location(text: str) -> str:
-    """Why no store can be there. A URL may contain a password: its scheme alone is shown."""
+    """Return why this text is not a location. If it is a URL, show only the scheme.
+
+    The rest of a URL may contain a password.
+    """
     scheme, url, _ = text.partition("://")
     if url:
         shown = f", not at {scheme}://" if scheme.isalnum() else ""
@@ -138,7 +143,7 @@ def _endpoint(text: str | None) -> str | None:
     try:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a port that is no number, an address that is none
+    except ValueError:  # the port is not a number, or the address is not valid
         good = None
     if not good or re.search(r"[@?#\s]", text):
         raise UsageError(
@@ -158,9 +163,10 @@ def _verify(text: str) -> bool | str:
 
 
 def absolute(location: str, folder: Path | None = None) -> str:
-    """A location from what a person wrote: a path is meant as seen from `folder`.
+    """Return a location from a user's text. A relative path is relative to `folder`.
 
-    folder: None: the working directory. parse() refuses a URL of another scheme.
+    folder: None: the working directory. The function does not change a URL; parse() refuses a URL
+    of another scheme.
     """
     if "://" in location:
         return location
@@ -168,7 +174,7 @@ def absolute(location: str, folder: Path | None = None) -> str:
 
 
 def below(location: str, name: str) -> str:
-    """The location of the store of this name below another."""
+    """Return the location of the store `name` below another location."""
     if not location.startswith(_SCHEME):
         return f"{location.rstrip('/')}/{name}"
     place, mark, settings = location.partition("?")
@@ -176,7 +182,7 @@ def below(location: str, name: str) -> str:
 
 
 def above(location: str) -> tuple[str, str]:
-    """The location and the name that below() made this of."""
+    """Return the location and the name from which below() made this location."""
     place, mark, settings = location.partition("?") if "://" in location else (location, "", "")
     where, _, name = place.rpartition("/")
     return f"{where}{mark}{settings}", name

@@ -1,7 +1,8 @@
-"""The manifest: what a checkpoint consists of. It is written last; without it there is none.
+"""The manifest: the description of a checkpoint. Without a manifest, a checkpoint does not exist.
 
-It is one JSON object, {"checksum": ..., "manifest": {...}}. The checksum is that of the exact text
-of the inner object, so that a torn or altered manifest is recognised on any file system.
+A writer writes the manifest last. It is one JSON object, {"checksum": ..., "manifest": {...}}. The
+checksum covers the exact text of the inner object, so a reader detects a torn or altered manifest
+on any file system.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class FileEntry(
 ):
     """One file of the checkpoint: its size in bytes, its checksum, the ranks whose state it holds.
 
-    checksum: as rekindle.checkpoints.format.checksum gives it. stored: its name in the checkpoint's
-    place, if that is another one. blocks: the xxh3_64 of each block_bytes, the last may be shorter.
+    checksum: the result of rekindle.checkpoints.format.checksum. stored: the name of the file or
+    object in the checkpoint, if it differs from `name`. blocks: the xxh3_64 of each block_bytes.
+    The last block may be shorter.
     """
 
     name: str
@@ -44,16 +46,17 @@ class FileEntry(
 
     @property
     def file(self) -> str:
-        """The name of the file, or object, that holds it."""
+        """Return the name of the file, or object, that holds it."""
         return self.stored or self.name
 
 
 class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the ranks have the state among them.
+    """How the state is distributed over the ranks.
 
-    shards: pieces that it is in, each a file. mesh: the ranks' device mesh, sizes by the names of
-    its dimensions; empty: there was none. Which part of which tensor a file holds, it says itself
-    (`pieces` in its safetensors metadata): here, that would grow with shards times tensors.
+    shards: number of shards of the state, each in one file. mesh: the ranks' device mesh, sizes by
+    the names of its dimensions; empty: the ranks have no mesh. The metadata of each safetensors
+    file (`pieces`) lists the parts of the tensors in it. In the manifest, this list would grow with
+    shards times tensors.
     """
 
     shards: int = 1
@@ -61,10 +64,10 @@ class ShardLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class StateOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ranks say of the state that they have.
+    """Facts that the ranks report about their state.
 
-    versions: of what it was made with (torch, python), by name. rng: what the random streams of
-    each step follow from.
+    versions: versions of the software that made the state (torch, python), by name. rng: values
+    that determine the random streams of each step.
     """
 
     versions: dict[str, str] = {}
@@ -73,11 +76,13 @@ class StateOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint holds, and who wrote it.
+    """The contents of a checkpoint, and its writer.
 
-    data_position: where the data of the next step begins; values that JSON keeps unchanged.
-    origin: what the ranks said of the state. metrics: what the step has logged, by name: finite
-    numbers. created: seconds since the epoch. rekindle: version of the writer.
+    data_position: the position of the next step's data. It has only values that JSON keeps
+    unchanged.
+
+    origin: facts that the ranks reported about the state. metrics: the finite numbers that the step
+    has logged, by name. created: seconds since the epoch. rekindle: version of the writer.
     """
 
     format: int = FORMAT
@@ -109,9 +114,9 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The manifest as it stands in its file.
+    """Return the bytes of the manifest's file.
 
-    Raises CheckpointError if it would not be read back as it is.
+    Raises CheckpointError if decode() would return a different manifest.
     """
     try:
         text = msgspec.json.encode(manifest)
@@ -128,9 +133,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def identity(manifest: Manifest) -> str:
-    """The checksum of what a checkpoint holds; not of how a store keeps it, nor of who wrote it.
+    """Return the checksum of a checkpoint's contents, independent of its store and its writer.
 
-    Of named fields alone, so that a manifest that tells more one day has the same.
+    The checksum covers named fields only. A later version of the manifest with more fields
+    therefore has the same checksum.
     """
     files = sorted((entry.name, entry.bytes, entry.checksum) for entry in manifest.files)
     about = (manifest.job_id, manifest.step, manifest.generation, manifest.world_size)
@@ -139,10 +145,10 @@ def identity(manifest: Manifest) -> str:
 
 
 def decode(data: bytes) -> Manifest:
-    """The manifest in these bytes.
+    """Return the manifest in these bytes.
 
-    Raises CorruptError, which says what is wrong, unless they hold what encode() gave;
-    NewerFormatError if a later version did.
+    Raises CorruptError, with the reason, unless the bytes are a result of encode().
+    NewerFormatError: a later version of Rekindle wrote them.
     """
     if not data:
         raise CorruptError("the manifest is empty: the write was not finished")
@@ -171,7 +177,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 def _check_files(manifest: Manifest) -> None:
-    """Raise CorruptError unless each file has names of its own that stay in its directory."""
+    """Raise CorruptError unless file names are unique and safe, and the blocks cover each file."""
     names, files = {MANIFEST_FILE}, {MANIFEST_FILE}
     for entry in manifest.files:
         for name, seen in ((entry.name, names), (entry.file, files)):

@@ -1,4 +1,4 @@
-"""A checkpoint whose files are written by several processes, and made to count by one of them."""
+"""A checkpoint whose files several processes write, and which one of them commits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rekindle.errors import CheckpointError, CorruptError
 
 
 def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) -> None:
-    """Raise CheckpointError if no manifest can hold this, before anything is made for it."""
+    """Raise CheckpointError, before any file is created, if a manifest cannot hold this part."""
     file = FileEntry(name=name, bytes=0, checksum=checksum([]), ranks=ranks)
     possible = Manifest(
         job_id="",
@@ -43,18 +43,19 @@ def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) ->
     manifests.encode(possible)
 
 
-# Beside a part that was written over: another process may count on what it held.
+# Prefix of a mark for a part that was replaced. Another process may rely on its earlier bytes.
 REPLACED: Final = ".replaced-"
 
 
 def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int, ...]) -> FileEntry:
-    """Write this file of the checkpoint in `path`, unless it is there, committed and intact.
+    """Write this file of the checkpoint in `path`, unless it is committed and intact.
 
     Raises CheckpointError or OSError.
     """
     make_directories(path.parent)
     while True:
-        # Not under the lock: the file may be long, and others are waiting to begin theirs.
+        # Without the lock: the file may be long, and other writers wait for the lock to create
+        # theirs.
         there = committed(path)
         if there and (entry := _intact(path, there, name)):
             return entry
@@ -63,9 +64,9 @@ def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int,
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Commit the parts in `path`; under the lock.
+    """Commit the parts in `path`. The caller holds the lock.
 
-    One that was written over is read: it may not be the manifest's any more.
+    The function reads a part that was replaced, because its bytes may no longer match the manifest.
     Raises CheckpointError or OSError.
     """
     data = manifests.encode(manifest)
@@ -89,7 +90,7 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 
 def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
-    """The entry of this file of a committed checkpoint; None if it is damaged."""
+    """Return the entry of this file of a committed checkpoint, or None if the file is damaged."""
     entry = entry_of(path, manifest, name)
     try:
         verify_file(path / entry.file, entry)
@@ -99,17 +100,18 @@ def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
 
 
 def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Bytes]) -> Sums | None:
-    """Write this file, its size and checksums; None if no longer `seen` is what is committed.
+    """Write this file. Return None if the committed manifest is no longer `seen`.
 
-    The lock is held until the file is begun: then it is a new one, that no other writer has open,
-    in a directory that is no checkpoint.
+    The function holds the lock until it has created the file. Then the file is new, no other writer
+    has it open, and the directory is not a committed checkpoint.
     """
     with contextlib.ExitStack() as stack:
         with locked(path.parent):
             if committed(path) != seen:
                 return None
             make_directories(path)
-            # The manifest first: what is being written over must not count.
+            # The manifest is removed first: a checkpoint whose file is being replaced must not be
+            # valid.
             (path / MANIFEST_FILE).unlink(missing_ok=True)
             if os.path.lexists(path / name):
                 (path / f"{REPLACED}{name}").touch()

@@ -1,4 +1,4 @@
-"""Opens a store of checkpoints, or a pointer, by its location."""
+"""Open a store of checkpoints, or a pointer, by its location."""
 
 from __future__ import annotations
 
@@ -23,32 +23,35 @@ from rekindle.errors import CheckpointError, UsageError
 
 
 class Pointer(Protocol):
-    """Where the text is. Every method raises CheckpointError: it cannot be read, or written."""
+    """A short text at a location.
+
+    Every method raises CheckpointError: the text cannot be read or written.
+    """
 
     @property
     def location(self) -> str:
-        """As people and tools name it."""
+        """Return the location in the form that users and tools see."""
 
     def read(self) -> bytes | None:
-        """The text; None: there is none."""
+        """Return the text; None: it does not exist."""
 
     def replace(self, data: bytes, old: bytes | None) -> bool:
-        """Write the text; False, and it is left as it is, unless it is still `old`."""
+        """Write the text if the present text is `old`. Otherwise return False without a change."""
 
 
 class FilePointer:
-    """A pointer that is a file; who reads it sees the old or the new text, never a part."""
+    """A pointer in a file. A reader sees the old or the new text, never a part of it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def location(self) -> str:
-        """Its absolute path."""
+        """Return its absolute path."""
         return str(self._path)
 
     def read(self) -> bytes | None:
-        """The text; None: there is none."""
+        """Return the text; None: it does not exist."""
         with explained("read", self._path):
             try:
                 return self._path.read_bytes()
@@ -56,14 +59,14 @@ class FilePointer:
                 return None
 
     def replace(self, data: bytes, old: bytes | None) -> bool:
-        """Write the text; False, and it is left as it is, unless it is still `old`."""
+        """Write the text if the present text is `old`. Otherwise return False without a change."""
         with explained("write", self._path):
             make_directories(self._path.parent)
             with locked(self._path.parent):
                 if self.read() != old:
                     return False
                 new = self._path.with_name(f".{self._path.name}.new")
-                new.unlink(missing_ok=True)  # of a writer that was killed
+                new.unlink(missing_ok=True)  # a writer that was killed left it
                 with opened_directory(new.parent) as directory:
                     write_file(directory, new.name, [data])
                 new.replace(self._path)
@@ -72,17 +75,17 @@ class FilePointer:
 
 
 def open_store(location: str, environment: Mapping[str, str] = os.environ) -> CheckpointStore:
-    """Return the store at a location: a folder or an s3:// URL. It reads nothing yet.
+    """Return the store at a location: a folder or an s3:// URL. The function reads nothing yet.
 
-    location: an absolute path or s3://bucket/prefix. environment: variables with the credentials
-    of the store.
-    Raises UsageError: the location is not valid (a relative path is not), boto3 or the file of
+    location: an absolute path or s3://bucket/prefix. environment: variables with the credentials of
+    the store.
+    Raises UsageError: the location is not valid (for example a relative path), boto3 or the file of
     authorities is missing, or the environment has only a part of the credentials.
     """
     where = parse(location)
     if isinstance(where, Path):
         return DirectoryStore(where)
-    # boto3 takes its time to import, and those with a directory need not have it.
+    # boto3 takes long to import, and a user with a directory may not have it.
     from rekindle.checkpoints.s3.connect import connect
     from rekindle.checkpoints.s3.store import S3Store
 
@@ -92,7 +95,7 @@ def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Ch
 def find_checkpoint(location: str, key: Key) -> tuple[CheckpointStore, Checkpoint]:
     """Open a store and find its checkpoint of this step and generation.
 
-    Raises CheckpointError: the store has none, or cannot be read.
+    Raises CheckpointError: the store does not have it, or cannot be read.
     """
     store, (step, generation) = open_store(location), key
     found = store.find(step, generation)
@@ -104,7 +107,10 @@ def find_checkpoint(location: str, key: Key) -> tuple[CheckpointStore, Checkpoin
 
 
 def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.environ) -> Pointer:
-    """The pointer of this name at a location, beside the stores below it; as open_store()."""
+    """Return the pointer of this name at a location, next to the stores below it.
+
+    The parameters and errors are the same as for open_store().
+    """
     where = parse(location)
     if isinstance(where, Path):
         return FilePointer(where / name)
@@ -115,7 +121,7 @@ def open_pointer(location: str, name: str, environment: Mapping[str, str] = os.e
 
 
 def check_location(location: str) -> None:
-    """Check the text of a location. Raises UsageError: no store can be there."""
+    """Check the text of a location. Raises UsageError: a store cannot exist there."""
     where = parse(location)
     if isinstance(where, Path):
         there = next(each for each in (where, *where.parents) if each.exists())

@@ -1,13 +1,13 @@
-"""Pins: a pinned checkpoint stays, for all who share its store; as files of a directory.
+"""Pins: a pin protects a checkpoint from all processes that prune the store.
 
-A pin is an empty file (or object) in the place `pins` beside the checkpoints, so that one listing
-tells them all:
+A pin is an empty file (or object) in the folder `pins` next to the checkpoints, so one listing
+shows all pins. This module has the pins of a directory:
 
-    pins/<checkpoint>.<name>            until somebody removes it
+    pins/<checkpoint>.<name>            until a user or process removes it
     pins/<checkpoint>.<name>@<until>    at most until then, in seconds since the epoch
 
-Whoever reads a checkpoint pins it for a while and renews that as long as it reads. So a reader that
-was killed keeps nothing for ever. The clocks of all machines have to agree within LEASE_S / 2.
+A reader pins its checkpoint for LEASE_S, and renews the pin while it reads. The pin of a killed
+reader therefore expires. The clocks of all machines must agree within LEASE_S / 2.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from rekindle.checkpoints.store import CheckpointStore
 
 PINS: Final = "pins"
-LEASE_S: Final = 600.0  # for which a reader pins; it renews that three times as often
+LEASE_S: Final = 600.0  # duration of a reader's pin; the reader renews it three times as often
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1,20}))?")
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """Keeps a checkpoint. until: seconds since the epoch; None: until it is removed."""
+    """Protects a checkpoint. until: seconds since the epoch; None: until it is removed."""
 
     key: Key
     name: str
@@ -49,17 +49,17 @@ class Pin(msgspec.Struct, frozen=True):
 
     @property
     def marker(self) -> str:
-        """The name of its file or object."""
+        """Return the name of its file or object."""
         end = "" if self.until is None else f"@{self.until}"
         return f"{name_of(*self.key)}.{self.name}{end}"
 
     def holds(self, now: float) -> bool:
-        """Whether it still keeps the checkpoint."""
+        """Return whether it still protects the checkpoint."""
         return self.until is None or now <= self.until
 
 
 def pin_of(marker: str) -> Pin | None:
-    """The pin that a file or object of this name is; None: it is none."""
+    """Return the pin that has a file or object of this name, or None."""
     match = _MARKER.fullmatch(marker)
     key = key_of(match[1]) if match else None
     if match is None or key is None:
@@ -68,28 +68,29 @@ def pin_of(marker: str) -> Pin | None:
 
 
 def check_name(name: str) -> str:
-    """The name of a pin, if it can be one. Raises CheckpointError."""
+    """Return the name of a pin. Raises CheckpointError: the name is not valid."""
     if not _NAME.fullmatch(name):
         raise CheckpointError(f"{name!r} is no name of a pin: use 1 to 100 of A-Z a-z 0-9 _ -")
     return name
 
 
 def in_use(pins: Collection[Pin], now: float) -> set[Key]:
-    """The checkpoints that are pinned."""
+    """Return the checkpoints that are pinned now."""
     return {pin.key for pin in pins if pin.holds(now)}
 
 
 def expired(pins: Collection[Pin], finished: Collection[Key], now: float) -> list[Pin]:
-    """The pins that nobody needs: of dead readers, and of checkpoints that are gone."""
+    """Return the pins that have expired, and the pins of checkpoints that do not exist."""
     return [pin for pin in pins if not pin.holds(now) or pin.key not in finished]
 
 
 @contextlib.contextmanager
 def reading(store: CheckpointStore, key: Key, *, lease_s: float = LEASE_S) -> Iterator[None]:
-    """Keep a checkpoint from being pruned while it is read here.
+    """Protect a checkpoint from pruning while this process reads it.
 
-    Whoever may not write to the store reads all the same, and sees if the checkpoint goes.
-    Raises CheckpointError: it is not there (any more).
+    If the process cannot write to the store, it reads without a pin. A pruned checkpoint then
+    causes an error of the read.
+    Raises CheckpointError: the checkpoint does not exist.
     """
     host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60]
     name = f"read-{host}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -102,7 +103,8 @@ def reading(store: CheckpointStore, key: Key, *, lease_s: float = LEASE_S) -> It
             if longer == pins[-1]:
                 continue
             pins.append(longer)
-            # What fails now is tried again before the lease ends; who reads sees more of it.
+            # A failed renewal is repeated before the lease ends. A lasting failure also shows in
+            # the reads.
             with contextlib.suppress(CheckpointError):
                 store.pin(longer)
                 store.unpin(pins.pop(0))
@@ -122,7 +124,7 @@ def reading(store: CheckpointStore, key: Key, *, lease_s: float = LEASE_S) -> It
         over.set()
         renewing.join()
         for pin in pins:
-            with contextlib.suppress(CheckpointError):  # it ends by itself
+            with contextlib.suppress(CheckpointError):  # the pin expires
                 store.unpin(pin)
 
 
@@ -131,7 +133,7 @@ def _end(lease_s: float) -> int:
 
 
 def listed(root: Path) -> list[Pin]:
-    """All pins below this root, also those that have expired."""
+    """Return all pins below this root, also expired ones."""
     try:
         names = [path.name for path in (root / PINS).iterdir()]
     except FileNotFoundError:
@@ -140,7 +142,7 @@ def listed(root: Path) -> list[Pin]:
 
 
 def add(root: Path, path: Path, pin: Pin) -> bool:
-    """Pin the checkpoint in `path`; False: it is not there."""
+    """Pin the checkpoint in `path`. Return False if it does not exist."""
     if is_unfinished(path):
         return False
     make_directories(root / PINS)
@@ -153,22 +155,25 @@ def add(root: Path, path: Path, pin: Pin) -> bool:
 
 
 def remove(root: Path, pin: Pin) -> None:
-    """Remove a pin, if it is there."""
+    """Remove a pin, if it exists."""
     (root / PINS / pin.marker).unlink(missing_ok=True)
 
 
 def revoke(root: Path, path: Path, key: Key, now: float) -> bool:
-    """Make a checkpoint count no more, unless it is pinned; nobody can pin it meanwhile."""
-    make_directories(root / PINS)  # for its lock: the first pin of all may come just now
+    """Remove the manifest of a checkpoint. Return False, without a change, if it is pinned.
+
+    The function holds the lock of the pins, so no process can pin the checkpoint in between.
+    """
+    make_directories(root / PINS)  # for its lock: another process may add the first pin now
     with locked(root / PINS):
         if key in in_use(listed(root), now):
             return False
-        # The manifest first: a checkpoint that is half removed must not count.
+        # The manifest is removed first: a checkpoint without all its files must not be valid.
         (path / MANIFEST_FILE).unlink(missing_ok=True)
     return True
 
 
 def sweep(root: Path, finished: Collection[Key], now: float) -> None:
-    """Remove the pins that nobody needs."""
+    """Remove expired pins, and pins of checkpoints that do not exist."""
     for pin in expired(listed(root), finished, now):
         remove(root, pin)

@@ -1,9 +1,9 @@
-"""Publishing a checkpoint: a verified copy with a reference, and how readers find the newest.
+"""Publishing a checkpoint: a verified copy with a reference, and a pointer to the newest copy.
 
     <location of the place>/<job id>/<checkpoint>#<checksum>
 
-The checksum is that of what the checkpoint holds, so whoever has a reference can tell that nothing
-was changed since; it is the same wherever the checkpoint is copied to.
+The checksum covers the contents of the checkpoint. A reader with a reference can therefore detect a
+change. A copy of the checkpoint in another place has the same checksum.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rekindle.checkpoints.verifying import Told, copy
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 
 LATEST_FILE: Final = "latest.json"
-_TRIES: Final = 20  # so many publish to one place at the same moment, or something else is wrong
+_TRIES: Final = 20  # attempts: if all fail, the cause is hardly other publishers
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pointer tells; created: when the checkpoint was made, in seconds since the epoch."""
+    """The contents of the pointer. created: time of the checkpoint, in seconds since the epoch."""
 
     reference: str
     location: str
@@ -40,10 +40,10 @@ class Latest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Make this the latest at the location `to`; False: a newer one is.
+    """Make this the latest at the location `to`. Return False if the present one is newer.
 
-    Newer is what was made later: a flow run of last week may be run again.
-    Raises CheckpointError: it cannot be read or written, or it is damaged, or a metric is not
+    The later `created` is newer, because a user may run an old flow run again.
+    Raises CheckpointError: the pointer cannot be read or written, or is damaged, or a metric is not
     finite.
     """
     if not all(map(math.isfinite, latest.metrics.values())):
@@ -60,7 +60,7 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
 
 
 def read_latest(at: str, environment: Mapping[str, str] = os.environ) -> Latest | None:
-    """What is the latest at this location; None: nothing was published there.
+    """Return the latest at this location, or None if nothing was published there.
 
     Raises CheckpointError: it cannot be read; CorruptError: it is damaged.
     """
@@ -82,8 +82,8 @@ _REFERENCE = re.compile(r".+#xxh3_128:[0-9a-f]{32}")
 class Published(msgspec.Struct, frozen=True):
     """A published checkpoint.
 
-    reference: what `resolve()` takes. location: of the checkpoint, as people and tools name it.
-    existed: it had been published before.
+    reference: the text that `resolve()` accepts. location: the checkpoint's location in the form
+    that users see. existed: the checkpoint had been published before.
     """
 
     reference: str
@@ -99,11 +99,12 @@ def publish(
     environment: Mapping[str, str] = os.environ,
     told: Told = lambda _: None,
 ) -> Published:
-    """Copy a checkpoint to the store of its job below the location `to`; every byte is verified.
+    """Copy a checkpoint to its job's store below the location `to`, and verify every byte.
 
-    Doing it again gives the same reference, and writes nothing. told: of bytes as they are copied.
+    A second call returns the same reference, and writes nothing. told: called with the number of
+    bytes that were copied.
     Raises CorruptError: the checkpoint is not what was written. CheckpointError: it cannot be read
-    or copied. UsageError: the location is none.
+    or copied. UsageError: the location is not valid.
     """
     manifest = checkpoint.manifest
     where = below(to, manifest.job_id)
@@ -119,15 +120,18 @@ def publish(
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text has the form of a reference."""
+    """Return whether a text has the form of a reference."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> Checkpoint:
-    """The checkpoint that was published under this reference; who reads a file has it verified.
+    """Return the checkpoint that was published under this reference.
 
-    Raises UsageError: the text is no reference. CorruptError: what is there is not what was
-    published. CheckpointError: it is not there (any more), or the store cannot be read.
+    The function compares the manifest with the reference. The checkpoint's read() verifies the
+    bytes.
+    Raises UsageError: the text is not a reference. CorruptError: the checkpoint differs from the
+    published one. CheckpointError: it does not exist or is not complete, or the store cannot be
+    read.
     """
     location, _, digest = reference.rpartition("#")
     where, name = above(location)

@@ -1,6 +1,6 @@
-"""Pieces of tensors from other pieces: which bytes overlap, and how to read only these.
+"""Making pieces of tensors from other pieces: which bytes overlap, and how to read only them.
 
-A piece is a box of the whole tensor; in its file it lies row by row, without a gap.
+A piece is a box of a tensor. Its file holds the piece row by row, without a gap.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rekindle.checkpoints.format import Header, header_bytes, read_header
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.store import Checkpoint
 
-WINDOW_BYTES: Final = 64 << 20  # read at a time: enough for a store to fetch parts of in parallel
+WINDOW_BYTES: Final = 64 << 20  # read together: enough for a store to fetch parts of it in parallel
 
 Range = tuple[int, int]  # first byte, end
 
 
 class Excerpts:
-    """A file of which a window is in memory: whole blocks, each read once if the order allows."""
+    """A file with a window in memory: complete blocks, each read once if the order allows."""
 
     def __init__(self, checkpoint: Checkpoint, entry: FileEntry) -> None:
         self._checkpoint = checkpoint
@@ -29,10 +29,10 @@ class Excerpts:
         self._begin = self._end = 0
 
     def header(self) -> Header:
-        """What the file says of itself.
+        """Return the header of the file.
 
-        Raises CorruptError: it is not what was written, or no safetensors file; CheckpointError: it
-        cannot be read.
+        Raises CorruptError: the bytes are not what was written, or not a safetensors file.
+        CheckpointError: the file cannot be read.
         """
         size = self._entry.bytes
         beginning = self._hold(0, min(8, size))
@@ -40,9 +40,9 @@ class Excerpts:
         return read_header(self._hold(0, length) if 0 < length <= size else beginning, size)
 
     def read(self, ranges: Iterable[Range]) -> Iterator[memoryview]:
-        """Yield the bytes of each range, which are there until the next one is asked for.
+        """Yield the bytes of each range. They are valid until the next range is requested.
 
-        ranges: in the order of their begins. Raises CorruptError, CheckpointError as header() does.
+        ranges: sorted by their first byte. Raises CorruptError, CheckpointError as header() does.
         """
         for window in windows(ranges, self._entry):
             self._hold(window[0][0], max(end for _, end in window))
@@ -50,9 +50,11 @@ class Excerpts:
                 yield self._hold(begin, end)
 
     def fill(self, begin: int, into: memoryview) -> None:
-        """Fill `into` with the bytes from `begin` on: whole blocks straight, ends by the window.
+        """Fill `into` with the file's bytes, starting at `begin`.
 
-        Raises CorruptError (what is in `into` is then of no use), CheckpointError as header() does.
+        The method reads complete blocks directly into `into`, and the two ends through the window.
+        Raises CorruptError and CheckpointError as header() does. After CorruptError the bytes in
+        `into` are invalid.
         """
         end, step = begin + len(into), granule(self._entry)
         first = min(begin + -begin % step, end)
@@ -63,7 +65,7 @@ class Excerpts:
         into[last - begin :] = self._hold(last, end)
 
     def _hold(self, begin: int, end: int) -> memoryview:
-        """Have these bytes in memory; what is there of their blocks already is not read again."""
+        """Return these bytes from the window. Read the blocks that are not in it."""
         if begin == end:
             return memoryview(b"")
         first, last = _blocks(self._entry, begin, end)
@@ -74,14 +76,14 @@ class Excerpts:
                 self._buffer = bytearray(size)
             memory = memoryview(self._buffer)
             memory[:kept] = old
-            self._begin = self._end = first  # nothing counts that was not verified
+            self._begin = self._end = first  # without verified bytes until the read has succeeded
             self._checkpoint.read_into(self._entry.name, first + kept, memory[kept:size])
             self._end = last
         return memoryview(self._buffer)[begin - self._begin : end - self._begin]
 
 
 def windows(ranges: Iterable[Range], entry: FileEntry) -> Iterator[list[Range]]:
-    """Group ranges whose blocks follow each other: WINDOW_BYTES of blocks at most, or one range."""
+    """Group ranges with consecutive blocks: at most WINDOW_BYTES of blocks, or one range."""
     window: list[Range] = []
     begin = end = 0
     for each in ranges:
@@ -98,7 +100,7 @@ def windows(ranges: Iterable[Range], entry: FileEntry) -> Iterator[list[Range]]:
 
 
 def _blocks(entry: FileEntry, begin: int, end: int) -> Range:
-    """The first byte and the end of the blocks in which these bytes are."""
+    """Return the first byte and the end of the blocks that hold these bytes."""
     if begin == end:
         return begin, end
     step = granule(entry)
@@ -117,14 +119,14 @@ class Box(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements; 1 for a tensor without dimensions."""
+        """Return the number of elements; 1 for a tensor without dimensions."""
         return math.prod(self.shape)
 
 
 class Take(NamedTuple):
-    """Bytes of a piece, begin to end, as an array of `shape`; its part `source` goes to `target`.
+    """Bytes of a piece, begin to end, as an array of `shape`. Copy its part `source` to `target`.
 
-    target: in the array of the piece that is being made.
+    target: slices of the array of the new piece.
     """
 
     begin: int
@@ -135,24 +137,24 @@ class Take(NamedTuple):
 
 
 def box_at(offset: Sequence[int], shape: Sequence[int]) -> Box:
-    """The box of this shape that begins there."""
+    """Return the box of this shape at this offset."""
     return Box(tuple(offset), tuple(a + n for a, n in zip(offset, shape, strict=True)))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
+    """Return the box of the complete tensor."""
     return box_at([0] * len(shape), shape)
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common, if that is anything."""
+    """Return the common part of two boxes, or None if there is not any."""
     begin = tuple(map(max, one.begin, other.begin))
     end = tuple(map(min, one.end, other.end))
     return Box(begin, end) if all(a < b for a, b in zip(begin, end, strict=True)) else None
 
 
 def without(box: Box, hole: Box) -> list[Box]:
-    """What is left of the box; the hole lies in it."""
+    """Return the rest of the box without the hole. The hole must lie in the box."""
     left = []
     for dim, (low, high) in enumerate(zip(hole.begin, hole.end, strict=True)):
         before, behind = (*box.end[:dim], low), (*box.begin[:dim], high)
@@ -169,10 +171,11 @@ def without(box: Box, hole: Box) -> list[Box]:
 
 
 def takes(piece: Box, common: Box, wanted: Box, *, element: int, most: int) -> Iterator[Take]:
-    """How `common`, which lies in both, gets from a piece that is there to the one that is wanted.
+    """Yield the reads that copy `common` from the existing `piece` to the `wanted` piece.
 
-    What is cut along its rows is taken without a byte too much; of what is cut along another
-    dimension, whole rows are. element: bytes of one. most: bytes of one take, as far as rows allow.
+    `common` lies in both pieces. If it has complete rows of `piece`, the reads have only needed
+    bytes. Otherwise the reads have complete rows, also with bytes that are not needed. element:
+    bytes of an element. most: the most bytes of one read, but at least one row.
     """
     shape, size = piece.shape, common.shape
     low = [a - b for a, b in zip(common.begin, piece.begin, strict=True)]
@@ -180,7 +183,8 @@ def takes(piece: Box, common: Box, wanted: Box, *, element: int, most: int) -> I
     if not shape:
         yield Take(0, element, (), (), ())
         return
-    # The rows are those of the first dimension that has several: one row would be taken whole.
+    # The rows are along the first dimension in which `common` has several elements. Along an
+    # earlier dimension, one read would have the complete range.
     dim = next((d for d, n in enumerate(size[:-1]) if n > 1), len(size) - 1)
     begin = sum(low[d] * math.prod(shape[d + 1 :]) * element for d in range(dim))
     row = math.prod(shape[dim + 1 :]) * element
@@ -201,5 +205,5 @@ def takes(piece: Box, common: Box, wanted: Box, *, element: int, most: int) -> I
 
 
 def nearest(to: int, count: int) -> list[int]:
-    """The numbers 0 to count-1, those nearest to `to` first."""
+    """Return the numbers 0 to count-1, sorted by their distance from `to`."""
     return sorted(range(count), key=lambda number: abs(number - to))

@@ -1,4 +1,4 @@
-"""Which checkpoints a job keeps, and which it may remove."""
+"""Which checkpoints a job keeps, and which checkpoints it may remove."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rekindle.settings import check_limits
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which checkpoints the job keeps when it writes a newer one: those of any rule.
+    """Which checkpoints the job keeps when it writes a newer one.
 
-    Without a rule it keeps all.
+    The job keeps the checkpoints that at least one rule selects. Without a rule it keeps all
+    checkpoints.
     """
 
     last: Annotated[
@@ -58,19 +59,19 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse rules that cannot be meant. Raises ValueError."""
+        """Check the rules. Raises ValueError: one is out of limits, or lacks best or metric."""
         check_limits(self, "retention")
         if bool(self.best) != bool(self.metric):
             raise ValueError("retention: best and metric go together: how many, and by what")
 
     @property
     def keeps_all(self) -> bool:
-        """Whether there is no rule."""
+        """Return whether all rules are off."""
         return not (self.last or self.every_steps or self.best or self.hours)
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A finished checkpoint, as its manifest tells of it. created: seconds since the epoch."""
+    """The facts of a finished checkpoint for the rules. created: seconds since the epoch."""
 
     key: Key
     created: float
@@ -85,16 +86,16 @@ def superfluous(
     retention: Retention,
     now: float,
 ) -> tuple[Key, ...]:
-    """The checkpoints that may go, newest first.
+    """Return the checkpoints that the job may remove, newest first.
 
-    proven: the newest ones that are valid in every byte, newest first: as many as `last` counts,
-    and one at least. With fewer of them nothing may go. What is newer than the last of them stays
-    too: if it is damaged, it is evidence. in_use: pinned, or being read.
+    proven: the newest checkpoints with all bytes verified, newest first: as many as `last`, and at
+    least one. With fewer, the job must not remove any. The job also keeps checkpoints that are
+    newer than the last of them: damaged ones are evidence. in_use: pinned, also by a reader.
     """
     wanted = max(1, retention.last)
     if retention.keeps_all or len(proven) < wanted:
         return ()
-    # A job that went back from a state that it could not use makes lower steps anew.
+    # Sorted by generation, then step: a job that could not use a state makes lower steps again.
     by_time = sorted((each.key for each in finished), key=lambda key: key[::-1], reverse=True)
     kept = {
         *in_use,
@@ -113,7 +114,7 @@ def _young(finished: Collection[Kept], hours: float, now: float) -> set[Key]:
 
 
 def _spaced(finished: Collection[Kept], every: int) -> set[Key]:
-    """The first step of each stretch of so many, in the newest generation that did it."""
+    """Return the lowest step of each interval of `every` steps, in its newest generation."""
     first: dict[int, Key] = {}
     for step, generation in (each.key for each in finished) if every else ():
         known = first.get(step // every, (step, generation))
@@ -123,7 +124,7 @@ def _spaced(finished: Collection[Kept], every: int) -> set[Key]:
 
 
 def _best(finished: Collection[Kept], retention: Retention) -> set[Key]:
-    """Of equals the newer one is better."""
+    """Return the checkpoints with the best metric. If two are equal, the newer one is better."""
     sign = -1.0 if retention.highest else 1.0
     known = [each for each in finished if retention.metric in each.metrics]
     known.sort(key=lambda each: each.key, reverse=True)
@@ -140,17 +141,18 @@ def may_go(
     pins: Collection[Pin],
     now: float,
 ) -> tuple[Key, ...]:
-    """The checkpoints that no rule and no pin keeps, newest first.
+    """Return the checkpoints that neither a rule nor a pin keeps, newest first.
 
-    finished: newest first. is_valid: in every byte; asked of as few as the rules allow.
-    manifest_of: asked only where a rule is about it; of a damaged one it raises CorruptError or
-    OSError, of a newer one NewerFormatError. now: seconds since the epoch.
+    finished: newest first. is_valid: whether all bytes are valid; called as rarely as the rules
+    allow. manifest_of: called only if a rule uses the manifest. It raises CorruptError or OSError
+    for a damaged checkpoint, and NewerFormatError for one of a later version. now: seconds since
+    the epoch.
     """
     if retention.keeps_all:
         return ()
 
     def kept(key: Key) -> Kept:
-        # A damaged one is old, and the best by nothing.
+        # A damaged checkpoint is old, and has no metric.
         created, metrics = 0.0, {}
         if retention.best or retention.hours:
             with contextlib.suppress(CorruptError, NewerFormatError, OSError):

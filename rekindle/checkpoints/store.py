@@ -1,7 +1,7 @@
-"""What every store of checkpoints does, whatever it is made of.
+"""The interface of every store of checkpoints.
 
-A checkpoint is one place with plain safetensors files and a manifest. The manifest is written last:
-without it the checkpoint does not exist. Nothing that is committed is ever changed.
+A checkpoint is one place with plain safetensors files and a manifest. A writer writes the manifest
+last: without it the checkpoint does not exist. No process changes a committed checkpoint.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ L = TypeVar("L", bound=Collection[object])
 
 
 class CheckpointFile(msgspec.Struct, frozen=True):
-    """What one file of a checkpoint is to hold, and the ranks whose state that is.
+    """Contents of one file of a checkpoint, and the ranks whose state it holds.
 
-    The chunks may not change until the write has returned. told: of bytes as they are written, or
-    found to be there.
+    The chunks must not change until the write has returned. told: called with the number of bytes
+    that were written, or that exist already.
     """
 
     chunks: Sequence[Bytes]
@@ -34,10 +34,10 @@ class CheckpointFile(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A committed checkpoint, its size in bytes without the manifest.
+    """A committed checkpoint. bytes: its size without the manifest.
 
-    location: as people and tools name it. existed: it had been committed before; nothing was
-    written.
+    location: as users and tools see it. existed: the checkpoint had been committed before, and
+    nothing was written.
     """
 
     location: str
@@ -46,46 +46,45 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(Protocol):
-    """A checkpoint that was found; newest() has proved all its bytes, find() has read none."""
+    """A checkpoint in a store. newest() has verified all its bytes, find() has not read them."""
 
     @property
     def location(self) -> str:
-        """As people and tools name it."""
+        """Return the location in the form that users and tools see."""
 
     @property
     def manifest(self) -> Manifest:
-        """What it consists of."""
+        """Return its manifest."""
 
     def read(self, name: str) -> memoryview:
-        """The bytes of this file, in private memory; they were verified there.
+        """Return the bytes of this file in private memory, verified after they were read.
 
         Raises CorruptError if they are not what was written, CheckpointError if unreadable.
         """
 
     def read_range(self, name: str, begin: int, end: int) -> memoryview:
-        """The bytes of this file from `begin` to `end` as they lie there; nothing is verified.
+        """Return the unverified bytes of this file from `begin` to `end`; fewer if it ends before.
 
-        They are fewer if the file ends before.
-        Raises MissingError, CorruptError if it is no plain file, CheckpointError if unreadable.
+        Raises MissingError, CorruptError if it is not a plain file, CheckpointError if unreadable.
         """
 
     def read_into(self, name: str, begin: int, view: memoryview) -> None:
-        """Fill the view, of bytes, with this file's bytes from `begin` on; they are verified.
+        """Fill the view, which has bytes, with this file's verified bytes, starting at `begin`.
 
-        Raises CorruptError if they are not what was written, and the view then holds anything;
-        CheckpointError if unreadable, or if the file has no such bytes.
+        Raises CorruptError if they are not what was written. The contents of the view are undefined
+        then. CheckpointError if unreadable, or if the file does not have these bytes.
         """
 
 
 class SkippedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that cannot be used, and why."""
+    """A checkpoint that cannot be used, and the reason."""
 
     location: str
     reason: str
 
 
 class NewestCheckpoint(msgspec.Struct, frozen=True):
-    """The newest valid checkpoint, if any, and the newer ones that were passed over for it."""
+    """The newest valid checkpoint, if any, and the newer checkpoints that were skipped."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[SkippedCheckpoint, ...]
@@ -96,8 +95,8 @@ def newest_of(
 ) -> NewestCheckpoint:
     """Return the newest valid checkpoint of a list.
 
-    The list is made again where all in it were pruned while they were read: a newer one has been
-    committed then.
+    If no listed checkpoint is valid, and another process has pruned some of them, the function
+    lists again. A newer checkpoint has been committed then.
     """
     listed = list_all()
     while True:
@@ -109,11 +108,12 @@ def newest_of(
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True):
-    """A checkpoint's place, by its manifest and the sizes of its files; their bytes are not read.
+    """A checkpoint's manifest, and whether it can be used, without a look at the bytes.
 
-    manifest: None if there is none that can be read. reason: why it cannot be used; empty: nothing
-    is wrong as far as can be seen. unfinished: no manifest was written yet, or ever. newer: a later
-    version of Rekindle wrote it; it is left alone.
+    manifest: None if it is missing or unreadable. reason: why the checkpoint cannot be used; empty:
+    no defect was found. unfinished: the manifest was not written.
+
+    newer: a later version of Rekindle wrote it, so this version does not change it.
     """
 
     location: str
@@ -128,86 +128,88 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
 class CheckpointStore(Protocol):
     """All checkpoints of one job, in one place.
 
-    One process writes a checkpoint alone, with write(); or several, on any machines that reach the
-    place, write one file each with write_part(), and when all are written one process makes them a
-    checkpoint with commit().
+    One process can write a checkpoint alone, with write(). Several processes, on any machines that
+    reach the place, can each write one file with write_part(). When all files are written, one
+    process commits the checkpoint with commit().
     """
 
     @property
     def location(self) -> str:
-        """As people and tools name it: an absolute path, or a URL without any secret."""
+        """Return an absolute path, or a URL without a secret, as users and tools see it."""
 
     def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
-        """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
+        """Write and commit a checkpoint. manifest.files is filled in from the parts (file names).
 
-        A valid checkpoint of the same step and generation is left as it is.
-        Raises CheckpointError, and no such checkpoint exists, if it cannot be written.
+        The method does not change a valid checkpoint of the same step and generation.
+        Raises CheckpointError if it cannot be written. The checkpoint does not exist then.
         """
 
     def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
-        """Write one file of a checkpoint that counts once it is committed, with its other parts.
+        """Write one file of a checkpoint. The checkpoint is valid after commit().
 
-        Raises CheckpointError, with the others' parts untouched, if it cannot be written.
+        Raises CheckpointError if it cannot be written. The other parts are unchanged then.
         """
 
     def commit(self, manifest: Manifest) -> Written:
-        """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
+        """Commit the parts that manifest.files names, as write_part() returned them.
 
-        Raises CheckpointError, with all parts left as they are, if one is missing or not what was
-        written, or if the manifest cannot be written.
+        Raises CheckpointError if a part is missing or not what was written, or if the manifest
+        cannot be written. All parts are unchanged then.
         """
 
     def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
-        """The newest checkpoint (highest step, then generation) that is valid in every byte.
+        """Return the newest checkpoint (highest step, then generation) with all bytes verified.
 
-        at_most: the highest step that is wanted. Raises CheckpointError: the store cannot be read.
+        at_most: the highest step that is allowed. Raises CheckpointError: the store cannot be read.
         """
 
     def find(self, step: int, generation: int) -> Checkpoint | None:
-        """The checkpoint of this step and generation, if it has all its files in their sizes.
+        """Return the checkpoint of this step and generation, or None.
 
-        Raises CheckpointError: the store cannot be read.
+        The method returns None unless all files exist with their sizes. Raises CheckpointError: the
+        store cannot be read.
         """
 
     def keys(self, *, at_most: Key | None = None) -> list[Key]:
-        """Step and generation of all finished checkpoints, newest first; nothing in them is read.
+        """Return step and generation of all finished checkpoints, newest first. No file is read.
 
-        at_most: the newest that is wanted. Raises CheckpointError: the store cannot be read.
+        at_most: the newest key that is allowed. Raises CheckpointError: the store cannot be read.
         """
 
     def survey(self) -> list[CheckpointInfo]:
-        """All that bears a checkpoint's name, newest first, whether it can be used or not.
+        """Describe everything with a checkpoint's name, usable or not, newest first.
 
         Raises CheckpointError: the store cannot be read.
         """
 
     def at(self, manifest: Manifest) -> Checkpoint:
-        """The checkpoint of this manifest, whatever lies in its place here; nothing is read."""
+        """Return the checkpoint of this manifest in this store. The method reads no file."""
 
     def prune(self, retention: Retention) -> tuple[Key, ...]:
-        """Remove what the retention does not keep, and say which, newest first.
+        """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
-        Never the newest valid checkpoint, nor one that is pinned. What killed writers left goes
-        too, if a newer checkpoint is finished, and pins that have expired or keep nothing.
-        Raises CheckpointError if one cannot be removed.
+        The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
+        is finished, the method also removes the files of writers that were killed. It also removes
+        pins that have expired or whose checkpoint is gone.
+        Raises CheckpointError if a checkpoint cannot be removed.
         """
 
     def pin(self, pin: Pin) -> bool:
-        """Keep a checkpoint from being pruned; False, and nothing is changed: it is not there.
+        """Protect a checkpoint from pruning. Return False, without a change, if it does not exist.
 
-        Once this has returned True, nobody prunes the checkpoint while the pin holds.
+        After this has returned True, no process prunes the checkpoint while the pin holds.
         Raises CheckpointError: the store cannot be written.
         """
 
     def unpin(self, pin: Pin) -> None:
-        """Remove a pin; one that is not there is no error. Raises CheckpointError."""
+        """Remove a pin. A missing pin is not an error. Raises CheckpointError."""
 
     def pins(self) -> list[Pin]:
-        """All pins, also those that have expired. Raises CheckpointError: it cannot be read."""
+        """Return all pins, also expired ones. Raises CheckpointError: they cannot be read."""
 
 
 def existing(location: str, there: Manifest, job_id: str) -> Written:
-    """The checkpoint that was found in its place; CheckpointError if it is another job's."""
+    """Return the checkpoint that existed. Raises CheckpointError: it belongs to another job."""
     if there.job_id != job_id:
         raise CheckpointError(
             f"{location} is a checkpoint of job {there.job_id!r}: "
@@ -217,7 +219,7 @@ def existing(location: str, there: Manifest, job_id: str) -> Written:
 
 
 def check_writable(manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> None:
-    """Raise CheckpointError, before anything is written, if the manifest will be impossible."""
+    """Raise CheckpointError, before any write, if the manifest cannot be encoded."""
     nothing = checksum([])
     files = tuple(
         FileEntry(name=name, bytes=0, checksum=nothing, ranks=part.ranks)
@@ -227,5 +229,5 @@ def check_writable(manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> N
 
 
 def bytes_of(manifest: Manifest) -> int:
-    """Bytes of all files without the manifest."""
+    """Return the bytes of all files without the manifest."""
     return sum(entry.bytes for entry in manifest.files)

@@ -1,6 +1,6 @@
-"""Verifies checkpoints in a store, and copies them between stores.
+"""Verifying checkpoints in a store, and copying checkpoints between stores.
 
-Every byte is read, a piece at a time: what is verified may be larger than the memory.
+The functions read every byte, one piece at a time, so a file may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rekindle.checkpoints.store import (
 )
 from rekindle.errors import CheckpointError, CorruptError, MissingError
 
-PIECE = 64 << 20  # bytes read at once: a store may fetch parts of them side by side
-_HEADER = 1 << 20  # bytes kept of a file's beginning, or more if its header is longer
+PIECE = 64 << 20  # bytes read together: a store may fetch parts of them in parallel
+_HEADER = 1 << 20  # least number of bytes kept of a file's beginning; more if its header is longer
 
 UNREADABLE: Final = "unreadable"
 
-# Is told of bytes as they are read.
+# Called with the number of bytes that were read.
 Told = Callable[[int], None]
 
 Range = tuple[int, int]  # first byte, end
@@ -36,8 +36,8 @@ Range = tuple[int, int]  # first byte, end
 class Damage(msgspec.Struct, frozen=True):
     """One file that is not what was written.
 
-    what: missing, truncated, too long, changed, or unreadable. where: the bytes and the tensors
-    that are concerned, as far as that can be told.
+    The defect is missing, truncated, too long, changed, or unreadable (`what`). where: the damaged
+    bytes and their tensors, if they are known.
     """
 
     file: str
@@ -46,13 +46,13 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 def verify(checkpoint: Checkpoint, told: Told) -> tuple[Damage, ...]:
-    """Read all files; what is wrong with them, nothing if the checkpoint is as it was written."""
+    """Read all files and return their damages. The result of a valid checkpoint is empty."""
     found = (check_file(checkpoint, entry, told) for entry in checkpoint.manifest.files)
     return tuple(damage for damage in found if damage is not None)
 
 
 def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage | None:
-    """Read a file; None if it is what the manifest says."""
+    """Read a file and return its damage, or None if it agrees with the manifest."""
     sums, kept = BlockSums(granule(entry)), bytearray()
     try:
         for piece in pieces(checkpoint, entry):
@@ -80,7 +80,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
 
 
 def pieces(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[memoryview]:
-    """The file's bytes as they lie there, in order; fewer than the entry says if it is cut off.
+    """Yield the file's unverified bytes in order, or fewer bytes if the file is truncated.
 
     Raises CheckpointError.
     """
@@ -93,9 +93,9 @@ def pieces(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[memoryview]:
 
 
 def _damaged(entry: FileEntry, found: Sums) -> list[Range]:
-    """The bytes that are not, or not surely, what was written.
+    """Return the ranges that are damaged, or may be damaged.
 
-    A file whose blocks the manifest does not tell is one block.
+    A file without blocks in the manifest is one block.
     """
     size = granule(entry)
     ranges = [(begin, min(begin + size, entry.bytes)) for begin in range(0, entry.bytes, size)]
@@ -112,7 +112,7 @@ def _damaged(entry: FileEntry, found: Sums) -> list[Range]:
 
 
 def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """The ranges, in their order, with those made one that touch."""
+    """Return the ranges in their order. Join ranges that touch."""
     joined: list[Range] = []
     for begin, end in ranges:
         first = joined.pop()[0] if joined and joined[-1][1] == begin else begin
@@ -121,7 +121,7 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _concerned(entry: FileEntry, beginning: Bytes, damaged: Sequence[Range]) -> str:
-    """The header and the tensors in which these bytes are, as far as the header can be read."""
+    """Name the header and the tensors with damaged bytes, if the header is readable."""
     try:
         header = read_header(beginning, entry.bytes)
     except CorruptError as error:
@@ -135,7 +135,7 @@ def _concerned(entry: FileEntry, beginning: Bytes, damaged: Sequence[Range]) -> 
 
 
 def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
-    """The names of the tensors with a byte in one of these ranges."""
+    """Return the names of the tensors with a byte in one of these ranges."""
     inside = [(begin - header.data_begin, end - header.data_begin) for begin, end in damaged]
     return [
         spec.name
@@ -145,10 +145,11 @@ def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
 
 
 def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
-    """Copy a checkpoint that was verified; told of its bytes as they are copied, or found there.
+    """Copy a checkpoint that was verified.
 
-    Raises CorruptError: it has changed since. CheckpointError: it cannot be read or written, or
-    another checkpoint is in its place.
+    told: called with the number of bytes that were copied, or that exist in the target.
+    Raises CorruptError: the checkpoint has changed since its verification. CheckpointError: it
+    cannot be read or written, or the target has another checkpoint of the same step and generation.
     """
     manifest = checkpoint.manifest
     place = (manifest.step, manifest.generation)
@@ -160,7 +161,7 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
                 f"{there.location} is another checkpoint of the same step and generation than "
                 f"{checkpoint.location}: copy to another place"
             )
-    # Each store has its own names for what holds a file.
+    # Each store has its own names for the objects of a file.
     files = [msgspec.structs.replace(entry, stored="") for entry in manifest.files]
     target = to.at(msgspec.structs.replace(manifest, files=tuple(files)))
     for index, entry in enumerate(files):
@@ -178,10 +179,10 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
 
 
 def check_intact(checkpoint: Checkpoint, told: Told) -> None:
-    """Read all of it.
+    """Read and verify all files.
 
-    Raises CorruptError, which names what is wrong; CheckpointError if some of it cannot be read,
-    which says nothing of what is there.
+    Raises CorruptError: the message names all damages. CheckpointError: a file cannot be read, so
+    its state is unknown.
     """
     damages = verify(checkpoint, told)
     for each in damages:
@@ -193,7 +194,10 @@ def check_intact(checkpoint: Checkpoint, told: Told) -> None:
 
 
 def _is_there(checkpoint: Checkpoint, entry: FileEntry) -> bool:
-    """Whether the file lies there, intact, by its size first: most often there is none."""
+    """Return whether the file exists and is intact.
+
+    The function first checks the size, because most files do not exist.
+    """
     try:
         last = checkpoint.read_range(entry.name, max(0, entry.bytes - 1), entry.bytes)
     except CorruptError:
@@ -203,7 +207,7 @@ def _is_there(checkpoint: Checkpoint, entry: FileEntry) -> bool:
 
 
 class _Chunks(Sequence[memoryview]):
-    """A file's bytes as the chunks of a part, each read when it is asked for."""
+    """A file's bytes as the chunks of a part. Each chunk is read when it is requested."""
 
     def __init__(self, checkpoint: Checkpoint, entry: FileEntry) -> None:
         self._checkpoint = checkpoint

@@ -1,1 +1,1 @@
-"""The process that decides for a job. Only this package imports it."""
+"""The process that decides for a job. Only this package imports its modules."""

@@ -1,14 +1,14 @@
-"""The coordinator's HTTP API, for people and flows.
+"""The coordinator's HTTP API, for users and flows.
 
 GET  /spec     the job's description, for nodes that join
-GET  /job      the job now, as JSON
-GET  /events   the journal from `since` on, then live, as JSON lines; follow=0: without the latter
-GET  /steer    the same, and the lease to steer the job for as long as the line is open
-POST /approve  a person's answer to a strategy that waits for it
-POST /stop     a person ends the job, whoever steers it
+GET  /job      the present state of the job, as JSON
+GET  /events   the journal since event `since`, then live, as JSON lines; follow=0: not live
+GET  /steer    like /events, with the lease to steer the job while the connection is open
+POST /approve  a user's answer to a strategy that waits for it
+POST /stop     a user ends the job, also if another process steers it
 POST /inject   a fault to inject into a rank
-POST /profile  what ranks are to write down of where time goes
-POST /signs    a sign of trouble that a monitor, an engine or a person has seen
+POST /profile  the kinds of times that ranks record
+POST /signs    a health event from a monitor, an engine or a user
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rekindle.recovery.journal import journal
 
 
 def job_view(machine: Machine, holder: str) -> JobView:
-    """Describe the job as it is now. holder: who steers it."""
+    """Describe the present state of the job. holder: the process that steers it."""
     job = machine.job
     ranks = [
         RankView(rank=r.rank, node=r.node, pid=r.pid, finished=r.finished, status=r.status.value)
@@ -72,7 +72,7 @@ T = TypeVar("T")
 class HttpApi:
     """Answers requests about one attempt.
 
-    carry_out: does what the machine has decided.
+    carry_out: carries out the machine's commands.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class HttpApi:
         self._machine = machine
         self._journal_file = journal_file
         self._carry_out = carry_out
-        self._holder = ""  # the process that steers the job, for as long as its line is open
+        self._holder = ""  # the process that steers the job while its connection is open
 
     def serve(self, router: web.UrlDispatcher) -> None:
-        """Take up the work."""
+        """Add the routes of the API to the router."""
         machine = self._machine
         orders: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
             names.PATH_INJECT: (protocol.Inject, machine.injections.inject),
@@ -113,12 +113,12 @@ class HttpApi:
         )
 
     async def _job(self, request: web.Request) -> web.Response:
-        """Tell where the job is."""
+        """Return the present state of the job."""
         body = job_view(self._machine, self._holder)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _description(self, request: web.Request) -> web.Response:
-        """Tell a node that joins what the job is: [JobSpec, attempt]."""
+        """Return the job's description for a node that joins: [JobSpec, attempt]."""
         body = msgspec.json.encode((self._machine.job.spec, self._machine.job.attempt))
         return web.Response(body=body, content_type="application/json")
 
@@ -152,14 +152,14 @@ class HttpApi:
         return response
 
     def _stop(self, order: view.Stop) -> str:
-        """Stop the job for a person, whatever process steers it."""
+        """Stop the job for a user, also if another process steers it."""
         self._machine.endings.stop(f"stopped by {order.by}")
         return ""
 
     async def _order(
         self, kind: type[T], do: Callable[[T], str], request: web.Request
     ) -> web.Response:
-        """Carry out an order of this kind. `do` returns why it is impossible."""
+        """Carry out an order of this kind. `do` returns why it refuses, or an empty text."""
         try:
             order = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.DecodeError as error:

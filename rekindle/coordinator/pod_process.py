@@ -1,11 +1,12 @@
-"""The coordinator's process in a pod: one attempt after the other, until its pod is removed.
+"""The coordinator's process in a pod. It runs one attempt after another until its pod is removed.
 
-    GET  /events?follow=0  the journal, also when no attempt is under way
+    GET  /events?follow=0  the journal, also between attempts
     POST /attempt          begin one: {"attempt": N, "journal": "<the journal's lines>"}
 
-Kubernetes restarts it. With a journal whose attempt has not ended it takes up that one by itself;
-its agents wait for it. Where the journal went with the node it waits for whoever steers the job and
-has a copy. A signal ends the process and not the job: Kubernetes sends one to move the pod.
+Kubernetes restarts the process. If the attempt in its journal has not ended, it continues that
+attempt, and the agents wait for it. If the journal was lost with the node, it waits for the process
+that steers the job, which has a copy. A signal ends the process but not the job, because Kubernetes
+sends a signal to move the pod.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from rekindle.recovery.journal.attempts import under_way
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The order to begin an attempt.
 
-    journal: what happened to the job so far, for a coordinator that has no journal.
+    journal: the lines of the job's journal, for a coordinator that does not have a journal.
     """
 
     attempt: int
@@ -50,9 +51,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def lay_out(path: Path, described: Path) -> JobDirectory:
-    """Make the job's directory from its description and its secret, which are mounted.
+    """Create the job's directory from its mounted description and secret.
 
-    Raises UsageError: they are not there, or cannot be read.
+    Raises UsageError: they do not exist, or cannot be read.
     """
     directory = JobDirectory(path)
     mounted = JobDirectory(described)
@@ -65,7 +66,7 @@ def lay_out(path: Path, described: Path) -> JobDirectory:
 
 
 class PodCoordinator:
-    """Serves the journal between attempts, and takes the order to begin one."""
+    """Serves the journal between attempts, and accepts the order to begin an attempt."""
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
@@ -73,8 +74,8 @@ class PodCoordinator:
         self._ordered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def wait(self, listener: socket.socket) -> int:
-        """Return the attempt that is to begin."""
-        # Of a large job the journal is long.
+        """Wait for an order, and return the number of its attempt."""
+        # The size of a request is not limited, because a large job has a long journal.
         app = application(self._directory, client_max_size=0)
         app.add_routes(
             [
@@ -136,7 +137,8 @@ async def serve(options: argparse.Namespace) -> None:
     """Run attempts until a signal ends the process."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # What the journal has is on its way to disk; agents wait for the next coordinator.
+        # The events are in the journal's file, except on a full disk. Agents wait for the next
+        # coordinator.
         loop.add_signal_handler(number, os._exit, 128 + number)
     directory = lay_out(options.directory, options.described)
     spec = directory.spec()

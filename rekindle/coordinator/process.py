@@ -2,8 +2,8 @@
 
     ws   /agent    agents, one websocket each
 
-What it serves to people and flows is in `rekindle.coordinator.http_api`. Every request bears the
-job's secret. The process belongs to the job, not to the flow run.
+`rekindle.coordinator.http_api` serves users and flows. Every request must have the job's secret.
+The process belongs to the job, not to the flow run.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.journal import journal
 
 LOOK_S = 0.25
-PING_AFTER = 12  # looks: an agent that says nothing for 3 s is asked
-LOST_AFTER = 18  # and its node is lost when it says nothing for 4.5 s
+PING_AFTER = 12  # checks: the coordinator pings an agent after 3 s of silence
+LOST_AFTER = 18  # and it closes the connection after 4.5 s: the node is lost
 
 Send = Callable[[bytes], Awaitable[None]]
 
 
 class AgentConnection:
-    """One agent's websocket.
+    """The websocket of one agent.
 
-    Silence is counted in looks at the line, not in seconds. What an agent says while we are busy
-    with thousands of others is read before the next look, so it does not count as silent.
+    The silence of an agent is a number of checks, not of seconds. If the coordinator is busy with
+    thousands of agents, it reads the waiting messages before the next check. An agent that sends
+    messages therefore never counts as silent.
     """
 
     def __init__(
@@ -59,29 +60,29 @@ class AgentConnection:
         self._socket = socket
         self._transport = transport
         self._queue: asyncio.Queue[tuple[Send, bytes]] = asyncio.Queue()
-        self._looks = 0  # since it was heard
+        self._looks = 0  # since the last frame
 
     def tell(self, message: bytes) -> None:
-        """Send an encoded message, in order."""
+        """Queue an encoded message. The connection sends messages in order."""
         self._queue.put_nowait((self._socket.send_bytes, message))
 
     def answer(self, ping: bytes) -> None:
-        """Tell the agent that we are there."""
+        """Queue the answer to an agent's ping."""
         self._queue.put_nowait((self._socket.pong, ping))
 
     async def send_all(self) -> None:
-        """Send what there is to tell until the line is cut."""
+        """Send queued messages until the connection ends."""
         with contextlib.suppress(ConnectionError):
             while True:
                 send, data = await self._queue.get()
                 await send(data)
 
     def heard(self) -> None:
-        """Note that something has come."""
+        """Note that a frame has arrived."""
         self._looks = 0
 
     def look(self) -> None:
-        """Count the silence; in the end, cut the line."""
+        """Count a check. Ping a silent agent, and close the connection if it remains silent."""
         self._looks += 1
         if self._looks == PING_AFTER:
             self._queue.put_nowait((self._socket.ping, b""))
@@ -92,25 +93,26 @@ class AgentConnection:
 
 
 async def watch(lines: Mapping[int, AgentConnection]) -> None:
-    """Look at all lines, for ever."""
+    """Check all connections every LOOK_S, without an end."""
     while True:
         await asyncio.sleep(LOOK_S)
         for line in lines.values():
             line.look()
 
 
-FAREWELL_S = 15.0  # how long agents may take to end after Bye
+FAREWELL_S = 15.0  # limit for all agents to disconnect after Bye
 PROGRESS_S = 0.5
-TABLES_AFTER_S = 3.0  # from the start, which has more urgent things to do
-BACKLOG = 4096  # agents that knock at the same moment; one that is turned away tries again late
-GARBAGE_AFTER = 50_000  # new objects between two searches for cycles; usual are 700 or 2,000
-OTHER_FILES = 64  # open beside the lines of agents: the journal, followers, what Python needs
+TABLES_AFTER_S = 3.0  # after the start, which has more urgent work
+BACKLOG = 4096  # connections that wait to be accepted; a refused agent retries late
+GARBAGE_AFTER = 50_000  # new objects between two garbage collections; default: 700 or 2,000
+OTHER_FILES = 64  # open files besides agents' connections: journal, followers, Python's own
 
 
 @functools.cache
 def load_tables(user_file: str) -> Judge:
-    """Read the tables of faults, once: before they are needed, if there is time.
+    """Return the tables of faults. Only the first call reads them.
 
+    The coordinator makes this call before it needs the tables, if there is time.
     Raises UsageError: the user's file cannot be used.
     """
     from rekindle.recovery.faults.tables.tables import Tables
@@ -139,7 +141,7 @@ class Coordinator:
 
     def carry_out(self) -> None:
         """Carry out all commands of the machine."""
-        last, encoded = None, b""  # what all agents are told comes in a row, and is one object
+        last, encoded = None, b""  # a message to all agents is one object in consecutive commands
         for command in self.machine.job.drain():
             match command:
                 case state.Send(connection, message):
@@ -181,7 +183,7 @@ class Coordinator:
     # ---- agents
 
     async def agent(self, request: web.Request) -> web.StreamResponse:
-        """Serve one agent's connection until it ends, or refuse an agent of another version."""
+        """Serve one agent's connection until it ends. Refuse an agent of another wire version."""
         version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
         if version != str(names.WIRE_VERSION):
             text = f"agent at {request.remote} refused: its wire version is {version[:20]!r}"
@@ -223,7 +225,7 @@ class Coordinator:
             self.carry_out()
 
     async def report_progress(self) -> None:
-        """Tell followers where the ranks are, while there is news."""
+        """Send the steps of the ranks to followers whenever they change."""
         last: tuple[int, int] | None = None
         while True:
             await asyncio.sleep(PROGRESS_S)
@@ -244,13 +246,13 @@ class Coordinator:
     # ---- life
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve until the job is over; return the exit status."""
+        """Serve until the job is over. Return the exit status."""
         loop = asyncio.get_running_loop()
         loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
         app = application(self.directory)
         app.router.add_get(names.PATH_AGENT, self.agent)
         self.desk.serve(app.router)
-        # A handler is cancelled when its client goes away, so that a lease ends with its holder.
+        # aiohttp cancels a handler when its client disconnects, so a lease ends with its holder.
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
@@ -315,7 +317,10 @@ def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> w
 
 
 def allow_files(needed: int) -> None:
-    """Open as many files as the system lets us (a soft limit is often 1024); say if it is short."""
+    """Raise the limit of open files to the hard limit, because a soft limit is often 1024.
+
+    Print a warning if the hard limit is less than `needed`.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -350,8 +355,8 @@ def main() -> None:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     options = parser.parse_args()
-    # A regroup makes so many objects that Python would search those of all lines for cycles, again
-    # and again: for a second each time in a world of 16,384 agents.
+    # A regroup creates many objects, so Python would collect garbage often. Each collection takes a
+    # second with the connections of 16,384 agents.
     gc.set_threshold(GARBAGE_AFTER)
     try:
         status = asyncio.run(serve(options))

@@ -1,1 +1,1 @@
-"""A store of checkpoints in S3. `connect` alone imports boto3, when such a store is opened."""
+"""A store of checkpoints in S3. Only `connect` imports boto3, when a store is opened."""

@@ -1,4 +1,4 @@
-"""Pins in S3, and what is removed in which order. S3 has no lock, so the order protects."""
+"""Pins in S3, and the removal of objects. S3 does not have locks, so the order protects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rekindle.errors import CorruptError, NewerFormatError
 
 
 def listed(bucket: Bucket) -> list[Pin]:
-    """All pins of this store, also those that have expired."""
+    """Return all pins of this store, also expired ones."""
     root = _root(bucket)
     names = sorted(found.key.removeprefix(root) for found in bucket.objects(root))
     return [pin for name in names if (pin := pin_of(name))]
 
 
 def add(bucket: Bucket, pin: Pin) -> bool:
-    """Pin a checkpoint; False: it is not there."""
+    """Pin a checkpoint. Return False if it does not exist."""
     place = S3Place(bucket, pin.key)
     if not bucket.size(place.manifest_key):
         return False
@@ -43,12 +43,16 @@ def add(bucket: Bucket, pin: Pin) -> bool:
 
 
 def remove(bucket: Bucket, pin: Pin) -> None:
-    """Remove a pin, if it is there."""
+    """Remove a pin, if it exists."""
     bucket.delete(_root(bucket) + pin.marker)
 
 
 def revoke(bucket: Bucket, key: Key, now: float) -> bool:
-    """Make a checkpoint count no more, unless somebody has pinned it meanwhile."""
+    """Remove the manifest of a checkpoint. Return False, without a change, if it is pinned.
+
+    The function lists the pins again after the removal. If a process has pinned the checkpoint in
+    between, the function restores the manifest.
+    """
     manifest = S3Place(bucket, key).manifest_key
     if not bucket.size(manifest):
         return True
@@ -63,9 +67,9 @@ def revoke(bucket: Bucket, key: Key, now: float) -> bool:
 
 
 def sweep(bucket: Bucket, finished: Callable[[], Collection[Key]], now: float) -> None:
-    """Remove the pins that nobody needs.
+    """Remove expired pins, and pins of checkpoints that do not exist.
 
-    finished: asked after the pins were listed: what was pinned by then was finished by then.
+    finished: called after the pins were listed, so it contains the checkpoint of each valid pin.
     """
     pins = listed(bucket)
     if pins:
@@ -78,7 +82,7 @@ def _root(bucket: Bucket) -> str:
 
 
 def remove_checkpoint(bucket: Bucket, objects: Objects) -> None:
-    """Remove all of it; the manifest first: a checkpoint that is half removed must not count."""
+    """Remove all objects, the manifest first: an incomplete checkpoint must not be valid."""
     keys = [found.key for name, found in objects.items() if name != MANIFEST_FILE]
     if MANIFEST_FILE in objects:
         bucket.delete(objects[MANIFEST_FILE].key)
@@ -86,10 +90,11 @@ def remove_checkpoint(bucket: Bucket, objects: Objects) -> None:
 
 
 def remove_left_over(bucket: Bucket, inventory: Inventory, tidy: Inventory) -> None:
-    """Remove what killed writers left, as soon as a newer checkpoint is finished.
+    """Remove the objects of writers that were killed, after a newer checkpoint is finished.
 
-    Not earlier: what looks left may be under way. Removed objects are taken out of the inventory.
-    tidy: what was looked at before is not looked at again; kept up here.
+    Before a newer checkpoint is finished, a writer may still be writing such objects. The function
+    takes removed objects out of the inventory. tidy: checkpoints without such objects. The function
+    does not list the objects of these again while they are unchanged, and it updates `tidy`.
     """
     for key in outdated(inventory, list(inventory)):
         place, objects = S3Place(bucket, key), inventory[key]
@@ -97,15 +102,15 @@ def remove_left_over(bucket: Bucket, inventory: Inventory, tidy: Inventory) -> N
             left = place.abandon()
             mark = left.pop(ABANDONED, None)
             if mark is None:
-                continue  # it was committed, or another process is about to remove it
+                continue  # it was committed, or another process is removing it
             remove_checkpoint(bucket, left)
-            bucket.delete(mark.key)  # last: until then nobody takes what is left for whole
+            bucket.delete(mark.key)  # last: the mark prevents a commit of the rest
             del inventory[key]
         elif tidy.get(key) != objects:
             try:
                 spare = unreferenced(objects, place.manifest())
             except (CorruptError, NewerFormatError):
-                continue  # a damaged one stays as evidence until it is pruned
+                continue  # a damaged checkpoint stays as evidence until it is pruned
             in_parallel(bucket.delete, [found.key for found in spare])
             inventory[key] = {name: found for name, found in objects.items() if found not in spare}
             tidy[key] = inventory[key]
@@ -120,7 +125,7 @@ def _abort_uploads(bucket: Bucket, inventory: Inventory) -> None:
         uploads = bucket.uploads(f"{root}step-")
     except S3Error as error:
         if error.kind is S3ErrorKind.UNSUPPORTED:
-            return  # such a server drops them by itself
+            return  # such a server aborts uploads itself
         raise
     steps = {found: of[0] for found in uploads if (of := step_of(root, found.key))}
     old = set(outdated(inventory, steps.values()))
@@ -133,5 +138,5 @@ def _abort(bucket: Bucket, found: Upload) -> None:
     try:
         bucket.abort(found)
     except S3Error as error:
-        if error.kind is not S3ErrorKind.NO_UPLOAD:  # another process was quicker
+        if error.kind is not S3ErrorKind.NO_UPLOAD:  # another process has aborted it
             raise

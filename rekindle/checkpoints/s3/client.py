@@ -1,4 +1,4 @@
-"""One request to a bucket, repeated where that helps; and the body that it sends."""
+"""Requests to a bucket, which are repeated if that helps, and the bodies that they send."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind, judge
 
-# Bytes handed out at once, at least. http.client asks for 16 KiB at a time, for each of which the
-# interpreter would be woken; more than this would not get through a slow line within a timeout.
+# Least number of bytes that read() returns, if the chunk has them. http.client requests 16 KiB at a
+# time, and each request wakes the interpreter. A slow line cannot send larger pieces within the
+# timeout.
 _BODY_PIECE = 256 << 10
 
 
 class Body:
-    """Chunks, one after the other, of which any range can be sent."""
+    """A sequence of chunks. A request can send any range of their bytes."""
 
     def __init__(self, chunks: Sequence[Bytes]) -> None:
         views = [memoryview(chunk).cast("B") for chunk in chunks if memoryview(chunk).nbytes]
@@ -35,7 +36,7 @@ class Body:
         self.bytes = self._ends[-1] if views else 0
 
     def slice(self, begin: int, end: int) -> Slice:
-        """The bytes from begin to end."""
+        """Return the bytes from begin to end."""
         cut = []
         for index in range(bisect_right(self._ends, begin), len(self._views)):
             at = self._ends[index] - len(self._views[index])
@@ -46,7 +47,7 @@ class Body:
 
 
 class Slice:
-    """Some bytes, as the file that botocore reads a request's body from."""
+    """Some bytes, as the file from which botocore reads a request's body."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = views
@@ -58,10 +59,13 @@ class Slice:
         return self._bytes
 
     def __bool__(self) -> bool:
-        return True  # an empty body is one, too
+        return True  # botocore must send an empty body also
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """The next bytes, of one chunk; all that are left if size is negative."""
+        """Return the next bytes of one chunk, or all remaining bytes if size is negative.
+
+        The result may have more than `size` bytes, up to 256 KiB.
+        """
         if size < 0:
             rest = b"".join(self._from(self._at))
             self._at = self._bytes
@@ -78,7 +82,7 @@ class Slice:
         return self._at
 
     def md5(self) -> bytes:
-        """Of all its bytes: the one checksum that every server compares them with."""
+        """Return the MD5 of all bytes. Every server compares the body with this checksum."""
         if self._md5 is None:
             digest = hashlib.md5(usedforsecurity=False)
             for view in self._views:
@@ -95,16 +99,16 @@ class Slice:
 
 T = TypeVar("T")
 
-THREADS: Final = 4  # requests at a time: enough for a fast line, few beside a training process
-# Seconds for which a request is made again: a server is gone for a minute now and then.
+THREADS: Final = 4  # requests in parallel: enough for a fast line, and a small load
+# Seconds for which a failed request is repeated. A server is sometimes unavailable for a minute.
 PATIENCE_S = 120.0
-_BODY_S: Final = 120.0  # for all of an answer: a trickle is a stalled body, too
-_PIECE: Final = 1 << 20  # bytes that urllib3 holds of an answer
-_PAUSES_S: Final = (0.2, 8.0)  # before the first repetition, and at most
+_BODY_S: Final = 120.0  # for a complete answer: an answer that arrives too slowly counts as failed
+_PIECE: Final = 1 << 20  # bytes of an answer in urllib3's memory
+_PAUSES_S: Final = (0.2, 8.0)  # pause before the first repetition, and the longest pause
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """An object as a listing tells it; modified: in seconds since the epoch."""
+    """An object in a listing. modified: in seconds since the epoch."""
 
     key: str
     bytes: int
@@ -121,9 +125,9 @@ class Upload(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """What is done with objects. Every method raises S3Error; it may be used by many threads.
+    """The operations on objects. Every method raises S3Error. Many threads may use a bucket.
 
-    patience_s: how long a request that fails in a way that may pass is tried again.
+    patience_s: how long a request is repeated after a failure that may be temporary.
     """
 
     def __init__(self, location: S3Location, client: Any, patience_s: float | None = None) -> None:
@@ -132,11 +136,11 @@ class Bucket:
         self.patience_s = PATIENCE_S if patience_s is None else patience_s
 
     def at_once(self) -> Bucket:
-        """The same bucket, without any patience: for what can be done another time."""
+        """Return the same bucket without repetitions, for requests that can also succeed later."""
         return Bucket(self.location, self._client, patience_s=0)
 
     def get(self, key: str) -> bytes:
-        """The whole object."""
+        """Return the complete object."""
 
         def once() -> bytes:
             data: bytes = self._do("get_object", Key=key)["Body"].read()
@@ -145,26 +149,30 @@ class Bucket:
         return self._try("read", key, once)
 
     def fetch(self, key: str, begin: int, view: memoryview) -> None:
-        """Fill the view with the object's bytes from `begin` on; Kind.RANGE if there are fewer."""
+        """Fill the view with the object's bytes, starting at `begin`.
+
+        Raises S3Error with S3ErrorKind.RANGE: the object has fewer bytes.
+        """
         if view and not self._try("read", key, lambda: self._fetch(key, begin, view)):
             raise S3Error(f"{self.location.url(key)} is too short", S3ErrorKind.RANGE)
 
     def put(self, key: str, body: Slice, *, new: bool = False, over: str = "") -> str:
-        """Make the object; its ETag.
+        """Write the object, and return its ETag.
 
-        new: Kind.EXISTS if there is one, if the server tells. over: the ETag of the object that may
-        be replaced; Kind.EXISTS if there is another, or none, if the server tells.
+        new: write only if the object does not exist. over: write only if the object has this ETag.
+        Raises S3Error with S3ErrorKind.EXISTS if the condition is false, and the server supports
+        conditions.
         """
         condition = {"IfNoneMatch": "*"} if new else {"IfMatch": over} if over else {}
         return self._send("put_object", body, Key=key, **condition)
 
     def delete(self, key: str) -> None:
-        """Remove the object, if there is one."""
+        """Remove the object, if it exists."""
         self._try("remove", key, lambda: self._do("delete_object", Key=key))
 
     def objects(self, prefix: str) -> list[Stored]:
-        """All objects whose key begins so."""
-        # Not version 2 of this request, which not every server knows.
+        """Return all objects whose key begins with this prefix."""
+        # Some servers do not support version 2 of this request.
         pages = self._pages("list", prefix, "list_objects")
         return [
             Stored(
@@ -175,16 +183,17 @@ class Bucket:
         ]
 
     def size(self, key: str) -> int | None:
-        """Bytes of the object, None if there is none.
+        """Return the bytes of the object, or None if it does not exist.
 
-        From a listing: to a HEAD request no server says what is wrong.
+        The method uses a listing, because an answer to a HEAD request does not contain the cause of
+        an error.
         """
         answer = self._try("list", key, lambda: self._do("list_objects", Prefix=key, MaxKeys=1))
         sizes = [found["Size"] for found in answer.get("Contents", ()) if found["Key"] == key]
         return sizes[0] if sizes else None
 
     def uploads(self, prefix: str) -> list[Upload]:
-        """The multipart uploads under way, or left, of keys that begin so."""
+        """Return the unfinished multipart uploads of keys that begin with this prefix."""
         pages = self._pages("list the uploads of", prefix, "list_multipart_uploads")
         try:
             return [
@@ -193,12 +202,12 @@ class Bucket:
                 for found in page.get("Uploads", ())
             ]
         except S3Error as error:
-            if error.kind is S3ErrorKind.NO_UPLOAD:  # what some servers say of a bucket without any
+            if error.kind is S3ErrorKind.NO_UPLOAD:  # the answer of some servers without uploads
                 return []
             raise
 
     def begin_upload(self, key: str) -> Upload:
-        """A new one."""
+        """Begin a multipart upload."""
 
         def once() -> str:
             return str(self._do("create_multipart_upload", Key=key)["UploadId"])
@@ -206,7 +215,7 @@ class Bucket:
         return Upload(key, self._try("write", key, once), time.time())
 
     def sent(self, upload: Upload) -> dict[int, tuple[int, str]]:
-        """The parts that the server has of this upload: number, bytes and ETag."""
+        """Return the parts of this upload on the server: bytes and ETag by number."""
         pages = self._pages("write", upload.key, "list_parts", Key=upload.key, UploadId=upload.id)
         return {
             part["PartNumber"]: (part["Size"], part["ETag"].strip('"'))
@@ -215,13 +224,13 @@ class Bucket:
         }
 
     def send(self, upload: Upload, number: int, body: Slice) -> str:
-        """Send this part; its ETag."""
+        """Send this part, and return its ETag."""
         return self._send(
             "upload_part", body, Key=upload.key, UploadId=upload.id, PartNumber=number
         )
 
     def complete(self, upload: Upload, etags: list[str]) -> None:
-        """Make the object of these parts, of which the first has number 1."""
+        """Complete the upload with these parts. The first part has number 1."""
         parts = [{"PartNumber": n, "ETag": etag} for n, etag in enumerate(etags, start=1)]
         self._try(
             "write",
@@ -235,7 +244,7 @@ class Bucket:
         )
 
     def abort(self, upload: Upload) -> None:
-        """Drop the upload and its parts."""
+        """Abort the upload, and remove its parts."""
         request = {"Key": upload.key, "UploadId": upload.id}
         self._try("abort", upload.key, lambda: self._do("abort_multipart_upload", **request))
 
@@ -256,7 +265,7 @@ class Bucket:
         return self._try("write", arguments["Key"], once)
 
     def _fetch(self, key: str, begin: int, view: memoryview) -> bool:
-        """Whether the object has all of these bytes."""
+        """Fill the view. Return False if the object does not have all of these bytes."""
         until = f"bytes={begin}-{begin + len(view) - 1}"
         answer = self._do("get_object", Key=key, Range=until)
         deadline = time.monotonic() + _BODY_S
@@ -271,7 +280,7 @@ class Bucket:
         return True
 
     def _pages(self, action: str, prefix: str, operation: str, **of: Any) -> Iterator[Any]:
-        """The answers of a listing, one after the other."""
+        """Yield the answers of a listing, in order."""
         arguments = of or {"Prefix": prefix}
         while True:
             page = self._try(action, prefix, partial(self._do, operation, **arguments))
@@ -287,7 +296,7 @@ class Bucket:
             arguments |= after
 
     def _try(self, action: str, key: str, request: Callable[[], T]) -> T:
-        """Make the request until it succeeds, or fails in a way that will not pass in time."""
+        """Repeat the request until it succeeds, fails permanently, or fails for too long."""
         began, pause = time.monotonic(), _PAUSES_S[0]
         while True:
             try:
@@ -300,12 +309,13 @@ class Bucket:
             waited = time.monotonic() - began
             if judged.kind is not S3ErrorKind.PASSING or waited + pause > self.patience_s:
                 break
-            time.sleep(pause * random.uniform(0.5, 1.0))  # not all threads at the same moment
+            time.sleep(pause * random.uniform(0.5, 1.0))  # random, to spread the threads' requests
             pause = min(2 * pause, _PAUSES_S[1])
         for_long = (
             f", for {waited:.0f} s" if judged.kind is S3ErrorKind.PASSING and waited > 1 else ""
         )
-        # The library's error is not shown as its cause: it repeats what the server said.
+        # The library's error is not the cause: it repeats the server's message, which may have a
+        # secret.
         raise S3Error(
             f"cannot {action} {self.location.url(key)}: {judged.reason}{for_long}; {judged.remedy}",
             judged.kind,
@@ -318,7 +328,7 @@ def _when(found: Mapping[str, Any], field: str) -> float:
 
 
 def _after(operation: str, page: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the listing goes on after this page."""
+    """Return the position of the next page of the listing."""
     if operation == "list_objects":
         return {"Marker": page["Contents"][-1]["Key"] if page.get("Contents") else None}
     if operation == "list_parts":

@@ -1,4 +1,4 @@
-"""The bucket of a location, through boto3, which is imported here and nowhere else."""
+"""Opens the bucket of a location through boto3. No other module imports boto3."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.s3.client import THREADS, Bucket
 from rekindle.errors import UsageError, extra_of
 
-CONNECT_TIMEOUT_S = 10.0  # also for each 256 KiB to be taken
+CONNECT_TIMEOUT_S = 10.0  # also for the server to accept each 256 KiB
 READ_TIMEOUT_S = 30.0  # between two bytes of an answer
 
 
 def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
-    """The bucket of this location; no request is made yet.
+    """Return the bucket of this location. The function does not make a request.
 
     Raises UsageError: boto3 is not installed, or the environment or the location lacks something.
     """
@@ -30,21 +30,22 @@ def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
     if isinstance(location.verify, str) and not Path(location.verify).is_file():
         raise UsageError(f"there is no file of authorities {location.verify} (verify=)")
     config = botocore.config.Config(
-        # The MD5 of the body is signed, as it is with TLS: its SHA-256 need not be computed, too.
+        # The signature covers the body's MD5, with and without TLS, so a SHA-256 of the body is
+        # unnecessary.
         s3={"addressing_style": location.addressing, "payload_signing_enabled": False},
         signature_version="s3v4",
-        retries={"total_max_attempts": 1},  # repeated here
+        retries={"total_max_attempts": 1},  # `Bucket` repeats requests
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=2 * THREADS,
-        # Other checksums than MD5 are refused by servers older than they are.
+        # Old servers refuse other checksums than MD5.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     if not location.verify:
-        # It was asked for: nobody has to be told with every request.
+        # The user has turned verification off, so a warning with every request does not help.
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-    # Below INFO it writes requests with their tokens.
+    # Below INFO, botocore logs requests with their tokens.
     logger = logging.getLogger("botocore")
     logger.setLevel(max(logger.getEffectiveLevel(), logging.INFO))
     try:
@@ -65,7 +66,10 @@ def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
 
 
 def _credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that the environment gives for stores; none if boto3 is to look for them."""
+    """Return the store's credentials in the environment; empty: boto3 looks for credentials.
+
+    Raises UsageError: the environment has only a part of them.
+    """
     wanted = {
         "aws_access_key_id": names.ENV_STORE_ACCESS_KEY_ID,
         "aws_secret_access_key": names.ENV_STORE_SECRET_ACCESS_KEY,

@@ -1,6 +1,6 @@
-"""What an answer of an S3 server, or its absence, means: whether to try again, and what to do.
+"""Classification of failed S3 requests: whether to repeat the request, and what the user can do.
 
-No word of a server's message is repeated, nor of botocore's: either may hold a secret.
+A message never repeats text of a server or of botocore, because it may contain a secret.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rekindle.errors import CheckpointError
 
 
 class S3ErrorKind(Enum):
-    """What is done about it."""
+    """The cause of a failed request, or how to handle it."""
 
     PASSING = "try again"
     MISSING = "there is no such object"
@@ -30,7 +30,7 @@ class S3ErrorKind(Enum):
 
 
 class S3Error(CheckpointError):
-    """A request that was not carried out."""
+    """A request that failed."""
 
     def __init__(self, text: str, kind: S3ErrorKind) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class S3Error(CheckpointError):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What went wrong, in words that are safe to show, and what to do about it."""
+    """The reason of a failure, as text without secrets, and the remedy."""
 
     kind: S3ErrorKind
     reason: str
@@ -76,7 +76,7 @@ _KINDS: Final[Mapping[str, S3ErrorKind]] = {
     "RequestLimitExceeded": S3ErrorKind.PASSING,
     "RequestTimeout": S3ErrorKind.PASSING,
     "OperationAborted": S3ErrorKind.PASSING,
-    # Damaged or cut off on the way to the server.
+    # The body was damaged or truncated on the way to the server.
     "BadDigest": S3ErrorKind.PASSING,
     "IncompleteBody": S3ErrorKind.PASSING,
     "XAmzContentSHA256Mismatch": S3ErrorKind.PASSING,
@@ -106,7 +106,7 @@ _CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,63}")
 
 
 def judge(error: Exception) -> Judgement | None:
-    """What this exception means; None if it is none that a request ends with."""
+    """Classify an exception. Return None if requests do not raise such exceptions."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
@@ -121,10 +121,10 @@ def judge(error: Exception) -> Judgement | None:
 
 
 def judge_answer(answer: Mapping[str, Any]) -> Judgement:
-    """What an error that a server answered means; `answer`: as botocore's ClientError has it."""
+    """Classify the error in a server's answer. answer: `response` of botocore's ClientError."""
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = str(answer.get("Error", {}).get("Code", ""))
-    if not _CODE.fullmatch(code):  # of a HEAD request it is the status
+    if not _CODE.fullmatch(code):  # the answer to a HEAD request has the status as its code
         code = ""
     kind = _KINDS.get(code) or (
         S3ErrorKind.REFUSED if code in _REMEDIES else _STATUS_KINDS.get(status)
@@ -137,7 +137,7 @@ def judge_answer(answer: Mapping[str, Any]) -> Judgement:
 
 
 def judge_failure(error: Exception) -> Judgement:
-    """What an exception of botocore or urllib3 other than ClientError means, by its class."""
+    """Classify an exception of botocore or urllib3 other than ClientError by its class."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.SSLError) and "certificate" in str(error).lower():

@@ -23,15 +23,16 @@ from rekindle.checkpoints.s3.transfer import Source, read_into, read_range, veri
 from rekindle.checkpoints.store import CheckpointInfo
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 
-# The objects of one checkpoint by the rest of their key, and of all checkpoints.
+# The objects of one checkpoint, by the rest of their key; and the objects of all checkpoints.
 Objects: TypeAlias = dict[str, Stored]
 Inventory: TypeAlias = dict[Key, Objects]
 
 
 def stored_name(name: str, checksum: str) -> str:
-    """What a file with these bytes is called: never the same as one with others.
+    """Return the object's name of a file. It contains a part of the checksum of the bytes.
 
-    So no writer can damage what another one has written, or is writing.
+    Files with other bytes have other names. A writer therefore cannot damage another writer's
+    object.
     """
     stem, dot, suffix = name.rpartition(".")
     digest = checksum.partition(":")[2][:16]
@@ -39,14 +40,14 @@ def stored_name(name: str, checksum: str) -> str:
 
 
 def step_of(root: str, key: str) -> tuple[Key, str] | None:
-    """The checkpoint that this object belongs to, and its name there; None if to none."""
+    """Return the object's checkpoint and its name there, or None for another object."""
     place, _, name = key.removeprefix(root).partition("/")
     step = key_of(place)
     return (step, name) if step and name else None
 
 
 def inventory_of(root: str, stored: Iterable[Stored]) -> Inventory:
-    """These objects by checkpoint."""
+    """Return these objects by checkpoint."""
     inventory: Inventory = {}
     for found in stored:
         if step := step_of(root, found.key):
@@ -55,12 +56,12 @@ def inventory_of(root: str, stored: Iterable[Stored]) -> Inventory:
 
 
 def is_finished(objects: Objects) -> bool:
-    """Whether there is a manifest."""
+    """Return whether the objects include a manifest that is not empty."""
     return MANIFEST_FILE in objects and objects[MANIFEST_FILE].bytes > 0
 
 
 def check_sizes(manifest: Manifest, objects: Objects) -> None:
-    """Raise CorruptError unless each file is there with the size that the manifest says."""
+    """Raise CorruptError unless each file exists with its size in the manifest."""
     for entry in manifest.files:
         if entry.file not in objects:
             raise CorruptError(f"{entry.name} is missing")
@@ -70,25 +71,28 @@ def check_sizes(manifest: Manifest, objects: Objects) -> None:
 
 
 def outdated(inventory: Inventory, places: Iterable[Key]) -> list[Key]:
-    """Those of these places that nobody writes any more: something newer is finished."""
+    """Return the places that no process writes to, because a newer checkpoint is finished."""
     finished = [key for key, objects in inventory.items() if is_finished(objects)]
     return [key for key in places if is_outdated(key, finished)]
 
 
 def unreferenced(objects: Objects, manifest: Manifest) -> list[Stored]:
-    """What another writer, or an earlier attempt, left beside the files of a checkpoint."""
+    """Return the objects that the manifest does not name.
+
+    Another writer or an earlier attempt left them.
+    """
     named = {MANIFEST_FILE, *(entry.file for entry in manifest.files)}
     return [found for name, found in objects.items() if name not in named]
 
 
-# The object that says that an unfinished checkpoint is being removed.
+# Name of the mark: a process is removing this unfinished checkpoint.
 ABANDONED: Final = ".abandoned"
-# Whoever has put it that long ago, by the server's clock, was killed.
+# Seconds, by the server's clock. The process that wrote an older mark was killed.
 ABANDONED_S: Final = 600.0
 
 
 class S3Place:
-    """Where one checkpoint is, or is to be."""
+    """The place of one checkpoint, which may not exist yet."""
 
     def __init__(self, bucket: Bucket, key: Key) -> None:
         self.bucket = bucket
@@ -104,10 +108,11 @@ class S3Place:
         return self._prefix + MANIFEST_FILE
 
     def abandon(self) -> Objects:
-        """Say that nobody goes on with it, and what is there then; none: it has been committed.
+        """Mark the checkpoint as abandoned, and return its objects. Return {} if it is committed.
 
-        Whoever commits puts the manifest first and looks then (check_complete); here it is the
-        other way round. So one of both sees the other.
+        A process that commits first writes the manifest, and then looks for the mark
+        (check_complete). This method first writes the mark, and then looks for the manifest.
+        Therefore at least one of the two processes sees the other.
         """
         self.bucket.put(self._prefix + ABANDONED, Body([]).slice(0, 0))
         objects = self.objects()
@@ -120,17 +125,21 @@ class S3Place:
         return Source(self.bucket, self._prefix + entry.file, entry)
 
     def objects(self) -> Objects:
-        """What is there now."""
+        """Return the objects that exist now."""
         stored = self.bucket.objects(self._prefix)
         return inventory_of(self.bucket.location.root, stored).get(self.step, {})
 
     def manifest(self) -> Manifest:
-        """Raises CorruptError if there is none of this step and generation."""
+        """Return the manifest.
+
+        Raises CorruptError: there is no manifest of this step and generation. NewerFormatError: a
+        later version of Rekindle wrote it.
+        """
         try:
             try:
                 return manifest_of(self.step, self.bucket.get(self.manifest_key))
             except CorruptError:
-                # Without TLS it may have been damaged on the way.
+                # Without TLS, the answer may have been damaged on the way.
                 return manifest_of(self.step, self.bucket.get(self.manifest_key))
         except S3Error as error:
             if error.kind is S3ErrorKind.MISSING:
@@ -138,9 +147,9 @@ class S3Place:
             raise
 
     def committed(self, objects: Objects) -> Manifest | None:
-        """The manifest, if there is one and all its files are there with their sizes.
+        """Return the manifest, or None unless it and all its files exist with their sizes.
 
-        Raises NewerFormatError if it is not ours to tell.
+        Raises NewerFormatError: a later version wrote the manifest.
         """
         try:
             manifest = self.manifest() if is_finished(objects) else None
@@ -151,7 +160,7 @@ class S3Place:
         return manifest
 
     def is_newer(self) -> bool:
-        """Whether a later version of Rekindle wrote the manifest here."""
+        """Return whether a later version of Rekindle wrote the manifest here."""
         try:
             self.manifest()
         except NewerFormatError:
@@ -161,18 +170,19 @@ class S3Place:
         return False
 
     def verified(self, objects: Objects) -> Manifest:
-        """The manifest, after all bytes of its files were read; else CorruptError."""
+        """Verify all bytes of the files, and return the manifest. Raises CorruptError."""
         manifest = self.manifest()
         check_sizes(manifest, objects)
         verify(map(self.source, manifest.files))
         return manifest
 
     def create_manifest(self, manifest: Manifest, *, over: bool) -> Manifest:
-        """The manifest that is there once this one was to be.
+        """Create the manifest unless one exists. Return the manifest that exists afterwards.
 
-        over: what is there is none that counts, and is written over. Else it is created only if
-        there is none, by the server if it knows how to; all that another writer can do on one that
-        does not is to put its own, of the same step, in place of ours at this moment.
+        over: the existing manifest is not valid, so this one replaces it. Otherwise the server
+        creates the object only if it does not exist, if the server supports conditions. On other
+        servers, another writer can replace this manifest with its own manifest of the same step at
+        this moment.
         """
         data = encode(manifest)
         body = Body([data]).slice(0, len(data))
@@ -183,13 +193,15 @@ class S3Place:
                 return self.create_manifest(manifest, over=True)
             if error.kind is not S3ErrorKind.EXISTS:
                 raise
-        # Also where ours was refused: the answer to the first try may have been lost.
+        # Also after EXISTS: the first request may have succeeded, and its answer may have been
+        # lost.
         return self.manifest()
 
     def check_complete(self, manifest: Manifest) -> Objects:
-        """What is there, after this manifest was created; without a file of it, it goes again.
+        """Return the objects after the manifest was created, if they are complete.
 
-        Whoever had found a newer checkpoint may have removed files as left over.
+        If a process that saw a newer checkpoint has removed files as left over, or is removing
+        them, the method removes the manifest. Raises CheckpointError then.
         """
         objects = self.objects()
         try:
@@ -207,7 +219,7 @@ class S3Place:
 
 
 class S3Checkpoint:
-    """A checkpoint in S3, as `rekindle.checkpoints.store.Checkpoint` says."""
+    """A checkpoint in S3. Implements `rekindle.checkpoints.store.Checkpoint`."""
 
     def __init__(self, place: S3Place, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -215,11 +227,11 @@ class S3Checkpoint:
 
     @property
     def location(self) -> str:
-        """What the keys of its objects begin with, as a URL."""
+        """Return the beginning of its objects' keys, as a URL."""
         return self._place.url
 
     def read(self, name: str) -> memoryview:
-        """The bytes of this file, in private memory; they were verified there.
+        """Return the bytes of this file in private memory, verified after they were read.
 
         Raises CorruptError if they are not what was written, CheckpointError if unreadable.
         """
@@ -229,16 +241,17 @@ class S3Checkpoint:
         return memory
 
     def read_into(self, name: str, begin: int, view: memoryview) -> None:
-        """Fill the view with this file's bytes from `begin` on, verified by the blocks they lie in.
+        """Fill the view with this file's bytes, starting at `begin`. Their blocks are verified.
 
-        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+        Raises CorruptError if they are not what was written. CheckpointError if unreadable, or if
+        the file does not have these bytes.
         """
         entry = entry_of(self.location, self.manifest, name)
         check_range(entry, begin, len(view))
         read_into(self._place.source(entry), begin, view)
 
     def read_range(self, name: str, begin: int, end: int) -> memoryview:
-        """The bytes of this file from `begin` to `end` as they lie there; fewer if it ends before.
+        """Return the unverified bytes of this file from `begin` to `end`; fewer if it ends before.
 
         Raises MissingError, CheckpointError if unreadable.
         """
@@ -247,7 +260,7 @@ class S3Checkpoint:
 
 
 def seen_at(place: S3Place, objects: Objects) -> CheckpointInfo:
-    """What these objects tell of their checkpoint; S3Error: its manifest cannot be read."""
+    """Describe the checkpoint of these objects. Raises S3Error: its manifest cannot be read."""
     manifest, reason, newer = None, "", False
     try:
         manifest = place.manifest()

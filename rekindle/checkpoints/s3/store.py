@@ -1,10 +1,10 @@
-"""Checkpoints in an object store that speaks S3.
+"""Checkpoints in an object store with the S3 protocol.
 
     <prefix>/step-<step>-g<generation>/   one checkpoint: safetensors objects and manifest.json
 
-Objects bear the checksum of their bytes in their names, and a manifest is created only where there
-is none that counts: whoever writes beside us, or wrote before us and was killed, nothing that a
-manifest names is ever changed. There is no lock.
+The name of an object contains the checksum of its bytes, and a writer creates a manifest only if
+there is no valid one. Therefore no writer changes an object that a manifest names, also if other
+writers work at the same time or were killed. The store does not use a lock.
 """
 
 from __future__ import annotations
@@ -58,22 +58,24 @@ class S3Store:
     def __init__(self, location: S3Location, bucket: Bucket) -> None:
         self._location = location
         self._bucket = bucket
-        # What this process wrote or verified is not read again by prune() while it is unchanged.
+        # prune() does not read checkpoints again that this process wrote or verified, if they are
+        # unchanged.
         self._proven: dict[Key, Objects] = {}
-        # Checkpoints that had nothing left over beside their files, as long as they are unchanged.
+        # Checkpoints without left-over objects next to their files, as they were at the last check.
         self._tidy: Inventory = {}
 
     @property
     def location(self) -> str:
-        """The location that `open_store()` takes."""
+        """Return the location that `open_store()` accepts."""
         return str(self._location)
 
     def write(self, manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> Written:
-        """Write and commit a checkpoint; manifest.files is filled in from the parts (file names).
+        """Write and commit a checkpoint. manifest.files is filled in from the parts (file names).
 
-        A valid checkpoint of the same step and generation is left as it is; what is damaged of
-        another is written again. Raises CheckpointError, and no such checkpoint exists, if it
-        cannot be written; the next attempt goes on from there.
+        The method does not change a valid checkpoint of the same step and generation. If that
+        checkpoint is invalid, the method writes only its damaged files again.
+        Raises CheckpointError if it cannot be written. The checkpoint does not exist then, and the
+        next attempt reuses the parts that were sent.
         """
         place = self._place((manifest.step, manifest.generation))
         check_writable(manifest, parts)
@@ -83,11 +85,12 @@ class S3Store:
         return self._commit(place, msgspec.structs.replace(manifest, files=files))
 
     def write_part(self, step: int, generation: int, name: str, part: CheckpointFile) -> FileEntry:
-        """Write one file of a checkpoint that counts once it is committed, with its other parts.
+        """Write one file of a checkpoint. The checkpoint is valid after commit().
 
-        A file that a committed checkpoint holds and that is intact is left as it is, and its entry
-        returned. Raises CheckpointError if it cannot be written, or if the checkpoint has been
-        committed without such a part; the next attempt goes on from there.
+        If a committed checkpoint holds the file and it is intact, the method changes nothing and
+        returns its entry.
+        Raises CheckpointError if it cannot be written, or if the checkpoint has been committed
+        without such a part. The next attempt reuses the parts that were sent.
         """
         check_part(step, generation, name, part.ranks)
         place = self._place((step, generation))
@@ -99,12 +102,13 @@ class S3Store:
         return self._put(place, name, part)
 
     def commit(self, manifest: Manifest) -> Written:
-        """Make a checkpoint of the parts that manifest.files names, as write_part() returned them.
+        """Commit the parts that manifest.files names, as write_part() returned them.
 
-        Their sizes are checked; their bytes, which the server proved to their writers, are not read
-        again. A checkpoint of the same step and generation that is complete is left as it is.
-        Raises CheckpointError, with all parts left as they are, if one is missing or has another
-        size, or if the manifest cannot be written.
+        The method checks the sizes of the parts. It does not read their bytes, because the server
+        has verified them for their writers. It does not change a checkpoint of the same step and
+        generation that has the same files or is valid.
+        Raises CheckpointError if a part is missing or has another size, or if the manifest cannot
+        be written. All parts are unchanged then.
         """
         place = self._place((manifest.step, manifest.generation))
         if not manifest.files:
@@ -112,16 +116,17 @@ class S3Store:
         return self._commit(place, manifest)
 
     def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:
-        """The newest checkpoint (highest step, then generation) that is valid in every byte.
+        """Return the newest checkpoint (highest step, then generation) with all bytes verified.
 
-        at_most: the highest step that is wanted. Raises CheckpointError: the bucket cannot be read.
+        at_most: the highest step that is allowed. Raises CheckpointError: the bucket cannot be
+        read.
         """
         return newest_of(lambda: self._inventory(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> S3Checkpoint | None:
-        """The checkpoint of this step and generation, if it has all its files in their sizes.
+        """Return the checkpoint of this step and generation, or None.
 
-        Their bytes are not looked at: who reads a file has it verified there.
+        The method returns None unless all files exist with their sizes. read() verifies the bytes.
         Raises CheckpointError: the bucket cannot be read.
         """
         place = self._place((step, generation))
@@ -129,30 +134,31 @@ class S3Store:
         return S3Checkpoint(place, manifest) if manifest else None
 
     def keys(self, *, at_most: Key | None = None) -> list[Key]:
-        """Step and generation of all finished checkpoints, newest first; nothing in them is read.
+        """Return step and generation of all finished checkpoints, newest first. No object is read.
 
-        at_most: the newest that is wanted. Raises CheckpointError: the bucket cannot be read.
+        at_most: the newest key that is allowed. Raises CheckpointError: the bucket cannot be read.
         """
         finished = [key for key, objects in self._inventory().items() if is_finished(objects)]
         return sorted((key for key in finished if at_most is None or key <= at_most), reverse=True)
 
     def survey(self) -> list[CheckpointInfo]:
-        """All that bears a checkpoint's name, newest first, whether it can be used or not.
+        """Describe everything with a checkpoint's name, usable or not, newest first.
 
         Raises CheckpointError: the bucket cannot be read.
         """
         return [seen_at(self._place(key), objects) for key, objects in self._inventory().items()]
 
     def at(self, manifest: Manifest) -> S3Checkpoint:
-        """The checkpoint of this manifest, whatever lies in its place here; nothing is read."""
+        """Return the checkpoint of this manifest in this store. The method reads no object."""
         return S3Checkpoint(self._place((manifest.step, manifest.generation)), manifest)
 
     def prune(self, retention: Retention) -> tuple[Key, ...]:
-        """Remove what the retention does not keep, and say which, newest first.
+        """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
-        Never the newest valid checkpoint, nor one that is pinned. What killed writers left goes
-        too, if a newer checkpoint is finished, and pins that have expired or keep nothing.
-        Raises CheckpointError if one cannot be removed.
+        The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
+        is finished, the method also removes the objects of writers that were killed. It also
+        removes pins that have expired or whose checkpoint is gone.
+        Raises CheckpointError if a checkpoint cannot be removed.
         """
         inventory = self._inventory()
         remove_left_over(self._bucket, inventory, self._tidy)
@@ -176,34 +182,34 @@ class S3Store:
         return tuple(removed)
 
     def pin(self, pin: Pin) -> bool:
-        """Keep a checkpoint from being pruned; False, and nothing is changed: it is not there.
+        """Protect a checkpoint from pruning. Return False, without a change, if it does not exist.
 
-        Once this has returned True, nobody prunes the checkpoint while the pin holds.
+        After this has returned True, no process prunes the checkpoint while the pin holds.
         Raises CheckpointError: the bucket cannot be written.
         """
         return s3_pins.add(self._bucket, pin)
 
     def unpin(self, pin: Pin) -> None:
-        """Remove a pin; one that is not there is no error. Raises CheckpointError."""
+        """Remove a pin. A missing pin is not an error. Raises CheckpointError."""
         s3_pins.remove(self._bucket, pin)
 
     def pins(self) -> list[Pin]:
-        """All pins, also those that have expired. Raises CheckpointError: it cannot be read."""
+        """Return all pins, also expired ones. Raises CheckpointError: they cannot be read."""
         return s3_pins.listed(self._bucket)
 
     def _place(self, key: Key) -> S3Place:
         return S3Place(self._bucket, key)
 
     def _inventory(self, at_most: int | None = None) -> Inventory:
-        """All that is in the bucket, newest first."""
+        """Return the objects of all checkpoints in the bucket, newest first."""
         root = self._location.root
         inventory = inventory_of(root, self._bucket.objects(f"{root}step-"))
         wanted = (key for key in inventory if at_most is None or key[0] <= at_most)
         return {key: inventory[key] for key in sorted(wanted, reverse=True)}
 
     def _put(self, place: S3Place, name: str, part: CheckpointFile) -> FileEntry:
-        # Summed before it is sent, for its name tells the checksum; and not asked for again then:
-        # what makes chunks by reading them may read something else the second time.
+        # The object's name contains the checksum, so it is computed before the upload. The chunks
+        # are read only once, because a second read may return other bytes.
         chunks = list(part.chunks)
         sums = summed(chunks)
         entry = sums.entry(name, part.ranks, stored_name(name, sums.checksum))
@@ -214,7 +220,7 @@ class S3Store:
     def _commit(self, place: S3Place, manifest: Manifest) -> Written:
         objects = place.objects()
         there = place.committed(objects)
-        # One with other files is what another attempt wrote: it counts if it can be read.
+        # Another attempt may have committed other files. They remain valid if they can be read.
         if there and (there.files == manifest.files or self._is_valid(place, objects)):
             return existing(place.url, there, manifest.job_id)
         try:
@@ -227,8 +233,9 @@ class S3Store:
         try:
             self._proven[place.step] = place.check_complete(manifest)
         finally:
-            # Also without the checkpoint: whoever made it fail may have seen its manifest, and
-            # then has left its files. What cannot be removed now is left for the next time.
+            # Also after a failure: the process that caused it may have seen this manifest, and then
+            # has not removed its files. The next commit or prune removes objects that cannot be
+            # removed now.
             with contextlib.suppress(CheckpointError):
                 remove_left_over(self._bucket.at_once(), self._inventory(), self._tidy)
         return Written(place.url, bytes_of(manifest), existed=False)
@@ -245,18 +252,24 @@ class S3Store:
             except S3Error as error:
                 if error.kind not in (S3ErrorKind.PASSING, S3ErrorKind.ARCHIVED):
                     raise
-                place.objects()  # else it is not this checkpoint, but the server
+                place.objects()  # if this fails also, the server is the cause
                 passed_over.append(SkippedCheckpoint(place.url, f"it cannot be read: {error}"))
         return NewestCheckpoint(None, tuple(passed_over))
 
     def _verified(self, place: S3Place, objects: Objects) -> Manifest:
-        """The manifest, after all bytes were read; CorruptError, NewerFormatError or S3Error."""
+        """Read and verify all bytes, and return the manifest.
+
+        Raises CorruptError, NewerFormatError or S3Error.
+        """
         manifest = place.verified(objects)
         self._proven[place.step] = objects
         return manifest
 
     def _valid(self, place: S3Place, objects: Objects) -> Manifest | None:
-        """The manifest of the valid checkpoint in this place; NewerFormatError."""
+        """Return the manifest of the valid checkpoint in this place, or None.
+
+        Raises NewerFormatError: a later version wrote the manifest.
+        """
         try:
             return self._verified(place, objects) if is_finished(objects) else None
         except CorruptError:
@@ -271,10 +284,10 @@ class S3Store:
 
 
 class S3Pointer:
-    """As `rekindle.checkpoints.open_store.Pointer` says.
+    """A pointer in S3. Implements `rekindle.checkpoints.open_store.Pointer`.
 
-    On a server that knows no conditional requests, of two who replace it at the same moment the
-    second wins, and neither is refused.
+    On a server without conditional requests, two processes can replace the text at the same moment.
+    The second text remains then, and both processes succeed.
     """
 
     def __init__(self, bucket: Bucket, name: str) -> None:
@@ -283,11 +296,11 @@ class S3Pointer:
 
     @property
     def location(self) -> str:
-        """Its key, as a URL."""
+        """Return its key, as a URL."""
         return self._bucket.location.url(self._key)
 
     def read(self) -> bytes | None:
-        """The text; None: there is none."""
+        """Return the text; None: it does not exist."""
         try:
             return self._bucket.get(self._key)
         except S3Error as error:
@@ -296,15 +309,17 @@ class S3Pointer:
             raise
 
     def replace(self, data: bytes, old: bytes | None) -> bool:
-        """Write the text; False, and it is left as it is, unless it is still `old`."""
-        # The tag is that of `old` or of an older text: then the server refuses.
+        """Write the text if the present text is `old`. Otherwise return False without a change."""
+        # The tag belongs to `old` or to an earlier text. If it belongs to an earlier text, the
+        # server refuses the request.
         tags = [each.etag for each in self._bucket.objects(self._key) if each.key == self._key]
         if self.read() != old:
             return False
         try:
             return self._put(data, tags[0] if tags else None)
         except S3Error as error:
-            # Also where ours was refused: the answer to the first try may have been lost.
+            # Also after EXISTS: the first request may have succeeded, and its answer may have been
+            # lost.
             if error.kind in (S3ErrorKind.EXISTS, S3ErrorKind.MISSING):
                 return self.read() == data
             raise

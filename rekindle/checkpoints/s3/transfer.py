@@ -1,4 +1,4 @@
-"""Transfers to and from S3: blocks and parts side by side, each verified."""
+"""Parallel transfers to and from S3. Each block and part is verified."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ B = TypeVar("B")
 
 
 def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """What work gives for each item, begun in their order; the first failure ends it all."""
+    """Return the result of `work` for each item, started in order. Stop at the first failure."""
     with ThreadPoolExecutor(s3_client.THREADS, thread_name_prefix="rekindle-s3") as pool:
         futures = deque(pool.submit(work, item) for item in items)
         found = []
         try:
-            # No name for the one that is waited for: it holds its failure, whose frames would hold
-            # it, and with it the bytes that were to be sent.
+            # A future has no name here. A name would keep a failed future, its frames and thereby
+            # the bytes of the request in memory.
             while futures:
                 found.append(futures.popleft().result())
         except BaseException:
@@ -47,16 +47,16 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def read_into(source: Source, begin: int, view: memoryview) -> None:
-    """Fill the view with the file's bytes from `begin` on.
+    """Fill the view with the file's bytes, starting at `begin`.
 
-    Raises CorruptError unless they are what the manifest says, S3Error if unreadable.
+    Raises CorruptError if they differ from the manifest, S3Error if unreadable.
     """
     wanted = spans(source.entry, begin, begin + len(view))
     in_parallel(lambda span: _read(source, span, begin, view), wanted)
 
 
 def read_range(source: Source, begin: int, end: int) -> memoryview:
-    """The object's bytes from `begin` to `end`, fewer if it ends before; nothing is verified.
+    """Return the object's unverified bytes from `begin` to `end`, or fewer if it ends before.
 
     Raises MissingError, S3Error if unreadable.
     """
@@ -73,9 +73,9 @@ def read_range(source: Source, begin: int, end: int) -> memoryview:
 
 
 def verify(sources: Iterable[Source]) -> None:
-    """Read all bytes of these files, of which few are in memory at a time.
+    """Read all bytes of these files, with only a few in memory at a time.
 
-    Raises CorruptError unless they are what the manifest says, S3Error if unreadable.
+    Raises CorruptError if they differ from the manifest, S3Error if unreadable.
     """
     blocks = [
         (source, span) for source in sources for span in spans(source.entry, 0, source.entry.bytes)
@@ -84,7 +84,7 @@ def verify(sources: Iterable[Source]) -> None:
 
 
 def is_intact(source: Source) -> bool:
-    """Whether the object is what the manifest says; S3Error if that cannot be told."""
+    """Return whether the object agrees with the manifest. Raises S3Error: it cannot be read."""
     try:
         verify([source])
     except CorruptError:
@@ -105,7 +105,7 @@ def _read(source: Source, span: Span, begin: int, view: memoryview) -> None:
         try:
             read_span(source.entry, span, begin, view, fetch)
         except CorruptError:
-            # Without TLS they may have been damaged on the way.
+            # Without TLS, the answer may have been damaged on the way.
             read_span(source.entry, span, begin, view, fetch)
     except S3Error as error:
         if error.kind is S3ErrorKind.MISSING:
@@ -115,20 +115,19 @@ def _read(source: Source, span: Span, begin: int, view: memoryview) -> None:
         raise
 
 
-# Bytes. Two writers of the same bytes cut them at the same places, so that one goes on with the
-# parts of the other.
+# Bytes. Two writers of the same bytes cut them at the same positions, so that one writer can reuse
+# the parts of the other.
 PART = 16 << 20
 _MOST_PARTS: Final = 10_000
-_UPLOADS: Final = 3  # begun for one file, when the server drops them one after the other
+_UPLOADS: Final = 3  # attempts for one file, if the server aborts each upload
 
 
 def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
-    """Make this object of these bytes, unless it is there and intact.
+    """Write this object with these bytes, unless it exists and is intact.
 
-    told: of bytes that the server has.
-
-    The key belongs to these bytes, so whoever else writes it writes the same.
-    Raises CheckpointError; what has been sent by then is not sent again by the next attempt.
+    told: called with the number of bytes that the server has. The key contains the checksum, so
+    another writer of this key writes the same bytes.
+    Raises CheckpointError. The next attempt does not send parts again that the server has.
     """
     bucket, entry = source.bucket, source.entry
     if bucket.size(source.key) == entry.bytes and is_intact(source):
@@ -140,8 +139,8 @@ def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
         told(body.bytes)
     else:
         proven = _send(source, body, told)
-    # A server may give ETags that are no MD5 (with some kinds of encryption); and one that does
-    # not compare the MD5 it was told may have taken something else.
+    # Some servers return ETags that are not an MD5 (with some kinds of encryption). A server that
+    # does not check the MD5 may have stored other bytes.
     if not proven and not is_intact(source):
         raise CheckpointError(
             f"{entry.name} is not what was sent, after it was written: check the storage service"
@@ -149,7 +148,7 @@ def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
 
 
 def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
-    """Whether the server has proved with its ETags that it has these bytes."""
+    """Send the bytes in parts. Return whether the server's ETags prove that it has these bytes."""
     left = _unfinished(source)
     for _ in range(_UPLOADS):
         begun, left = left or source.bucket.begin_upload(source.key), None
@@ -158,7 +157,8 @@ def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
         except S3Error as error:
             if error.kind is not S3ErrorKind.NO_UPLOAD:
                 raise
-        # Another writer of the same bytes has completed it, or the answer to us was lost.
+        # Another writer of the same bytes has completed the upload, or the server's answer was
+        # lost.
         if source.bucket.size(source.key) == body.bytes:
             return False
     raise CheckpointError(
@@ -168,12 +168,15 @@ def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
 
 
 def _unfinished(source: Source) -> Upload | None:
-    """The upload of these bytes that a killed writer left, or that another one has under way."""
+    """Return the newest unfinished upload of these bytes, or None.
+
+    A killed writer has left it, or another writer is using it.
+    """
     try:
         uploads = source.bucket.uploads(source.key)
     except S3Error as error:
         if error.kind in (S3ErrorKind.UNSUPPORTED, S3ErrorKind.REFUSED, S3ErrorKind.MISSING):
-            return None  # a server, or credentials, for which it begins anew
+            return None  # this server or these credentials do not allow it, so a new upload begins
         raise
     same = [found for found in uploads if found.key == source.key]
     return max(same, key=lambda found: (found.begun, found.id), default=None)

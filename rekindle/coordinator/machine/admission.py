@@ -1,4 +1,4 @@
-"""The coordinator takes new agents in, has their nodes checked first, or refuses them."""
+"""Admission of new agents: the coordinator checks their nodes, and admits or refuses them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
-# What dlrover-run says of such nodes, for those who look for it in their logs.
+# Messages of dlrover-run about such nodes, for users who search their logs for them.
 _SAID = {
     Health.FAULTY: (FaultKind.NODE, "The node is down."),
     Health.STRAGGLER: (FaultKind.STRAGGLER, "The node is a straggler and exits."),
@@ -33,7 +33,7 @@ _SAID = {
 
 
 class Admission:
-    """Takes agents in as nodes or spares. A node that is sick takes no part."""
+    """Admits agents as nodes or spares. It refuses an agent whose node fails the check."""
 
     def __init__(
         self, job: JobState, fleet: Fleet, recovery: Recovery, forming: Forming, takeover: Takeover
@@ -45,14 +45,14 @@ class Admission:
         self._takeover = takeover
         self._roster = job.roster
         self._spec = job.spec
-        self._asked = False  # for those that had not come
-        # In front of the job. Without `network_check` no node is checked.
+        self._asked = False  # for missing nodes and spares, after a takeover
+        # Checks nodes before they join. Without `network_check` no node is checked.
         self._check = NodeCheckRun(job.spec, job.spec.nodes + job.spec.spares, job.do)
 
     # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
-        """An agent says hello. The coordinator has a new node checked first."""
+        """Handle the hello of an agent. If `network_check` is on, check a new node first."""
         if self._spec.network_check and self.is_to_be_checked(connection, hello):
             self._check.on_hello(connection, hello)
         else:
@@ -60,25 +60,25 @@ class Admission:
 
     @property
     def is_checking(self) -> bool:
-        """Whether nodes are being checked: those that the job waits for may be among them."""
+        """Return whether nodes are being checked. Nodes that the job awaits may be among them."""
         return self._check.is_busy
 
     def checks(self, connection: int) -> bool:
-        """Whether this agent's node is being checked."""
+        """Return whether this agent's node is being checked."""
         return self._check.knows(connection)
 
     def on_check_news(self, connection: int, message: p.Message, now: float) -> None:
-        """An agent that is checked says something; all but its answers means nothing."""
+        """Handle a message of an agent during its check. Only answers have an effect."""
         self._check.on_message(connection, message)
         self._take_verdicts(now)
 
     def on_check_timer(self, timer: Timer, now: float) -> None:
-        """Agents did not answer in time, or no more of them come."""
+        """Continue the check after a time limit for answers, or for further agents."""
         self._check.on_timer(timer)
         self._take_verdicts(now)
 
     def on_lost(self, connection: int, now: float) -> bool:
-        """An agent is gone; return whether its node was being checked."""
+        """Handle the loss of an agent. Return whether its node was being checked."""
         if not self._check.on_lost(connection):
             return False
         self._take_verdicts(now)
@@ -89,7 +89,7 @@ class Admission:
             self.on_checked(judged.connection, judged.hello, judged.verdict, now)
 
     def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
-        """Whether an agent is new, and the coordinator would take it in now."""
+        """Return whether an agent is new, and the coordinator would admit it now."""
         spec = self._spec
         theirs = (hello.version, hello.job_id, hello.attempt, hello.processes)
         fits = theirs == (WIRE_VERSION, spec.job_id, self._job.attempt, spec.processes_per_node)
@@ -98,7 +98,10 @@ class Admission:
         return fits and is_new and not unwanted and not hello.unable
 
     def on_checked(self, connection: int, hello: p.Hello, verdict: NodeVerdict, now: float) -> None:
-        """It is known how an agent's node is."""
+        """Handle the verdict about an agent's node.
+
+        Admit the agent, or refuse it and isolate its host.
+        """
         sick = verdict.health is Health.FAULTY or (
             verdict.health is Health.STRAGGLER and self._spec.exclude_straggler
         )
@@ -179,7 +182,7 @@ class Admission:
         )
         if node_rank == SPARE:
             for node, taker in self._roster.promised.items():
-                if taker == connection:  # it could not hear of it while it wanted another place
+                if taker == connection:  # it may have missed it while it asked for another node
                     self._job.do(Send(connection, p.Promote(node=node)))
             self._fleet.promote()
             return
@@ -195,9 +198,9 @@ class Admission:
             self._go_on_without_missing()
 
     def _turn_away(self, connection: int, hello: p.Hello, node: int) -> None:
-        """An agent cannot work. A job of which nothing has begun fails with the agent's reason.
+        """Dismiss an agent that cannot work. A job that has not begun fails with its reason.
 
-        Later, the job waits for another agent, and keeps the reason for the case that none comes.
+        A job that has begun waits for another agent. It reports the reason if no other agent comes.
         """
         self._job.do(Send(connection, p.Bye(status=1)))
         self._job.sent_home.add(connection)
@@ -213,7 +216,11 @@ class Admission:
             self._roster.obstacles[node] = text
 
     def _shuts_out(self, connection: int, hello: p.Hello) -> bool:
-        """Refuse what comes from an isolated host; have another looked for, if that can help."""
+        """Return whether the host of an agent is isolated. Refuse the agent then.
+
+        The coordinator also requests another agent. If only agents of isolated hosts come, it stops
+        waiting for the missing nodes.
+        """
         if not self._job.isolation.refuses(hello):
             return False
         self._job.do(Send(connection, p.Bye(status=1, refused=f"host {hello.host} is isolated")))
@@ -227,7 +234,7 @@ class Admission:
         return True
 
     def _on_come_back(self, node: int, hello: p.Hello) -> None:
-        """A node outside the world comes back. Its ranks end, because their generation is over."""
+        """Handle the return of a node outside the world. End its ranks of an earlier generation."""
         for live in hello.ranks:
             rank = self._roster.ranks[live.rank]
             rank.pid, rank.status = live.pid, Status.STARTING
@@ -236,7 +243,7 @@ class Admission:
         self._fleet.start_outside([node])
 
     def _go_on_without_missing(self) -> None:
-        """Leave out the nodes that did not come, if the world may be so small."""
+        """Leave out the nodes that did not join, if the policy allows a world without them."""
         allowed = not self._job.formed or Strategy.SHRINK in self._spec.policy.strategies
         left_out = [node for node in self._roster.missing if node not in self._roster.promised]
         regrouping = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
@@ -252,7 +259,7 @@ class Admission:
         self._forming.proceed()
 
     def on_store_up(self, node: int, message: p.StoreUp) -> None:
-        """The store that ranks meet at listens, or could not."""
+        """Handle the start of the ranks' store, or its failure."""
         starting = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
         asked = (node, message.serial) == (self._job.store.asked, self._job.store.serial)
         if not (asked and starting):
@@ -267,7 +274,7 @@ class Admission:
         self._forming.proceed()
 
     def on_nodes_missed(self, now: float) -> None:
-        """Leave out the nodes that did not come, or end the job."""
+        """Leave out the nodes that did not join, or report that they are missing."""
         self._go_on_without_missing()
         if self._roster.missing:
             where = ", ".join(map(str, self._roster.missing))
@@ -279,9 +286,10 @@ class Admission:
             self._recovery.report(Fault(kind=FaultKind.SCHEDULING, message=text, at=now))
 
     def on_late(self) -> None:
-        """Ask for the nodes that did not come, and leave them out if the world may shrink.
+        """Request the nodes that did not join. Leave them out if the world may shrink.
 
-        A coordinator that takes over asks for them and for spares first, and waits once more.
+        A coordinator that takes over first requests these nodes and spares, and waits a second
+        time.
         """
         self._fleet.fill_all()
         if self._takeover.inherits and not self._asked:

@@ -20,13 +20,13 @@ from rekindle.recovery.policy.plan import Made
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A state of which all shards can be written. places: of each shard its node and its rank."""
+    """A state whose shards can all be written. places: the node and the rank of each shard."""
 
     made: Made
     places: dict[int, tuple[int, int]]
 
     def shards_by_node(self) -> dict[int, dict[int, int]]:
-        """Return for each node the shards that it has, each with the rank whose it is."""
+        """Return the shards of each node, each with the rank that has it."""
         found: dict[int, dict[int, int]] = {}
         for shard, (node, rank) in sorted(self.places.items()):
             found.setdefault(node, {})[shard] = rank
@@ -34,29 +34,29 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class DueCheckpoints:
-    """At most one checkpoint that is due, and one that is being written."""
+    """At most one checkpoint that is ready to be written, and one that is being written."""
 
     def __init__(self) -> None:
-        self._due: dict[Made, dict[int, tuple[int, int]]] = {}  # not of all shards yet
+        self._due: dict[Made, dict[int, tuple[int, int]]] = {}  # some shards are not ready yet
         self._ready: Ready | None = None
         self._newest: Made = (-1, 0)
         self.under_way: Made | None = None
 
     def begin(self) -> None:
-        """A generation begins, and checkpoints of earlier ones are no longer due."""
+        """Drop the due checkpoints of earlier generations, because a generation begins."""
         self._due, self._ready, self.under_way = {}, None, None
         self._newest = (-1, 0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is under way or to be."""
+        """Return whether no checkpoint is ready or being written."""
         return self.under_way is None and self._ready is None
 
     def add(self, node: int, part: ShardReady) -> Made | None:
-        """Note that a node can write a shard; return what is left out because of that."""
+        """Note that a node can write a shard. Return the checkpoint that is left out for it."""
         made = part.step, part.generation
         if made <= self._newest:
-            return None  # the others were ready for a newer one before
+            return None  # a newer checkpoint was ready before
         places = self._due.setdefault(made, {})
         places[part.shard] = node, part.rank
         if len(places) < part.shards:
@@ -67,7 +67,7 @@ class DueCheckpoints:
         return left_out
 
     def next(self) -> Ready | None:
-        """Return what is to be written now, if there is something and nothing is under way."""
+        """Return the checkpoint to write now, or None if none is ready or one is being written."""
         if self.under_way is not None or self._ready is None:
             return None
         ready, self._ready = self._ready, None
@@ -75,7 +75,7 @@ class DueCheckpoints:
         return ready
 
     def done(self, made: Made) -> bool:
-        """The checkpoint under way is written, or will not be; False: it was another one."""
+        """Note that a checkpoint is written or has failed. Return False if it is not under way."""
         if self.under_way != made:
             return False
         self.under_way = None
@@ -83,31 +83,31 @@ class DueCheckpoints:
 
 
 class ShardedCheckpoints:
-    """Collects what agents tell of the shards that they have written.
+    """Collects the agents' reports about shards that they have written.
 
-    They are given up when the next generation is formed, and when a newer checkpoint is complete.
-    backlog: what is due, and not begun.
+    It drops reports when the next generation is formed, and when a newer checkpoint is complete.
+    backlog: the checkpoints that are due or being written.
     """
 
     def __init__(self) -> None:
         self._generation = 0
         self.backlog = DueCheckpoints()
-        # By step, generation, and whether they are of the final checkpoint.
+        # By step, generation, and whether it is the final checkpoint.
         self._parts: dict[tuple[int, int, bool], dict[int, ShardWritten]] = {}
         self._failed = (0, 0)
 
     def begin(self, generation: int) -> None:
-        """Give up what earlier generations have not finished."""
+        """Drop the unfinished checkpoints of earlier generations."""
         self._generation, self._parts = generation, {}
         self.backlog.begin()
 
     def add(self, part: ShardWritten, owners: Callable[[], dict[int, list[int]]]) -> Commit | None:
-        """Take note of a shard; return the order to commit when it was the last one.
+        """Note a written shard. Return the order to commit if it was the last one.
 
-        owners: the ranks that have each shard.
+        owners: returns the ranks that have each shard.
         """
         if part.generation < self._generation and not part.final:
-            return None  # a final checkpoint is of the generation that did its step
+            return None  # a final checkpoint has the generation that did its step
         parts = self._parts.setdefault((part.step, part.generation, part.final), {})
         parts[part.shard] = part
         if len(parts) < part.shards:
@@ -136,7 +136,7 @@ class ShardedCheckpoints:
         )
 
     def fail(self, part: ShardWritten) -> bool:
-        """Give a checkpoint up, for a shard could not be written; False: that was known."""
+        """Note that a shard could not be written. Return False if the failure is known."""
         failed = part.generation, part.step
         known, self._failed = self._failed == failed, failed
         return not known
@@ -155,8 +155,8 @@ StoreNews = (
 class Checkpoints:
     """Follows the checkpoints of all nodes, and orders new ones.
 
-    interval: steps between two checkpoints. committing: nodes that commit one. total: the steps
-    that the script asks for; 0: unknown. metrics: the newest of a rank.
+    interval: steps between two checkpoints. committing: nodes that commit one. total: the number of
+    steps of the script; 0: unknown. metrics: the newest metrics of a rank.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
@@ -170,7 +170,7 @@ class Checkpoints:
         self.metrics: dict[str, float] = {}
 
     def on_news(self, node: int, message: StoreNews, now: float) -> None:
-        """Something was written, or removed, or is to be."""
+        """Handle a node's message about checkpoints."""
         match message:
             case p.CheckpointWritten():
                 self._on_checkpoint(node, message, now)
@@ -186,7 +186,7 @@ class Checkpoints:
                 self._on_pruned(message)
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
-        """A checkpoint was committed, or failed. Training continues either way."""
+        """Handle a checkpoint that was committed or failed. Training continues in both cases."""
         made = message.step, message.generation
         self.assembly.backlog.done(made)
         if self._job.phase is Phase.ENDED:
@@ -212,7 +212,7 @@ class Checkpoints:
         self._tell_interval(self.interval.written(stall_s=message.stall_s, write_s=message.seconds))
 
     def _on_snapshot_refused(self, node: int, message: p.SnapshotRefused, now: float) -> None:
-        """A rank has no memory for its snapshots; training continues."""
+        """Handle a rank that does not have memory for its snapshots. Training continues."""
         if self._job.phase is Phase.ENDED:
             return
         rank = self._roster.ranks[message.rank]
@@ -223,7 +223,7 @@ class Checkpoints:
         self._job.record(self._job.incidents.note_storage(fault))
 
     def _on_part_due(self, node: int, message: p.ShardReady) -> None:
-        """A node is ready to write a shard of a checkpoint that is due."""
+        """Handle a node that is ready to write a shard of a due checkpoint."""
         if message.generation != self._job.generation or self._job.phase in ENDING:
             return
         left_out = self.assembly.backlog.add(node, message)
@@ -233,14 +233,14 @@ class Checkpoints:
             self._leave_out(left_out[0], busy)
 
     def write_next(self) -> None:
-        """Have the newest checkpoint written that is due, if the store is free."""
+        """Order the newest ready checkpoint, if no other one is being written."""
         ready = self.assembly.backlog.next()
         if ready is None:
             return
         step, generation = ready.made
         shards = ready.shards_by_node()
         if not shards.keys() <= self._roster.nodes.keys():
-            self.assembly.backlog.done(ready.made)  # with a lost node its shard is gone
+            self.assembly.backlog.done(ready.made)  # the shard was lost with its node
             return
         for node, own in shards.items():
             order = p.WriteShards(
@@ -249,7 +249,7 @@ class Checkpoints:
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_part(self, node: int, message: p.ShardWritten, now: float) -> None:
-        """A shard of a checkpoint was written, or could not be."""
+        """Handle a shard that was written or failed."""
         if self._job.phase is Phase.ENDED:
             return
         if message.error:
@@ -264,7 +264,7 @@ class Checkpoints:
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_left_out(self, message: p.WriteLeftOut) -> None:
-        """A node could not write what was due; of several shards, the first to say so is heard."""
+        """Handle a checkpoint that a node could not write. Only the first message counts."""
         if message.shards == 1 or self.assembly.backlog.done((message.step, message.generation)):
             self._leave_out(message.step, message.reason)
 
@@ -286,7 +286,7 @@ class Checkpoints:
         self._fleet.change_settings(checkpoint_every=chosen.steps)
 
     def _on_pruned(self, message: p.Pruned) -> None:
-        """Checkpoints were removed, so no rank may restore from them."""
+        """Remove pruned checkpoints from all nodes, so that no rank restores from them."""
         for node in self._roster.nodes.values():
             node.checkpoints = tuple(m for m in node.checkpoints if m not in message.removed)
         if self._job.phase is not Phase.ENDED:
@@ -295,11 +295,11 @@ class Checkpoints:
             )
 
     def on_beat(self, beat: p.Heartbeat, now: float) -> None:
-        """Take the heartbeat of a node: the finished steps of its ranks."""
+        """Handle the heartbeat of a node: the finished steps of its ranks."""
         reached: list[int] = []
         for number, finished in beat.finished.items():
             rank = self._roster.ranks[number]
-            # The page of a rank that has no state yet still shows its dead predecessor's.
+            # Until a rank has its state, its page shows the steps of its ended predecessor.
             if rank.status is Status.TRAINING:
                 rank.finished = max(rank.finished, finished)
                 self._job.newest = max(self._job.newest, finished)
@@ -310,7 +310,10 @@ class Checkpoints:
         self.metrics = beat.metrics or self.metrics
 
     def on_snapshots(self, node: int, message: p.Snapshots) -> None:
-        """A node's newest snapshots, or copies of other nodes' ones."""
+        """Note a node's newest snapshots, or its replicas of other nodes' snapshots.
+
+        Raises ProtocolError: a replica belongs to a rank that the job does not have.
+        """
         if not message.copies:
             self._roster.nodes[node].snapshots.update(message.kept)
             return

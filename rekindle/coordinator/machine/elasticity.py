@@ -14,7 +14,7 @@ from rekindle.recovery.journal import journal
 
 
 class Elasticity:
-    """Nodes outside the world. A node that joins is on trial until its first step."""
+    """Handles the nodes outside the world. A node that joins is on trial until its first step."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Elasticity:
         self._proceed = proceed
         self._roster = job.roster
         self._spec = job.spec
-        self._tries: Counter[int] = Counter()  # how often a node was put out again
+        self._tries: Counter[int] = Counter()  # how often each new node was removed from the world
 
     def on_outside_lost(self, lost: Node) -> None:
-        """A node outside the world is lost. The engine may bring another one."""
+        """Handle the loss of a node outside the world. The engine may start another one."""
         self._endings.dump_failed(lost.node, "the node is lost")
         if self._job.phase in (Phase.RESTARTING, *ENDING):
             self._endings.go_on_ending()
@@ -46,29 +46,29 @@ class Elasticity:
         self.go_on_regrouping()
 
     def send_home(self, node: int, reason: str) -> None:
-        """End an agent whose ranks cannot take part. The engine brings no other one."""
+        """Dismiss an agent whose ranks cannot join the world. The engine does not replace it."""
         if self._job.phase in (Phase.RESTARTING, *ENDING):
             self._endings.go_on_ending()
             return
         self._fleet.dismiss_agent(node, reason)
 
     def is_on_trial(self, node: int) -> bool:
-        """Whether a node has just joined, and the world may shrink by it."""
+        """Return whether a node has just joined, and the world may shrink by it."""
         if node not in self._job.newcomers or self._job.phase in (Phase.RESTARTING, *ENDING):
             return False
         left = sum(member.node != node for member in self._roster.members)
         return left >= self._spec.least_nodes
 
     def put_out(self, node: int) -> None:
-        """Leave out a node that has just joined."""
+        """Remove a node that has just joined from the world."""
         self._job.newcomers.discard(node)
         self._generations.declare_over()
         self._roster.leave_out(node)
 
     def put_newcomers_out(self) -> None:
-        """Put out the nodes that have just joined, because the links work without them.
+        """Remove the nodes that have just joined, because the links work without them.
 
-        Their ranks start again, outside the world.
+        Their ranks start again, outside the world. If that fails too often, the agent is dismissed.
         """
         for node in sorted(filter(self.is_on_trial, self._job.newcomers)):
             self.put_out(node)
@@ -85,7 +85,7 @@ class Elasticity:
             self._proceed()
 
     def on_outside_late(self) -> None:
-        """Send home the nodes whose ranks did not reach their Session."""
+        """Dismiss the nodes whose ranks did not reach their Session in time."""
         late = (Status.SPAWNING, Status.STARTING)
         for node in self._roster.waiting_nodes:
             if any(rank.status in late for rank in self._roster.ranks_of(node)):

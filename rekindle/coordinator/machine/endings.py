@@ -27,7 +27,7 @@ from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
 
-_FINAL_CHECKPOINT = "; final checkpoint: "  # as the policy's reason begins what is to be
+_FINAL_CHECKPOINT = "; final checkpoint: "  # begins the policy's text about the final checkpoint
 
 
 class Endings:
@@ -49,14 +49,14 @@ class Endings:
         self._incidents = job.incidents
         self.outcome = STOPPED
         self.stop_reason = ""
-        self._at_once = False  # the job is stopped without grace
+        self._at_once = False  # whether the ranks get no grace period
         self._dumpers: set[int] = set()  # the nodes that write a final checkpoint
-        self._dumping = 0  # the step that it was asked for
-        self._said = ""  # what became of the final checkpoint
-        self._speechless: set[int] = set()  # nodes that could not
+        self._dumping = 0  # the step of the final checkpoint
+        self._said = ""  # the result of the final checkpoint, as text
+        self._speechless: set[int] = set()  # nodes that failed to write it
 
     def on_store_news(self, node: int, message: StoreNews, now: float) -> None:
-        """Something was written, or removed, or is to be; the job's end may wait for it."""
+        """Handle a node's message about checkpoints. The end of the job may wait for it."""
         match message:
             case p.CheckpointWritten(final=True):
                 self._on_dumped(node, message)
@@ -69,9 +69,9 @@ class Endings:
         self._on_stored(node, message)
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
-        """Stop the job; `at_once` kills without grace (the second Ctrl-C)."""
+        """Stop the job. `at_once` kills the ranks without grace (the second Ctrl-C)."""
         if self.outcome == RESCHEDULED and self._job.phase is not Phase.ENDED:
-            self.outcome, self.stop_reason = STOPPED, reason  # no further attempt is wanted
+            self.outcome, self.stop_reason = STOPPED, reason  # the next attempt is cancelled
             self._job.record(journal.Stopping(reason=reason))
         if self._job.phase is Phase.DUMPING and at_once:
             self._at_once = True
@@ -83,7 +83,7 @@ class Endings:
         self.end_ranks(Phase.STOPPING, reason, 0.0 if at_once else STOP_GRACE_S)
 
     def end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
-        """End all ranks, to start them again (RESTARTING) or for good (STOPPING)."""
+        """End all ranks, to start them again (RESTARTING) or permanently (STOPPING)."""
         self._looks.stop()
         if phase is Phase.STOPPING and not self.stop_reason:
             self.stop_reason = reason
@@ -106,30 +106,33 @@ class Endings:
             self._start_anew()
 
     def _start_anew(self) -> None:
-        """Start all ranks again, with a new store, because the old one has keys of dead ranks."""
+        """Start all ranks again, with a new store: the old store has keys of ended processes."""
         for rank in self._roster.ranks:
             rank.status = Status.ABSENT
         self._roster.take_in(*self._roster.outside)
         self._job.newcomers = set()
-        self._incidents.doubted = ()  # their ranks are started with all others
+        self._incidents.doubted = ()  # all ranks start again, also their ranks
         self._incidents.answered()
         self._job.restarts += 1
         self._job.store.drop()
         self._job.session = self._job.formed = False
         self._job.enter(Phase.GATHERING)
-        if not self._roster.is_full:  # its time limit may have passed while ranks were ended
+        if not self._roster.is_full:  # the time limit may have passed while ranks ended
             self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
             self._fleet.late_passed = False
             self._job.do(SetTimer(Timer.LATE, LATE_S))
         self._fleet.start_missing()
 
     def step_of_final_checkpoint(self) -> int | None:
-        """The step of the newest snapshot, if it is newer than every checkpoint."""
+        """Return the step of the newest snapshot, if it is newer than every clean checkpoint."""
         newest = self._worth_writing(set())
         return newest.state[0] if newest else None
 
     def _worth_writing(self, without: set[int]) -> SnapshotSet | None:
-        """The newest snapshot that other nodes than these have, if no checkpoint is as new."""
+        """Return other nodes' newest snapshot, if every clean checkpoint is older.
+
+        without: nodes whose snapshots do not count.
+        """
         suspicions = self._job.suspicions
         newest = self._roster.newest_snapshot(without, suspicions)
         written = {made for node in self._roster.nodes.values() for made in node.checkpoints}
@@ -137,7 +140,7 @@ class Endings:
         return newest if newest and newest.state[0] > max(clean, default=0) else None
 
     def _dump(self) -> None:
-        """Have the newest snapshot written, if that saves a step; then end."""
+        """Order the newest snapshot as the final checkpoint. Finish if it does not save a step."""
         allowed = Strategy.DUMP in self._spec.policy.strategies and not self._at_once
         newest = self._worth_writing(self._speechless) if allowed else None
         if newest is None:
@@ -159,7 +162,7 @@ class Endings:
         self._job.do(SetTimer(Timer.DUMP, self._spec.policy.dump_timeout_s))
 
     def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
-        """A node has written the final checkpoint, or could not."""
+        """Handle a node that has written the final checkpoint, or failed to write it."""
         if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
             return
         if message.error:
@@ -179,7 +182,7 @@ class Endings:
         self._finish()
 
     def dump_failed(self, node: int, error: str) -> None:
-        """Ask others that have snapshots."""
+        """Record that a node failed to write the final checkpoint, and ask other nodes for it."""
         if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
             return
         self._job.record(journal.FinalCheckpoint(node=node, step=self._dumping, error=error))
@@ -188,12 +191,12 @@ class Endings:
         self._dump()
 
     def on_late(self) -> None:
-        """No more agents come to a job that ends."""
+        """Continue to end the job. No more agents come."""
         if self._job.phase is Phase.STOPPING:
             self.go_on_ending()
 
     def on_unkillable(self) -> None:
-        """Give up ranks that outlive SIGKILL. Their agents can still write a final checkpoint."""
+        """Give up ranks that SIGKILL does not end. Their agents can write a final checkpoint."""
         if self._job.phase is Phase.STOPPING:
             for rank in self._roster.ranks:
                 if rank.status is Status.ENDING:
@@ -201,16 +204,16 @@ class Endings:
             self.go_on_ending()
 
     def on_dump_late(self) -> None:
-        """Ask other nodes for the final checkpoint."""
+        """Ask other nodes for the final checkpoint, because its time limit has passed."""
         if self._job.phase is Phase.DUMPING:
             limit_s = self._spec.policy.dump_timeout_s
-            # Where there are several, which one holds the others up is not known.
+            # If there are several nodes, the machine does not know which one delays the others.
             silent = min(self._dumpers)
             self._speechless |= self._dumpers
             self.dump_failed(silent, f"it has not written them within {limit_s:g} s")
 
     def _on_stored(self, node: int, message: StoreNews) -> None:
-        """A checkpoint was committed, or will not be; the job's end may wait for that."""
+        """Handle a checkpoint that was committed or failed. The job's end may wait for it."""
         if isinstance(message, p.CheckpointWritten):
             self._checkpoints.committing.discard(node)
         if self._roster.all_are(Status.EXITED) and self._job.phase not in ENDING:
@@ -227,7 +230,7 @@ class Endings:
             self.miss_exited()
 
     def miss_exited(self) -> None:
-        """A rank that ended well is missed when others regroup, or when all others wait for it."""
+        """Report a rank that ended well, if others regroup or all others wait for it."""
         ending = self._job.phase in (Phase.RESTARTING, *ENDING)
         if ending or not self._roster.any_is(Status.EXITED):
             return
@@ -242,7 +245,7 @@ class Endings:
         self._report(self._job.fault(FaultKind.USER_CODE, gone, text))
 
     def _reason(self) -> str:
-        """Return why the job failed. The machine may know more now than when it decided."""
+        """Return why the attempt ended. The cause of a failure may appear after the decision."""
         if self.outcome != FAILED or not self._incidents.faults:
             return self.stop_reason
         cause = root_cause(self._incidents.faults)

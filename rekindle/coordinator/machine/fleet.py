@@ -17,12 +17,13 @@ from rekindle.recovery.journal import journal
 
 
 class Fleet:
-    """Finds agents for nodes, starts and ends ranks, and asks for the ranks' store.
+    """Finds agents for nodes, starts and ends ranks, and requests the ranks' store.
 
     placements: the agents that each node has had. to_reset: ranks whose device is reset before they
-    start. resetting: ranks that are to start with a reset device. spares_lost: nodes in
-    reserve that were lost so far. late_passed: whoever is to come had the time for it. settings:
-    of all ranks.
+    start. resetting: ranks whose device is being reset.
+
+    spares_lost: number of lost nodes in reserve. late_passed: whether the time limit for late nodes
+    has passed. settings: the settings of all ranks.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Fleet:
         self._spec = job.spec
         self.to_reset: set[int] = set()
         self.resetting: frozenset[int] = frozenset()
-        self.spares_lost = 0  # whoever kills them may not be done
+        self.spares_lost = 0  # limited, because the cause of the losses may persist
         self.late_passed = False
         self.settings = settings
 
     def promote(self) -> None:
-        """Ask spares to become the nodes that are vacant."""
+        """Ask spares to become the vacant nodes."""
         free = self._roster.free_spares
         places = sorted(self._roster.vacant - self._roster.promised.keys()) if free else []
         for node, spare in zip(places, free, strict=False):
@@ -52,16 +53,16 @@ class Fleet:
             self._job.do(Send(spare, p.Promote(node=node)))
 
     def fill(self, node: int) -> None:
-        """Find an agent for a node that has none: a spare, or one that the engine brings."""
+        """Find an agent for a node without one: a spare, or a new agent from the engine."""
         self._roster.vacant.add(node)
         self.promote()
         by_spare = node in self._roster.promised
         self._job.record(journal.NodeWanted(node=SPARE if by_spare else node))
 
     def fill_all(self) -> None:
-        """Ask for all nodes that did not come: their launcher may have died before it did."""
+        """Request the nodes that did not join: their launcher may not have started them."""
         for node in self._roster.missing:
-            if node not in self._roster.vacant:  # else it was asked for when it was lost
+            if node not in self._roster.vacant:  # a vacant node was requested when it was lost
                 self.fill(node)
 
     def _spawn(self, node: int, ranks: list[Rank]) -> None:
@@ -85,7 +86,7 @@ class Fleet:
         self._job.do(Send(self._roster.nodes[node].connection, spawn))
 
     def kill(self, ranks: list[Rank], grace_s: float) -> None:
-        """End these ranks: SIGTERM, then SIGKILL after `grace_s`; at once if that is 0."""
+        """End these ranks: SIGTERM, then SIGKILL after `grace_s`; 0: only SIGKILL."""
         nodes = self._roster.nodes
         alive = [rank for rank in ranks if rank.node in nodes and rank.status not in GONE]
         for number, doomed in group_by_node(alive).items():
@@ -97,21 +98,24 @@ class Fleet:
             self._job.do(SetTimer(Timer.END, grace_s + KILLED_S))
 
     def ask_for_store(self) -> None:
-        """Ask a node to host the ranks' store, if there is none."""
+        """Ask a node to host the ranks' store, if the job does not have one."""
         if self._job.store.is_up or self._job.store.asked >= 0:
             return
         if not self._spec.joins and self._job.formed and not self._roster.is_full:
-            return  # a node that has yet to come may host the one that the ranks have
+            return  # a missing node may host the store that the ranks have
         nodes = {node.node: node for node in self._roster.members}
         if not nodes:
             return
-        # Where there was one before: its agent ends the old one when it starts the new.
+        # The node of the earlier store: its agent ends the old store when it starts the new one.
         node = nodes[self._job.store.last if self._job.store.last in nodes else min(nodes)]
         serial = self._job.store.ask(node.node)
         self._job.do(Send(node.connection, p.HostStore(serial=serial, port=self._spec.master_port)))
 
     def start_missing(self) -> None:
-        """Start every rank that has no process, once the store is there (at first: all nodes)."""
+        """Start every rank without a process, after the store is up.
+
+        The first start also requires all nodes.
+        """
         if self._job.incidents.undecided or not self._roster.any_is(Status.ABSENT):
             return
         self.ask_for_store()
@@ -127,7 +131,7 @@ class Fleet:
     def start_outside(self, nodes: Iterable[int]) -> None:
         """Start the ranks of nodes outside the world while it trains.
 
-        Only a Session can take them in; other scripts have to wait for a restart.
+        Only a script with a Session can take them in. Other scripts must wait for a restart.
         """
         if self._job.phase is not Phase.TRAINING:
             return
@@ -147,10 +151,10 @@ class Fleet:
         self.tell_nodes(self.settings)
 
     def dismiss_agent(self, node: int, reason: str, *, replaced: bool = False) -> None:
-        """Tell an agent to end. Its ranks end with it, and the machine ignores its later messages.
+        """Dismiss an agent. Its ranks end with it, and the machine ignores its later messages.
 
-        replaced: another agent replaces it. Its exit status is then 1: Kubernetes replaces no pod
-        that ends with status 0.
+        replaced: another agent replaces it. Its exit status is then 1, because Kubernetes does not
+        replace a pod that ends with status 0.
         """
         agent = self._roster.nodes[node]
         left = journal.NodeLeft(
@@ -164,7 +168,7 @@ class Fleet:
         self._roster.lose(agent)
 
     def dismiss_spares(self, host: str) -> None:
-        """Tell the spares on an isolated host to end. The engine brings others elsewhere."""
+        """Dismiss the spares on an isolated host. The engine starts others on other hosts."""
         for connection, spare in list(self._roster.spares.items()):
             if spare.host == host and self._job.isolation.shuts_out(host):
                 self._job.do(Send(connection, p.Bye(status=1)))
@@ -172,7 +176,7 @@ class Fleet:
                 self.on_spare_lost(connection)
 
     def on_spare_lost(self, connection: int) -> None:
-        """A spare is gone: training does not notice, unless it was to take a place."""
+        """Handle the loss of a spare. Find other agents for the nodes that it was to become."""
         lost = self._roster.lose_spare(connection)
         if lost is None or self._job.phase in ENDING:
             return
@@ -186,7 +190,7 @@ class Fleet:
             self._job.record(journal.NodeWanted(node=SPARE))
 
     def let_in(self, node: int) -> bool:
-        """Take a node into the world if no rank trains; return whether it was."""
+        """Take a node into the world if no rank trains. Return whether this was possible."""
         waits = self._job.phase is Phase.REGROUPING and bool(self._roster.missing)
         begins = self._job.phase is Phase.GATHERING and self._roster.all_are(Status.ABSENT)
         if self._roster.node_is(node, Status.ABSENT) and (waits or begins):
@@ -195,13 +199,13 @@ class Fleet:
         return False
 
     def take_in(self) -> None:
-        """Take the nodes into the world whose ranks have all arrived."""
+        """Take in the nodes outside the world whose ranks have all arrived."""
         for node in self._roster.arrived_outside:
             self._roster.take_in(node)
             self._job.newcomers.add(node)
 
     def fall_back_on_standby(self) -> None:
-        """Take in waiting nodes if others are missing, or too few are left."""
+        """Take in waiting nodes if others are missing, or if the world has too few nodes."""
         for node in self._roster.standby:
             if self._roster.missing or len(self._roster.members) < self._spec.least_nodes:
                 self._roster.take_in(node)

@@ -1,4 +1,4 @@
-"""The next generation, or the end of training, once all ranks wait."""
+"""The next generation, or the end of training, when all ranks wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.recovery.faults.fault import FaultKind, root_cause
 
 
 class Forming:
-    """Forms the next generation, or lets the ranks go."""
+    """Forms the next generation, or dismisses the ranks."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Forming:
         self._roster = job.roster
 
     def proceed(self) -> None:
-        """Form the next generation, or let the ranks go, if every rank of the world waits.
+        """If every rank of the world waits, form the next generation or dismiss the ranks.
 
-        Nothing happens while a person has to approve a decision, while the stragglers' nodes are
-        checked, or before the ranks' store listens.
+        The method does nothing while a user must approve a decision, while the stragglers' nodes
+        are checked, or before the ranks' store listens.
         """
         if self._job.phase in (Phase.RESTARTING, *ENDING) or not self._roster.all_are(
             Status.WAITING
@@ -49,7 +49,7 @@ class Forming:
             self._generations.dismiss()
             return
         if self._job.phase is Phase.REGROUPING and self._roster.outside:
-            self._fleet.take_in()  # all wait anyway
+            self._fleet.take_in()  # all ranks wait already
         if (
             self._job.phase not in (Phase.REGROUPING, Phase.GATHERING)
             or self._stragglers.holds_up()
@@ -62,7 +62,7 @@ class Forming:
             return
         faults = self._job.incidents.unanswered
         if faults and all(fault.kind is FaultKind.LINK for fault in faults):
-            # Every process is there, so nothing but links can be broken.
+            # Every process is alive, so only links can have failed.
             self._elasticity.put_newcomers_out()
             self._recovery.decide(root_cause(faults))
         if self._job.phase in (Phase.REGROUPING, Phase.GATHERING):

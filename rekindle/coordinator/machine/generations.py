@@ -1,4 +1,4 @@
-"""Forming generations: from the arrival of ranks to their leave."""
+"""Formation of generations: from the arrival of ranks to their leave."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _has_trained(arrived: p.Arrived) -> bool:
 
 
 class Generations:
-    """From the arrival of the ranks to the first step of their generation, and to their leave.
+    """Handles the ranks from their arrival to the first step of a generation, and their leave.
 
-    planned: the plan of the generation formed last.
+    planned: the plan of the newest generation.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Generations:
         self._spec = job.spec
         self._incidents = job.incidents
         self.planned: Plan | None = None
-        self._held = 0  # the generation that is being held, for the world to grow
+        self._held = 0  # the generation that was paused so that nodes can join
         self._reached = 0  # steps that every rank had finished when the open incident began
         self._refused: set[tuple[int, StateSource, Made]] = (
             set()
         )  # (node, source, state) that failed
 
     def on_spawned(self, message: p.Spawned) -> None:
-        """An agent has started ranks."""
+        """Handle ranks that an agent has started."""
         if self._job.phase is Phase.ENDED:
             return
         for live in message.ranks:
@@ -87,12 +87,12 @@ class Generations:
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
         untouched = self._incidents.open and not self._job.sessions_seen
-        # A short script may have ended on one node before it was started on the other.
+        # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
             self._untouched_goes_on()
 
     def _untouched_goes_on(self) -> None:
-        """Close the incident of a script without Session: all its ranks run again."""
+        """Close the incident of a script without a Session: all its ranks run again."""
         formed = journal.Formed(
             generation=self._job.generation + 1,
             world_size=self._roster.world_size,
@@ -108,13 +108,13 @@ class Generations:
         self._close_incident(generation=formed.generation, step=0)
 
     def on_arrived(self, message: p.Arrived) -> None:
-        """A rank waits for a generation."""
+        """Handle a rank that waits for a generation."""
         rank = self._roster.ranks[message.rank]
         self.hear(message)
         if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
             return
         if rank.status is Status.RESTORING and message.generation < self._job.generation:
-            return  # said before this generation was formed
+            return  # sent before this generation was formed
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
         if rank.shard not in (None, message.shard):
@@ -143,7 +143,7 @@ class Generations:
     def hear(self, message: p.StepFailed | p.Arrived) -> None:
         """Note the states that a rank suspects, also if its message is ignored otherwise.
 
-        All later states come from the suspect one, so a world that trains rolls back.
+        All later states derive from a suspect state, so a world that trains rolls back.
         """
         clean, suspicions = message.clean, self._job.suspicions
         known = any(g >= message.generation and c <= (clean or 0) for g, c in suspicions)
@@ -153,22 +153,23 @@ class Generations:
         suspicions.append((generation, clean))
         told = {"generation": generation, "clean": clean, "rank": message.rank}
         self._job.record(journal.Suspected(**told))
-        # A rank of the world that says so of its step is answered for that.
+        # If a rank of the world suspects a state in StepFailed, that fault leads to the rollback.
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
             text = f"rank {message.rank} says that what was made after step {clean} may be wrong"
             self._report(Fault(kind=FaultKind.LINK, message=text, finished=clean))
 
     def _grow(self) -> None:
-        """Hold the world between two steps if a node waits to join it.
+        """Pause the world between two steps if a node waits to join it.
 
-        Not before all have done a step since the last time, nor when the first are done.
+        The world is not paused until every rank has finished a step in this generation, nor after
+        the first rank has finished training.
         """
         if self._roster.outside and self._roster.arrived_outside:
             self.hold()
 
     def hold(self) -> None:
-        """Have the world stand between two steps, once in a generation, as soon as all train."""
+        """Pause the world between two steps, once in a generation, if every rank trains."""
         steady = self._job.phase is Phase.TRAINING and self._roster.all_stepped
         if self._held == self._job.generation or not steady:
             return
@@ -179,7 +180,7 @@ class Generations:
             self._job.do(Send(self._roster.nodes[first.node].connection, hold))
 
     def on_held(self, message: p.Paused) -> None:
-        """The world stands between two steps: it ends, and the next one has the newcomers."""
+        """End the generation of a paused world. The next generation includes the new nodes."""
         if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
             return
         rank = self._roster.ranks[message.rank]
@@ -188,11 +189,11 @@ class Generations:
         self.declare_over()
 
     def are_done(self) -> bool:
-        """Whether every rank has finished all of the script's steps."""
+        """Return whether every rank has finished all steps of the script."""
         return all(rank.arrived is not None and rank.arrived.done for rank in self._roster.world)
 
     def live(self, rank: Rank) -> Made | None:
-        """The state that an arrived rank has, if it is one and clean."""
+        """Return the state in the memory of an arrived rank, or None if it is torn or suspect."""
         arrived = rank.arrived
         if arrived is None or arrived.finished is None or arrived.torn:
             return None
@@ -200,7 +201,10 @@ class Generations:
         return made if is_clean(made, self._job.suspicions) else None
 
     def disagree(self) -> bool:
-        """Whether some ranks have a shard of the state, and others say that they have all of it."""
+        """Report a fault if some ranks have a shard, and others the complete state.
+
+        Return whether there is such a fault.
+        """
         whole = [rank for rank in self._roster.world if rank.shard is None]
         if not whole or len(whole) == len(self._roster.world):
             return False
@@ -230,7 +234,7 @@ class Generations:
         self._job.do(CancelTimer(Timer.JOIN))
 
     def form(self) -> None:
-        """Form the next generation, or kill the ranks that cannot take part in it."""
+        """Form the next generation, or kill the ranks that cannot join it."""
         plan = self._plan()
         unfit = self._unfit(plan)
         if unfit:
@@ -241,12 +245,12 @@ class Generations:
         self._job.generation += 1
         self._checkpoints.assembly.begin(self._job.generation)
         self._send_plan(plan)
-        # A step that only some ranks have finished is under way: doing it again loses none.
+        # If only some ranks have finished a step, it is under way, so its repetition is not a loss.
         self._reached = max(self._reached, min(rank.finished for rank in self._roster.world))
         for rank in self._roster.world:
             rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
         self._record_formed(plan)
-        if not self._incidents.open:  # else it tells, until training goes on, what may be lost
+        if not self._incidents.open:  # in an incident, newest shows the steps that may be lost
             self._job.newest = plan.step
         if not self._job.formed:
             self._job.resumed = plan.step
@@ -264,11 +268,12 @@ class Generations:
         """Return the ranks that only a new process can bring into this plan."""
         world = self._roster.world
         if plan.ranks[0].source is StateSource.FRESH:
-            # The state of a rank that has trained is no longer as the script built it.
+            # The plan requires the state that the script built, and a rank that has trained has
+            # changed it.
             trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
             if trained:
                 return trained
-        # A rank that joins needs a peer, and the peers may have died since it arrived.
+        # A rank that joins needs a peer, and the peers may have ended since it arrived.
         joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
         return [world[at] for at in joining if plan.ranks[at].source is not StateSource.PEER]
 
@@ -313,7 +318,7 @@ class Generations:
         )
 
     def _addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return where ranks reach each other; empty: not all have sent a port."""
+        """Return the addresses at which ranks reach each other; empty: some ports are missing."""
         ports = [rank.arrived.port if rank.arrived else 0 for rank in self._roster.world]
         if not all(ports):
             return ()
@@ -321,7 +326,7 @@ class Generations:
         return tuple(zip(hosts, ports, strict=True))
 
     def _replica_addresses(self, plans: Iterable[RankPlan]) -> dict[int, p.ReplicaAddress]:
-        """Where the agents are that keep copies, or give them back, for these ranks."""
+        """Return the addresses of the agents that keep or return replicas for these ranks."""
         numbers = {number for plan in plans for number in (plan.replica_node, plan.node)} - {-1}
         nodes = [self._roster.nodes[number] for number in sorted(numbers)]
         return {
@@ -346,18 +351,18 @@ class Generations:
         )
 
     def on_store_down(self, node: int, message: p.StoreDown) -> None:
-        """The store is gone; it is missed when the next generation is formed."""
+        """Handle the end of the ranks' store. The next generation gets a new store."""
         if (node, message.serial) != (self._job.store.node, self._job.store.serial):
             return
         if not self._spec.joins and self._job.phase in (Phase.TRAINING, Phase.RESTORING):
-            # Their framework ends them because of it, sooner or later.
+            # The framework later ends the ranks because of it.
             text = f"the scheduler of {self._spec.framework.value} has ended"
             self._report(Fault(kind=FaultKind.PROCESS, message=text, node=self._job.store.node))
             return
         self._job.store.drop()
 
     def on_state_ready(self, message: p.StateReady) -> None:
-        """A rank has its state, or could not get it."""
+        """Handle a rank that has its state, or failed to get it."""
         rank = self._roster.ranks[message.rank]
         if message.generation != self._job.generation or rank.status is not Status.RESTORING:
             return
@@ -383,7 +388,7 @@ class Generations:
             self._fleet.start_outside(self._roster.waiting_nodes)
 
     def on_step_done(self, message: p.StepDone) -> None:
-        """A rank has finished its first step of the generation."""
+        """Handle a rank that has finished its first step of the generation."""
         rank = self._roster.ranks[message.rank]
         if message.generation != self._job.generation or not rank.inside:
             return
@@ -404,7 +409,7 @@ class Generations:
         self._refused = set()
 
     def declare_over(self) -> None:
-        """End the current generation: every rank in it is told to leave its collective."""
+        """End the current generation. Every rank in it gets the order to leave its collective."""
         self._looks.stop()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
             return

@@ -1,7 +1,7 @@
-"""Ranks that make no progress: which one did not join the others, and what follows.
+"""Ranks that make no progress: which rank did not join the others, and the reaction.
 
-An agent says that a rank of its is late. Then all agents look closely at their ranks. From
-their answers the machine finds out whether there is a hang, and which rank causes it.
+An agent reports that one of its ranks is late. Then all agents inspect their ranks. From their
+answers the machine finds out whether the job hangs, and which rank causes it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 from rekindle.recovery.faults.fault import FaultKind
 
-# How long all ranks may rest without one that waits for another: not they hang, but what they all
-# need is missing (a data source, a file system), or the script has its reasons.
+# Limit for ranks that all rest, if none waits for another. Such ranks do not hang: a data source or
+# a file system that all need is missing, or the script has a reason to pause.
 PAUSE_S = 300.0
 
-# Who began what it is at more recently than that has just moved on.
+# A rank that began its activity more recently than this has just made progress.
 MOVED_ON_S = 1.0
 
 T = TypeVar("T")
@@ -48,7 +48,8 @@ _AT = {
 class HangDiagnosis(msgspec.Struct, frozen=True):
     """The ranks hang. rank: the cause; -1: unknown. why: the reason as text.
 
-    sure: no second look is needed. more: verdicts about other ranks that cause it too.
+    sure: a second inspection is not needed. more: diagnoses of other ranks that also cause the
+    hang.
     """
 
     rank: int
@@ -58,24 +59,25 @@ class HangDiagnosis(msgspec.Struct, frozen=True):
 
 
 def judge(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
-    """Say whether these ranks hang; None: they do not, or not yet.
+    """Return the diagnosis if these ranks hang; None: they do not, or not yet.
 
-    Stopped ranks are to blame before any other; then one that is late with something of its own
-    while others wait for it. If all wait, somebody is in another collective than the rest.
+    A stopped rank is the cause before any other rank. Otherwise the cause is a rank that is late
+    with its own activity while others wait for it. If all ranks wait, one of them is in another
+    collective than the others.
     """
     stopped = [look for look in looks if look.stopped]
     absent = [look for look in looks if not look.waiting]
     late = [look for look in absent if look.late]
     outside = all(look.doing is RankActivity.OUTSIDE for look in looks)
     if not any(look.late for look in looks):
-        return None  # whoever was has gone on
+        return None  # the late ranks have made progress
     if outside and not all(look.late for look in looks):
-        return None  # of a script without a Session nothing is known but that all its ranks rest
+        return None  # without a Session, the only sign is that all ranks rest
     if stopped:
         first, *more = (_blame(look, "is stopped by a signal", looks) for look in stopped)
         return msgspec.structs.replace(first, more=tuple(more))
     if absent and not late:
-        return None  # they have time left, and all others wait for them
+        return None  # these ranks have time left, and all others wait for them
     if not (outside or _waited_for(looks)):
         return _judge_unwaited(looks)
     if late:
@@ -86,15 +88,16 @@ def judge(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
 
 
 def _waited_for(looks: Sequence[RankInspection]) -> bool:
-    """Whether some ranks wait for others."""
+    """Return whether some ranks wait for others."""
     return any(look.waiting or look.doing is RankActivity.MEETING for look in looks)
 
 
 def _judge_unwaited(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
-    """Judge ranks none of which waits.
+    """Judge ranks if none of them waits.
 
-    All may miss the same; or they wait for a device, which is how they wait for others there. So
-    one is to blame only if all others are late with a step, and it differs from all of them.
+    All may need the same missing resource. They may also wait for a device, because a rank waits
+    for other ranks on its device. Therefore one rank is the cause only if all others are late with
+    a step, and it differs from all of them.
     """
     if not all(look.late for look in looks):
         return None
@@ -109,8 +112,8 @@ def _judge_unwaited(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
 def _judge_absent(
     late: Sequence[RankInspection], looks: Sequence[RankInspection]
 ) -> HangDiagnosis | None:
-    """Blame the odd one of those that are late and wait for nobody."""
-    by_number = _waited_for(looks) or len(looks) == 1  # others wait for the few that do not
+    """Find the cause among the late ranks that do not wait: the rank that differs."""
+    by_number = _waited_for(looks) or len(looks) == 1  # the waiting ranks wait for the few others
     found = late[0] if by_number and len(late) == 1 else _behind(late) or _odd(late, _where)
     if found is None and by_number and 2 * len(late) <= len(looks):
         found = late[0]
@@ -126,14 +129,14 @@ def _does(look: RankInspection) -> str:
 
 
 def _judge_alike(looks: Sequence[RankInspection], limit_s: float) -> HangDiagnosis | None:
-    """Blame nobody where all do the same; they have so long for it."""
+    """Return a diagnosis without a cause if all ranks have done the same for `limit_s`."""
     if min(look.elapsed_s for look in looks) < limit_s:
         return None
     return HangDiagnosis(-1, f"{_names(looks)} make no progress, {_AT[looks[0].doing]}")
 
 
 def _judge_waiting(looks: Sequence[RankInspection]) -> HangDiagnosis:
-    """Blame the rank that is in another collective than the others, or did not come to theirs."""
+    """Find the rank that is in another collective than the others, or did not join theirs."""
     for each in missed(looks):
         there = [look for look in looks if look.rank in each.missing]
         return HangDiagnosis(there[0].rank, f"{each.in_words()}; {_does(there[0])}")
@@ -144,15 +147,17 @@ def _judge_waiting(looks: Sequence[RankInspection]) -> HangDiagnosis:
 
 
 def missed(looks: Sequence[RankInspection]) -> list[Stuck]:
-    """The collectives that some ranks have not joined, by what all have written down; the least
-    that miss one first. None where not all have."""
+    """Return the collectives that some ranks have not joined, according to the ranks' records.
+
+    A collective with fewer missing ranks comes first. The result is empty if a rank has no record.
+    """
     standings = {look.rank: look.standing for look in looks if look.standing is not None}
     found = stuck(standings) if len(standings) == len(looks) else []
     return sorted(found, key=lambda each: len(each.missing))
 
 
 def _astray(looks: Sequence[RankInspection]) -> RankInspection | None:
-    """The one that has begun another collective than most, at the first place where they differ."""
+    """Return the rank that began another collective than most, at the first difference."""
     begun: dict[int, dict[int, int]] = {}  # number of the collective -> place in looks -> mark
     for place, look in enumerate(looks):
         for number, mark in enumerate(look.recent, look.operations - len(look.recent)):
@@ -163,7 +168,7 @@ def _astray(looks: Sequence[RankInspection]) -> RankInspection | None:
 
 
 def tell(look: RankInspection) -> str:
-    """Say in a line what a rank was found to do."""
+    """Describe in one line the activity of an inspected rank."""
     does = "stopped by a signal" if look.stopped else "waits for others" if look.waiting else ""
     does = does or ("computes" if look.busy else "rests")
     told = f"rank {look.rank}: {_AT[look.doing]} for {look.elapsed_s:.0f} s, {does}"
@@ -176,7 +181,7 @@ def _blame(look: RankInspection, does: str, looks: Sequence[RankInspection]) -> 
     if others and not look.waiting:
         told += f", and {_names(others)} wait for it"
     innermost = look.where.partition(" < ")[0]
-    # Between steps a script may do what it likes, for a moment also nothing.
+    # Between steps a script may do anything, and may also rest for a moment.
     seen = look.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or look.waiting)
     why = f"{told}; it is at {innermost}" if innermost else told
     return HangDiagnosis(look.rank, why, sure=look.stopped or seen)
@@ -197,7 +202,7 @@ def _operations(look: RankInspection) -> int:
 
 
 def _behind(looks: Sequence[RankInspection]) -> RankInspection | None:
-    """The one that has finished the fewest steps, if there is one."""
+    """Return the rank that has finished fewer steps than all others, or None."""
     return _least(looks, lambda look: look.finished)
 
 
@@ -211,31 +216,31 @@ def _least(
 def _only(
     looks: Sequence[RankInspection], trait: Callable[[RankInspection], Hashable]
 ) -> RankInspection | None:
-    """The one that differs in a trait from all others; these are several, and alike."""
+    """Return the rank that differs in a trait from all others, if the others are alike."""
     counts = Counter(map(trait, looks))
     found = next((look for look in looks if counts[trait(look)] == 1), None)
     return found if len(looks) > 2 and len(counts) == 2 else None
 
 
 def _odd(those: Sequence[T], trait: Callable[[T], Hashable]) -> T | None:
-    """The first that differs in a trait from more than half of all, if there are such."""
+    """Return the first item that differs in a trait from more than half of all, or None."""
     common, count = Counter(map(trait, those)).most_common(1)[0]
     if 2 * count <= len(those):
         return None
     return next((each for each in those if trait(each) != common), None)
 
 
-ANSWER_S = 2.5  # how long agents have to look, where the others show what holds them up
+ANSWER_S = 2.5  # limit for an inspection, if the answers that arrived show the cause
 
-LONGEST_ANSWER_S = 10.0  # and where they do not
+LONGEST_ANSWER_S = 10.0  # limit if they do not
 
-AGAIN_S = 1.5  # between two looks that have to agree
+AGAIN_S = 1.5  # between two inspections that must agree
 
-MOST_TOLD = 64  # ranks that the journal says something of; the stacks of all are in their logs
+MOST_TOLD = 64  # ranks that the journal describes; the ranks' logs have all stacks
 
 
 class Hangs:
-    """Asks all agents to look at their ranks, and judges what they see."""
+    """Asks all agents to inspect their ranks, and judges the results."""
 
     def __init__(
         self, job: JobState, fleet: Fleet, looks: Looks, endings: Endings, recovery: Recovery
@@ -248,7 +253,7 @@ class Hangs:
         self._roster = job.roster
 
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
-        """A rank is late; the others will be when they wait for it."""
+        """Handle a late rank. The others become late when they wait for it."""
         stale = self._job.session and message.generation != self._job.generation
         busy = self._looks.looking is not None or self._looks.suspect is not None
         at = self._job.generation, self._job.restarts, self._job.newest
@@ -263,7 +268,7 @@ class Hangs:
         self.look()
 
     def look(self) -> None:
-        """Have all agents look at their ranks."""
+        """Order an inspection of all ranks."""
         self._looks.count += 1
         members = {node.node for node in self._roster.members}
         self._looks.looking = HangInspection(
@@ -273,7 +278,7 @@ class Hangs:
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
     def on_looked(self, node: int, message: p.RanksInspected, now: float) -> None:
-        """A node has looked at its ranks."""
+        """Handle the results of a node's inspection."""
         looking = self._looks.looking
         if looking is None or looking.serial != message.serial:
             return
@@ -285,13 +290,14 @@ class Hangs:
             self.judge(now)
 
     def judge(self, now: float) -> None:
-        """Decide with what was seen until now."""
+        """Judge the results that have arrived."""
         looking = self._looks.looking
         if looking is None:
             return
         looks = sorted(looking.looks, key=lambda look: look.rank)
         unseen = looking.wanted | looking.blind
-        # Else for whom others wait, or whether all are alike, tell those that were not seen.
+        # Otherwise only the missing results can show which rank the others wait for, or whether all
+        # are alike.
         enough = not unseen or 0 < sum(look.waiting for look in looks) < len(looks)
         if not enough and looking.wanted and not looking.patient:
             looking.patient = True
@@ -324,7 +330,7 @@ class Hangs:
         text = f"the job hangs: {verdict.why} (no progress for {longest:.0f} s)"
         rank = self._roster.ranks[verdict.rank if blamed else looks[0].rank]
         if not rank.inside:
-            return  # its node was put out because of another of its ranks
+            return  # its node left the world because of another rank
         collectives = [each.in_words() for each in missed(looks)]
         told = (*(look.stack for look in blamed), *collectives, *map(tell, looks[:MOST_TOLD]))
         seen = "\n".join(told)
@@ -336,7 +342,7 @@ class Hangs:
         self._recovery.report(fault)
 
     def _may_hang(self) -> bool:
-        """Whether nothing else is under way that has a time limit of its own."""
+        """Return whether no other activity with its own time limit is under way."""
         if self._job.phase is Phase.TRAINING:
             return True
         running = (Status.STARTING, Status.EXITED)
@@ -345,7 +351,7 @@ class Hangs:
 
 
 def _agree(suspect: p.RankInspection | None, blamed: p.RankInspection) -> bool:
-    """Whether a rank that is to blame was so before, and is still at the same thing."""
+    """Return whether the first inspection found the same rank, still in the same activity."""
     if suspect is None or suspect.rank != blamed.rank:
         return False
     return suspect.doing is blamed.doing and suspect.elapsed_s <= blamed.elapsed_s

@@ -1,4 +1,4 @@
-"""Health events: trouble that a monitor, an engine or a person has seen."""
+"""Health events: faults that a monitor, an engine or a user reports."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.history import reset_helps
 from rekindle.recovery.policy.policy import Strategy
 
-DCMI = "DCMI"  # who has seen what agents read of their devices
+DCMI = "DCMI"  # the source of the agents' readings of devices
 
 NEVER_RAN = (
     FaultKind.SCHEDULING,
     FaultKind.USER_CODE,
-)  # what keeps a pod from it, as its reason tells
+)  # faults that prevent the start of a pod
 
 
 class HealthEvents:
     """Records each health event, and answers it once.
 
-    signs_unmet: signs of before a takeover that no rank has met.
+    signs_unmet: signs from before a takeover whose faults no rank has met.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, recovery: Recovery) -> None:
@@ -48,25 +48,25 @@ class HealthEvents:
         self.signs_unmet: tuple[journal.SignSeen, ...] = ()
 
     def resume(self, unmet: tuple[journal.SignSeen, ...]) -> None:
-        """Continue to look at what was reported before; unmet: signs that no rank has met."""
+        """Continue with the signs of an earlier coordinator. unmet: signs that no rank has met."""
         self._job.signs.recall(self._job.tables)
         self.signs_unmet = unmet
         self.look_again()
 
     def take_over(self, hello: p.Hello) -> None:
-        """Ranks that still live may meet the reported faults of their devices."""
+        """Note the device faults that live ranks of this agent may still meet."""
         live, others = {rank.rank for rank in hello.ranks}, []
         for seen in self.signs_unmet:
             verdict = verdict_of(self._job.tables(), seen.sign)
             fault = self._fault_of(seen.sign, verdict, seen.at)
             if fault.rank not in live:
                 others.append(seen)
-            elif fault.kind is FaultKind.DEVICE_MEMORY:  # other kinds tell of themselves
+            elif fault.kind is FaultKind.DEVICE_MEMORY:  # ranks report other kinds themselves
                 self._job.signs.unmet.append(fault)
         self.signs_unmet = tuple(others)
 
     def on_sign(self, sign: HealthEvent, now: float) -> str:
-        """Take a sign; return why it cannot be taken, if it cannot."""
+        """Handle a sign. Return why it is refused, or an empty text."""
         if self._job.phase in ENDING:
             return "the job is ending"
         agent = self._roster.nodes.get(sign.node)
@@ -76,7 +76,7 @@ class HealthEvents:
         if sign.host not in ("", host):
             if sign.host != self._incidents.host_lost_with(sign.node):
                 return f"node {sign.node} is not on {sign.host}"
-            agent, host = None, sign.host  # what took its place is not meant
+            agent, host = None, sign.host  # the sign does not concern the replacement
         if agent is not None and sign.address not in ("", agent.address):
             agent, host = None, self._incidents.host_lost_with(sign.node)
         per_node = self._spec.processes_per_node
@@ -91,7 +91,7 @@ class HealthEvents:
             return ""
         if not self._write_down(sign, agent.host, verdict, now):
             return ""
-        worse = self._answer_worse(now)  # says more than the code itself
+        worse = self._answer_worse(now)  # more specific than the code itself
         news = not sign.gone and self._job.signs.answer(agent.host, sign.device, verdict)
         if news and (agent.host, sign.device) not in worse:
             self._answer_sign(sign, verdict, now)
@@ -99,9 +99,9 @@ class HealthEvents:
         return ""
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
-        """Take what an agent reads of its devices: codes that came are signs, or went.
+        """Handle an agent's readings of its devices: each new or vanished code is a sign.
 
-        Readings of a device are ignored while it is reset.
+        The method ignores the readings of a device during its reset.
         """
         host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
@@ -116,7 +116,7 @@ class HealthEvents:
                     device=device,
                     gone=code in before,
                     by=DCMI,
-                    # None of its faults is worse than the device is.
+                    # The device's health is the severity of its worst fault.
                     severity=found.health,
                 )
                 self.on_sign(sign, now)
@@ -124,7 +124,7 @@ class HealthEvents:
     def _on_sign_of_missing(
         self, sign: HealthEvent, verdict: Verdict, host: str | None, now: float
     ) -> None:
-        """Learn why a node was lost, or why no other one comes."""
+        """Note why a node was lost, or why no other node comes."""
         fault = self._fault_of(sign, verdict, now)
         if verdict.kind not in NEVER_RAN:
             if host is not None and self._write_down(sign, host, verdict, now):
@@ -132,10 +132,10 @@ class HealthEvents:
         elif sign.node in self._roster.missing:
             self._roster.obstacles[sign.node] = verdict.explanation
             if verdict.kind is FaultKind.USER_CODE:
-                self._recovery.report(fault)  # no wait helps: its description cannot work
+                self._recovery.report(fault)  # waiting is useless: the pod's description is invalid
 
     def _write_down(self, sign: HealthEvent, host: str, verdict: Verdict, now: float) -> bool:
-        """Write a sign down, if it is news."""
+        """Record a sign if it is new. Return whether it is new."""
         news = self._job.signs.note(sign, host, now)
         if news:
             self._job.record(
@@ -146,7 +146,7 @@ class HealthEvents:
         return news
 
     def on_healed(self, message: p.Spawned, now: float) -> None:
-        """Ranks started after a reset of their devices: health events of these are news again."""
+        """Handle ranks that started after a device reset: later health events count as new."""
         reset = self._fleet.resetting & {live.rank for live in message.ranks}
         self._fleet.resetting -= reset
         for number in sorted(reset):
@@ -159,18 +159,18 @@ class HealthEvents:
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
     def look_at_signs(self, now: float) -> None:
-        """Answer what has become of signs since."""
+        """Answer codes that have become worse, and faults that no rank has met."""
         self._answer_worse(now)
         self._answer_unmet(now)
         self.look_again()
 
     def look_again(self) -> None:
-        """Set the timer for the next look, if a health event may still need an answer."""
+        """Set the timer for the next check, if a health event may still need an answer."""
         if (self._job.signs.waits or self._job.signs.unmet) and self._job.phase not in ENDING:
             self._job.do(SetTimer(Timer.SIGNS, LOOK_S))
 
     def _answer_worse(self, now: float) -> set[tuple[str, int]]:
-        """Answer codes that came too often or stay too long; return their devices."""
+        """Answer codes that came too often or stay too long. Return their devices."""
         devices = set()
         for host, device, verdict in self._job.signs.worse(self._job.tables(), now):
             devices.add((host, device))
@@ -188,7 +188,8 @@ class HealthEvents:
             if now - fault.at < LOOK_S:
                 self._job.signs.unmet.append(fault)
             elif fault.kind is FaultKind.DEVICE_MEMORY:
-                # Its rank goes on with what may be damaged: only a new process can do without.
+                # The rank continues with memory that may be damaged. Only a new process avoids that
+                # memory.
                 self._strike(msgspec.structs.replace(fault, kind=FaultKind.DEVICE))
 
     def _answer_sign(self, sign: HealthEvent, verdict: Verdict, now: float) -> None:
@@ -205,7 +206,7 @@ class HealthEvents:
             self._job.signs.unmet.append(fault)
 
     def _tell(self, sign: Fault) -> bool:
-        """Give what a sign knows to the fault that it explains; say whether there is one."""
+        """Add the code of a sign to the fault that it explains. Return whether there is one."""
         told = self._incidents.explain(sign, LOOK_S)
         if told is None:
             return False
@@ -223,7 +224,7 @@ class HealthEvents:
             self._recovery.report(told.event.fault)
 
     def _is_answered(self, told: ExplainedFault, strategy: Strategy) -> bool:
-        """Whether what was decided before is the right answer to what is known now."""
+        """Return whether the earlier decision is still right for the fault as it is known now."""
         fault = told.event.fault
         if fault.kind not in SICK:
             return True
@@ -234,7 +235,7 @@ class HealthEvents:
         return decision.strategy is strategy and not decision.isolate and not resetting
 
     def _strike(self, fault: Fault) -> None:
-        """Report a fault, unless a rank has reported the same before."""
+        """Report a fault, unless an earlier fault of its rank is the root cause."""
         known = [seen for seen in self._incidents.faults if seen.rank == fault.rank >= 0]
         if not known or root_cause([*known, fault]) is fault:
             self._recovery.report(fault)

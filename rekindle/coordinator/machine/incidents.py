@@ -1,4 +1,4 @@
-"""The open incident, the decisions so far, and those that wait."""
+"""The open incident, the decisions that were made, and the decisions that wait."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 class ExplainedFault(msgspec.Struct, frozen=True):
-    """What a sign has told of a fault. before: how it was known; strategy: the answer to that."""
+    """A fault that a sign explains.
+
+    before: the fault without the explanation. strategy: the earlier decision about it.
+    """
 
     event: journal.FaultSeen
     before: Fault
-    strategy: Strategy | None = None  # None: nothing was decided yet
+    strategy: Strategy | None = None  # None: not decided yet
 
 
 class Incidents:
     """The open incident and the job's history of decisions.
 
-    awaiting: the decision that a person has to approve. held: faults seen meanwhile. doubted:
-    faults that are not decided yet, because a health event may tell more of them.
+    awaiting: the decision that a user must approve. held: faults that occurred while it waits.
+    doubted: faults without a decision, because a health event may explain them.
     """
 
     def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
         self._policy = policy
-        self.number = number  # of the newest incident
+        self.number = number  # the newest incident's
         self.open = 0  # number of the open one, or 0
         self.faults: list[Fault] = []
         self.past = list(past)
@@ -43,20 +46,20 @@ class Incidents:
 
     @property
     def undecided(self) -> bool:
-        """Whether a decision waits for a person, or for a health event."""
+        """Return whether a decision waits for a user, or for a health event."""
         return self.awaiting is not None or bool(self.doubted)
 
     @property
     def unanswered(self) -> list[Fault]:
-        """The open incident's faults since the newest generation or restart."""
+        """Return the open incident's faults since the newest generation or restart."""
         return self.faults[self._answered :]
 
     def answered(self) -> None:
-        """A generation was formed, or all ranks are started again: what comes now is news."""
+        """Note that a generation was formed, or all ranks restart: later faults are unanswered."""
         self._answered = len(self.faults)
 
     def inherit(self, open_: journal.Incident) -> None:
-        """Go on where a coordinator that died left off."""
+        """Continue the incident of a coordinator that ended."""
         self.open, self.faults = open_.number, list(open_.faults)
         self._heaviest = open_.strategy or Strategy.RETRY
 
@@ -69,17 +72,20 @@ class Incidents:
         return journal.FaultSeen(incident=self.open, fault=fault)
 
     def note_storage(self, fault: Fault) -> journal.Event:
-        """Make an incident of its own of a fault that does not disturb training."""
+        """Create a separate incident for a fault that does not disturb training."""
         self.number += 1
         return journal.CheckpointFailed(incident=self.number, fault=fault)
 
     def aside(self) -> int:
-        """Number an incident that is over as it is told: nothing was training there."""
+        """Return the number of an incident that closes immediately: nothing was training."""
         self.number += 1
         return self.number
 
     def decide(self, case: Situation) -> tuple[Decision, journal.Decided]:
-        """Decide about a fault. Each decision is told, for it counts against the budgets."""
+        """Decide about a fault. Return the decision and its event.
+
+        The journal gets every decision, because each one counts against the budgets.
+        """
         decision = decide(self._policy, case)
         self.past = besides(self.past, case.fault)
         self.past.append(
@@ -93,7 +99,8 @@ class Incidents:
             )
         )
         ladder = list(Strategy)
-        # What becomes of a lost node is shown of each, and what a person has to answer.
+        # Decisions about lost nodes, and decisions that a user must approve, never count as
+        # lighter.
         shown = decision.approval or decision.strategy in (Strategy.RECOVER, Strategy.SHRINK)
         lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
         if not lighter:
@@ -113,7 +120,7 @@ class Incidents:
         return decision, event
 
     def explain(self, sign: Fault, within_s: float) -> ExplainedFault | None:
-        """Give the code of a sign to the fault that a rank has told of before; None: to none."""
+        """Add the code of a sign to the earlier fault that it explains, or return None."""
         decided = [(past.fault, past.incident, past.strategy) for past in self.past]
         undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
         for before, incident, strategy in reversed([*decided, *undecided]):
@@ -131,13 +138,13 @@ class Incidents:
         return None
 
     def host_lost_with(self, node: int) -> str | None:
-        """Return the host that this node was lost with last; None: it never was."""
+        """Return the host with which this node was lost last; None: the node was never lost."""
         seen = [*(past.fault for past in self.past), *self.faults]
         lost = (f.host for f in reversed(seen) if f.node == node and f.rank < 0)
         return next(lost, None)
 
     def close(self) -> None:
-        """Training goes on."""
+        """Close the incident, because training continues."""
         self.open = 0
         self.faults = []
         self._answered = 0

@@ -1,4 +1,4 @@
-"""What a coordinator takes over from earlier ones: folds over the journal. Pure."""
+"""The state that a coordinator takes over from earlier ones, as pure functions of the journal."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.policy import INNER, Strategy
 
-# Nothing is decided about a failed link before its cause shows itself, and whoever takes a
-# coordinator's place says itself that it was lost.
+# The machine does not decide about a failed link before its cause appears. A coordinator that takes
+# over reports the loss of the earlier one itself.
 _NEVER_HELD = (FaultKind.LINK, FaultKind.COORDINATOR)
 
 
 def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
-    """Return the faults that were seen while a decision waited for a person, and wait with it.
+    """Return the faults that occurred while a decision waited for a user, and wait with it.
 
-    An answer lets all be decided; a new start of all ranks is an answer to all.
+    After an answer, the machine decides about all of them. A restart of all ranks answers all of
+    them.
     """
     found: list[Fault] = []
     awaiting = False
@@ -48,7 +49,7 @@ def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
 
 
 def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
-    """Return the nodes that were to leave a host, and have not come again since."""
+    """Return the nodes that had to leave a host, and have not joined again since."""
     found: set[int] = set()
     for event in own:
         match event:
@@ -60,7 +61,7 @@ def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
 
 
 def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
-    """Return the ranks that wait for a reset of their device and have not started since."""
+    """Return the ranks that wait for a reset of their device, and have not started since."""
     found: set[int] = set()
     asked: set[int] = set()
     for event in own:
@@ -82,7 +83,7 @@ def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
 
 
 def unmet(own: Iterable[journal.Event]) -> tuple[journal.SignSeen, ...]:
-    """Return the signs of devices that no fault was made of while the same processes live."""
+    """Return the signs of devices that did not lead to a fault, while the same processes live."""
     found: list[journal.SignSeen] = []
     per_node = 1
     for event in own:
@@ -100,17 +101,20 @@ def unmet(own: Iterable[journal.Event]) -> tuple[journal.SignSeen, ...]:
     return tuple(found)
 
 
-Placement = tuple[int, str, int]  # an agent: attempt, address and process; numbers come again
+Placement = tuple[int, str, int]  # an agent: attempt, address and process; process numbers recur
 
 
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all attempts of a job.
+    """The state that holds for all attempts of a job.
 
-    generation, incident: the newest; their numbers only ever rise. suspicions: what ranks have said
-    to be wrong. signs: what was reported of devices. past: what was decided. placements: the agents
-    of each node. at: when the last of it happened. checkpoint_every: steps, as they were chosen
-    last, 0: never. profile: what is written down; traced: what MindCluster's switch last said of
-    that. faults, seconds: how often training was broken, in how long a time.
+    generation, incident: the newest numbers, which only rise. suspicions: states that may be wrong.
+    signs: reported signs of devices. past: the decisions so far. placements: the agents of each
+    node. at: time of the newest event.
+
+    checkpoint_every: steps, as last chosen; 0: never chosen. profile: the profiling settings.
+    traced: the last position of MindCluster's switch.
+
+    faults, seconds: number of incidents with faults, and duration of all attempts.
     """
 
     generation: int = 0
@@ -128,7 +132,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def earlier(events: Sequence[journal.Event]) -> JobHistory:
-    """Fold the events of all attempts so far."""
+    """Return the history of all attempts in these events."""
     formed = (event.generation for event in events if isinstance(event, journal.Formed))
     return JobHistory(
         generation=max(formed, default=0),
@@ -149,19 +153,19 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
 
 
 def _profile(events: Sequence[journal.Event]) -> Profile:
-    """Return what is written down."""
+    """Return the newest profiling settings."""
     told = (event for event in reversed(events) if isinstance(event, Profiled))
     return next((Profile(switch=event.switch, since=event.since) for event in told), Profile())
 
 
 def _traced(events: Sequence[journal.Event]) -> Switch:
-    """Return what MindCluster's switch last said; without one: nothing is on."""
+    """Return the last position of MindCluster's switch; without one, all is off."""
     told = (event for event in reversed(events) if isinstance(event, Profiled))
     return next((event.switch for event in told if event.by == BY_TRACE), Switch())
 
 
 def interval_of(spec: JobSpec, before: JobHistory) -> Interval:
-    """Return the steps between two checkpoints of a job of which there were attempts before."""
+    """Return the interval between two checkpoints, for a job with this history."""
     return Interval(
         spec.checkpoint_every,
         devices=spec.world_size,
@@ -172,7 +176,7 @@ def interval_of(spec: JobSpec, before: JobHistory) -> Interval:
 
 
 def _seconds(events: Iterable[journal.Event]) -> float:
-    """Return for how long there were attempts of the job."""
+    """Return the duration of all attempts together, in seconds."""
     began, last, seconds = 0.0, 0.0, 0.0
     for event in events:
         if isinstance(event, journal.JobStarted):
@@ -182,16 +186,22 @@ def _seconds(events: Iterable[journal.Event]) -> float:
 
 
 class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator that died in this attempt had decided, and what it left open.
+    """The decisions and the open work of the coordinator that ended in this attempt.
 
-    incident: the open one; restarts: restarts of all ranks so far.
-    resumed: the step after which all ranks last began to train together. newest: the newest step
-    that it knew to be finished; without it no decision would be known to be followed by a step.
-    awaiting: what a person has yet to approve; held: faults that nothing is decided about before.
-    to_reset: ranks whose device is reset before they start. unmet: signs that no rank has met.
-    isolated: hosts; leaving: nodes that were to leave them and have not come again.
-    left_out: nodes that the newest world went on without. stopping: how and why the attempt was
-    being ended, if it was.
+    incident: the open one. restarts: restarts of all ranks so far. resumed: the step after which
+    all ranks last started to train together.
+
+    newest: the newest finished step that it knew. Without this step, the machine cannot see that a
+    step followed a decision.
+
+    awaiting: the decision that a user must still approve. held: faults that wait for this decision.
+    to_reset: ranks whose device is reset before they start.
+
+    unmet: signs that no rank has met. isolated: hosts. leaving: nodes that had to leave them and
+    have not joined again.
+
+    left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
+    was.
     """
 
     restarts: int
@@ -209,7 +219,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState | None:
-    """Fold the events of `attempt`; None: it has not begun, so there is nothing to take over."""
+    """Return the state to take over in `attempt`; None: the attempt has not begun."""
     own: list[journal.Event] = []
     for event in events:
         if isinstance(event, journal.JobStarted):
@@ -249,7 +259,7 @@ def _resumed(own: Iterable[journal.Event]) -> int:
 
 
 def _newest(own: Iterable[journal.Event]) -> int:
-    """Return the newest finished step that the events name since training last continued."""
+    """Return the newest finished step in the events since training last continued."""
     step = 0
     for event in own:
         if isinstance(event, journal.FirstStep):
@@ -260,7 +270,7 @@ def _newest(own: Iterable[journal.Event]) -> int:
 
 
 def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
-    """Return the decision that needs an approval that nobody has given or refused."""
+    """Return the decision that waits for a user's approval, with its fault, or None."""
     asked, past = journal.waits_for_approval(own), _past(own)
     if asked is None or not past:
         return None
@@ -275,10 +285,10 @@ def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
 
 
 def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
-    """Return all decisions that count, each with the fault that it was about.
+    """Return all decisions that count, each with its fault.
 
-    The end of an attempt makes its decisions void, unless the next attempt follows at once: an
-    attempt that a person begins has budgets of its own.
+    The end of an attempt makes its decisions void, unless the next attempt follows immediately. An
+    attempt that a user begins has its own budgets.
     """
     past: list[Past] = []
     for event in events:
@@ -301,7 +311,7 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
 
 
 def _explain(past: list[Past], told: journal.FaultSeen) -> None:
-    """Say of the newest that this can be about what it was."""
+    """Replace the fault of the newest decision that this event can explain."""
     for index in reversed(range(len(past))):
         of = past[index]
         if of.incident == told.incident and explains(told.fault, of.fault):

@@ -1,4 +1,4 @@
-"""Faults that ranks were told to suffer in steps to come, and that outlive the processes told."""
+"""Orders to inject faults at later steps. An order may outlast the process that received it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.protocol.agent import Inject, InjectionKind
 
 
 class Injections:
-    """Orders that name a step, each with the process that was told of it (0: none yet)."""
+    """Orders that name a step, each with the process that received it (0: none yet)."""
 
     def __init__(self, job: JobState) -> None:
         self._job = job
@@ -19,11 +19,11 @@ class Injections:
         self._orders: list[tuple[Inject, int]] = []
 
     def add(self, order: Inject, told: int) -> None:
-        """Keep an order until its step is past."""
+        """Keep an order until its step is past. told: the process that received it, or 0."""
         self._orders.append((order, told))
 
     def due(self, rank: Rank) -> list[Inject]:
-        """Return what the rank's process, which goes on after `rank.finished`, has to be told."""
+        """Return the orders for the rank's process, which continues after `rank.finished`."""
         mine = [o for o, told in self._orders if o.rank == rank.rank and not told]
         self._orders = [(o, told) for o, told in self._orders if o not in mine]
         due = [order for order in mine if (order.step or 0) >= rank.finished]
@@ -31,7 +31,7 @@ class Injections:
         return due
 
     def died(self, rank: Rank) -> None:
-        """The rank's process is dead: what it did not live to see is for the next one."""
+        """Handle the end of the rank's process. Its next process gets the orders of later steps."""
         left = []
         for order, told in self._orders:
             if told != rank.pid:
@@ -41,15 +41,15 @@ class Injections:
         self._orders = left
 
     def lost(self, ranks: Iterable[Rank]) -> None:
-        """A node is gone, and how far its ranks had come is not known well enough."""
+        """Drop the orders of a lost node: its ranks may have finished further steps."""
         pids = {rank.pid for rank in ranks if rank.pid}
         self._orders = [(order, told) for order, told in self._orders if told not in pids]
 
     def inject(self, order: Inject) -> str:
-        """Have a fault injected into a rank; return why not, if it cannot.
+        """Inject a fault into a rank. Return why this is impossible, or an empty text.
 
-        One that is meant for a step waits until the rank trains, and is told to its next process
-        as well if this one does not live to that step.
+        An order for a step waits until the rank trains. If the process ends before that step, the
+        next process of the rank also gets the order.
         """
         if not self._spec.allow_injection:
             return f"job {self._spec.job_id} does not allow it: start it with --allow-injection"

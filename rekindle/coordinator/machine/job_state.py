@@ -20,36 +20,37 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.health_events import HealthEventLog
 from rekindle.recovery.journal import journal
 
-# How many agents of one host are refused while others are waited for, before that is in vain. The
-# first may be the old one, started again where it was; where the job has to be placed anew, the
-# second was placed there anew, and so may be all that follow. Where the host is kept off at once,
-# five mean that it is not: rights may lack, or somebody undid it.
+# Number of refused agents of one host, while nodes are awaited, after which waiting is useless. The
+# first agent may be the old one, restarted on its host. If the engine avoids the host only at a new
+# placement of the job, the second agent was placed there again. So may be all later ones. If the
+# engine avoids the host immediately, five agents show that it does not: rights may be missing, or a
+# user has released the host.
 _ENOUGH = {KeepsOff.ANEW: 2, KeepsOff.AT_ONCE: 5}
 
 
 class IsolatedHosts:
-    """The hosts that this attempt has isolated, and the nodes that were to leave them.
+    """The hosts that this attempt has isolated, and the nodes that had to leave them.
 
-    A person may release one at any time; until the job is placed anew, none of it goes back there.
+    A user may release a host at any time. The job does not return to it before its next placement.
     """
 
     def __init__(self, keeps_off: KeepsOff) -> None:
         self._keeps_off = keeps_off
         self._hosts: set[str] = set()
-        self._leaving: set[int] = set()  # that have not come from elsewhere yet
-        self._refused: Counter[str] = Counter()  # by host, while such a node was waited for
+        self._leaving: set[int] = set()  # not yet joined from another host
+        self._refused: Counter[str] = Counter()  # by host, while the job awaited a leaving node
 
     def add(self, hosts: Iterable[str], nodes: Iterable[int]) -> None:
-        """Take these hosts as isolated, and these nodes as on their way elsewhere."""
+        """Note isolated hosts, and nodes that leave them."""
         self._hosts.update(hosts)
         self._leaving.update(nodes)
 
     def shuts_out(self, host: str) -> bool:
-        """Whether the coordinator takes no new agent from this host."""
+        """Return whether the coordinator admits no new agent from this host."""
         return self._keeps_off is not KeepsOff.NEVER and host in self._hosts
 
     def refuses(self, hello: Hello) -> bool:
-        """Whether the coordinator refuses an agent because of its host.
+        """Return whether the coordinator refuses an agent because of its host.
 
         An agent that was a node before stays, because its order to leave reaches it.
         """
@@ -57,9 +58,9 @@ class IsolatedHosts:
         return is_new and self.shuts_out(hello.host)
 
     def refused(self, host: str, waited_for: Iterable[int]) -> list[int]:
-        """An agent was refused; return those of these nodes that have to come from elsewhere.
+        """Note a refused agent. Return those of these nodes that must come from another host.
 
-        Other nodes were lost for another reason, so their own pods may come.
+        The other nodes were lost for another reason, so their own pods may return.
         """
         awaited = sorted(self._leaving.intersection(waited_for))
         if awaited:
@@ -67,31 +68,34 @@ class IsolatedHosts:
         return awaited
 
     def came(self, node: int) -> None:
-        """An agent became a node, or a spare."""
+        """Note that an agent became a node or a spare."""
         self._leaving.discard(node)
         self._refused.clear()
 
     def just_in_vain(self, host: str) -> bool:
-        """Whether the last one that was refused there was one too many."""
+        """Return whether the last refused agent of this host has reached the limit."""
         return self._refused[host] == _ENOUGH.get(self._keeps_off)
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether only agents of such hosts come."""
+        """Return whether only agents of isolated hosts come."""
         enough = _ENOUGH.get(self._keeps_off)
         return enough is not None and any(each >= enough for each in self._refused.values())
 
 
 class Phase(str, enum.Enum):
-    """Where the job is. The ranks of a script without Session are in REGROUPING until they end."""
+    """The phase of the job.
 
-    GATHERING = "gathering"  # agents and the ranks' store come up, ranks are started
+    The ranks of a script without a Session are in REGROUPING until they end.
+    """
+
+    GATHERING = "gathering"  # agents join, the ranks' store starts, then the ranks
     REGROUPING = "regrouping"  # ranks arrive: new ones at their Session, others after their step
     RESTORING = "restoring"  # the generation is formed; ranks take their state
     TRAINING = "training"  # ranks do steps; a fault leads to REGROUPING
-    RESTARTING = "restarting"  # all ranks are being ended, to be started again
-    STOPPING = "stopping"  # all ranks are being ended, for good
-    DUMPING = "dumping"  # nodes write the newest snapshot, as the final checkpoint
+    RESTARTING = "restarting"  # all ranks end, and start again
+    STOPPING = "stopping"  # all ranks end permanently
+    DUMPING = "dumping"  # nodes write the newest snapshot as the final checkpoint
     ENDED = "ended"
 
 
@@ -120,26 +124,26 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Append an event to the journal (its seq and time are set by the loop)."""
+    """Append an event to the journal. The journal file sets its seq and time."""
 
     event: journal.Event
 
 
 class Timer(str, enum.Enum):
-    """The time limits of the machine and of the node checks in front of it."""
+    """The time limits of the machine and of its node checks."""
 
-    LATE = "late"  # nodes that did not come are asked for
-    NODE = "node"  # nodes that did not come are given up
-    JOIN = "join"  # ranks that do not reach their Session, or do not take their state
+    LATE = "late"  # request nodes that did not join
+    NODE = "node"  # give up nodes that did not join
+    JOIN = "join"  # ranks that do not reach their Session, or do not get their state
     LEAVE = "leave"  # ranks that do not leave their step
     COME = "come"  # ranks outside the world that do not reach their Session
-    END = "end"  # ranks that outlive SIGKILL
-    DUMP = "dump"  # a final checkpoint that is not written
-    APPROVAL = "approval"  # a person who does not answer
-    SIGNS = "signs"  # the next look at health events
-    DOUBT = "doubt"  # health events that may tell more of a fault
-    LOOK = "look"  # agents that do not answer a look at their ranks
-    AGAIN = "again"  # the second look at a suspect
+    END = "end"  # ranks that SIGKILL does not end
+    DUMP = "dump"  # a final checkpoint that is late
+    APPROVAL = "approval"  # a user who does not answer
+    SIGNS = "signs"  # the next check of health events
+    DOUBT = "doubt"  # a fault that health events may explain
+    LOOK = "look"  # agents that do not answer an inspection
+    AGAIN = "again"  # the second inspection because of a suspect
     CHECK = "check"  # nodes that do not answer their check
     CHECK_BEGINS = "check-begins"
     EXAMINATION = "examination"  # the same, while ranks wait
@@ -147,20 +151,20 @@ class Timer(str, enum.Enum):
 
 
 class SetTimer(msgspec.Struct, frozen=True):
-    """Call `on_timer(timer)` after so many seconds. A time that was set before is void."""
+    """Call `on_timer(timer)` after this time. The command replaces an earlier time of the timer."""
 
     timer: Timer
     seconds: float
 
 
 class CancelTimer(msgspec.Struct, frozen=True):
-    """Forget the timer."""
+    """Cancel the timer."""
 
     timer: Timer
 
 
 class End(msgspec.Struct, frozen=True):
-    """The job is over, and all agents have the message."""
+    """The job is over, and Bye was sent to all agents."""
 
     succeeded: bool
 
@@ -169,7 +173,7 @@ Command = Send | Record | SetTimer | CancelTimer | End
 
 
 class RendezvousStore:
-    """The ranks' store: where it is, or who was asked to host it."""
+    """The ranks' store: its address, or the node that was asked to host it."""
 
     def __init__(self) -> None:
         self.node = -1
@@ -181,7 +185,7 @@ class RendezvousStore:
 
     @property
     def is_up(self) -> bool:
-        """Whether ranks can meet there."""
+        """Return whether the store listens."""
         return self.port > 0
 
     def ask(self, node: int) -> int:
@@ -196,16 +200,16 @@ class RendezvousStore:
         self.last = node
 
     def adopt(self, node: int, host: str, store: p.LiveStore) -> None:
-        """Note that `node` hosts the store already; later stores get higher serial numbers."""
+        """Note that `node` hosts the store already. Later stores get higher serial numbers."""
         self.serial = store.serial
         self.came_up(node, host, store.port)
 
     def drop(self) -> None:
-        """Forget the store: it is gone, or must not be used again."""
+        """Delete the store's address: the store has ended, or must not be used again."""
         self.node, self.port, self.asked = -1, 0, -1
 
     def node_lost(self, node: int) -> None:
-        """Forget the store if this node hosts it, or starts it."""
+        """Delete the store's address if this node hosts the store or starts it."""
         if node in (self.node, self.asked):
             self.drop()
 
@@ -217,12 +221,16 @@ Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Fo
 class JobState:
     """The state that several parts of the machine read and change.
 
-    generation, restarts: the newest. newest: the newest step that a rank has finished. resumed: the
-    step after which all ranks last began to train together. session: a rank of the current
-    generation has a Session. sessions_seen: one of this attempt had. formed: a generation was
-    formed since the last restart. newcomers: nodes taken in that have not done a step yet. devices:
-    a node has devices of which health events may tell. sent_home: connections of agents that were
-    told to end. tables: gives the tables of faults.
+    generation, restarts: the newest numbers. newest: the newest step that a rank has finished.
+    resumed: the step after which all ranks last started to train together.
+
+    session: whether a rank of the current generation has a Session. sessions_seen: whether a rank
+    of this attempt had one. formed: whether a generation was formed since the last restart.
+
+    newcomers: nodes that joined the world and have not finished a step in it. devices: whether a
+    node has devices that health events can describe.
+
+    sent_home: connections of dismissed agents. tables: returns the tables of faults.
     """
 
     def __init__(
@@ -250,21 +258,21 @@ class JobState:
 
     @property
     def has_begun(self) -> bool:
-        """Whether this attempt has started ranks."""
+        """Return whether this attempt has started ranks."""
         gathering = self.phase is Phase.GATHERING and not self.restarts
         return not (gathering and self.roster.all_are(Status.ABSENT))
 
     def enter(self, phase: Phase) -> None:
-        """Change the phase, if `NEXT` allows that."""
+        """Change the phase. `NEXT` must allow the change."""
         assert phase in NEXT[self.phase], f"{self.phase.value} is not followed by {phase.value}"
         self.phase = phase
 
     def do(self, command: Command) -> None:
-        """Give a command."""
+        """Add a command."""
         self._commands.append(command)
 
     def record(self, event: journal.Event) -> None:
-        """Have an event written to the journal."""
+        """Add the command to write an event to the journal."""
         self._commands.append(Record(event))
 
     def drain(self) -> list[Command]:
@@ -273,7 +281,7 @@ class JobState:
         return commands
 
     def fault(self, kind: FaultKind, rank: Rank, text: str, now: float = 0.0) -> Fault:
-        """Make a fault of a rank."""
+        """Create a fault of a rank."""
         return Fault(
             kind=kind,
             message=text,

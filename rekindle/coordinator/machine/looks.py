@@ -1,4 +1,4 @@
-"""The look at all ranks that is under way, to find out whether they hang."""
+"""The inspection of all ranks that is under way, to find out whether they hang."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import msgspec
 from rekindle.coordinator.machine.job_state import CancelTimer, JobState, Timer
 from rekindle.protocol import agent as p
 
-# Between two looks that found no hang. It doubles: an agent alone says seldom that ranks are late,
-# a thousand of them do so all the time.
+# Shortest and longest pause after an inspection that found no hang. The pause doubles: one agent
+# rarely reports late ranks, but among a thousand agents, one always does.
 SOONEST_S, SELDOM_S = 1.0, 30.0
 
 
 class HangInspection:
-    """One look at all ranks. at: where the job was then, which may be over when all have answered.
+    """One inspection of all ranks.
 
-    wanted: nodes that have not answered. blind: those that could not look. patient: they have more
-    time than usual.
+    at: generation and restarts at its start, which may have changed when all nodes have answered.
+
+    wanted: nodes that have not answered. blind: nodes that could not inspect. patient: whether
+    nodes have more time than usual.
     """
 
     def __init__(self, serial: int, at: tuple[int, int], wanted: set[int]) -> None:
@@ -29,9 +31,9 @@ class HangInspection:
 
 
 class InspectionBackoff(msgspec.Struct, frozen=True):
-    """Time between looks that find nothing, as long as the job is where it was (`at`).
+    """The pause after inspections that find no hang, while the job makes no progress (`at`).
 
-    known: ranks that had made no progress when they were looked at.
+    known: ranks that had made no progress at an inspection.
     """
 
     at: tuple[int, ...] = ()
@@ -40,11 +42,11 @@ class InspectionBackoff(msgspec.Struct, frozen=True):
     known: frozenset[int] = frozenset()
 
     def is_over(self, at: tuple[int, ...], rank: int, now: float) -> bool:
-        """Whether to look because of this rank: it was not late before, or the pause is over."""
+        """Return whether to inspect because of this rank: it is newly late, or the pause ended."""
         return at != self.at or rank not in self.known or now >= self.since + self.seconds
 
     def begun(self, at: tuple[int, ...], rank: int, now: float) -> InspectionBackoff:
-        """Return the pause after the look that begins now; after the first there is none."""
+        """Return the pause after the inspection that begins now. The first one has no pause."""
         if at != self.at:
             return InspectionBackoff(at, 0.0, now, frozenset({rank}))
         seconds = min(max(2 * self.seconds, SOONEST_S), SELDOM_S)
@@ -52,10 +54,11 @@ class InspectionBackoff(msgspec.Struct, frozen=True):
 
 
 class Looks:
-    """One look at a time.
+    """At most one inspection at a time.
 
-    looking: the one under way. count: looks so far. pause: after the newest. suspect: the rank that
-    a second look may blame.
+    looking: the one under way. count: inspections so far. pause: the pause after the newest.
+
+    suspect: the rank that a second inspection may confirm as the cause.
     """
 
     def __init__(self, job: JobState) -> None:
@@ -66,7 +69,7 @@ class Looks:
         self.suspect: p.RankInspection | None = None
 
     def stop(self) -> None:
-        """Forget the look under way, and the suspect."""
+        """Drop the inspection under way, and the suspect."""
         self.looking = self.suspect = None
         self._job.do(CancelTimer(Timer.LOOK))
         self._job.do(CancelTimer(Timer.AGAIN))

@@ -30,7 +30,7 @@ _FAILED = {
 
 
 class Losses:
-    """Reports lost agents and broken ranks as faults."""
+    """Reports lost agents and failed ranks as faults."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Losses:
         self._left_early = 0  # nodes that were lost before any rank was started
 
     def on_agent_lost(self, connection: int, now: float) -> None:
-        """The line to an agent is gone, and with it (as far as we can know) its node."""
+        """Handle the loss of an agent's connection, which counts as the loss of its node."""
         self._stragglers.on_lost(connection)
         if not self._admission.on_lost(connection, now):
             self._on_admitted_lost(connection, now)
@@ -76,12 +76,12 @@ class Losses:
         self._on_node_lost(lost, text, now)
 
     def on_unkillable(self, now: float) -> None:
-        """Give up the nodes that have ranks which SIGKILL did not end: the kernel holds them."""
+        """Give up the nodes with ranks that SIGKILL did not end, because the kernel blocks them."""
         ending = [rank for rank in self._roster.ranks if rank.status is Status.ENDING]
         for number, ranks in group_by_node(ending).items():
             lost = self._roster.nodes.get(number)
             if lost is None or ranks[0].status is not Status.ENDING:
-                continue  # given up because of another one
+                continue  # given up because of another rank
             self._job.do(Send(lost.connection, p.Bye(status=1)))
             self._job.sent_home.add(lost.connection)
             text = f"rank {ranks[0].rank} has not ended within {KILLED_S:g} s of SIGKILL"
@@ -119,14 +119,17 @@ class Losses:
                 self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
 
     def _nothing_to_lose(self) -> bool:
-        """Whether a node may go as it came: no rank was started yet; a few times, at most."""
+        """Return whether the loss of a node is not a fault, because no rank has started yet.
+
+        The method returns True max_in_row times at most.
+        """
         if self._job.has_begun or self._left_early == self._spec.policy.max_in_row:
             return False
         self._left_early += 1
         return True
 
     def on_exited(self, message: p.Exited, now: float) -> None:
-        """A rank's process ended."""
+        """Handle the end of a rank's process."""
         rank = self._roster.ranks[message.rank]
         if message.pid != rank.pid:
             return  # an earlier process of this rank
@@ -150,7 +153,8 @@ class Losses:
         elif was is Status.ENDING:
             rank.status = Status.ABSENT
             if message.error and self._job.incidents.open:
-                # It failed by itself before our signal came; it may even be the first that did.
+                # The rank failed before the coordinator's signal arrived. It may be the first that
+                # failed.
                 self._job.record(self._job.incidents.note(fault))
             self._endings.go_on_ending()
             if not rank.inside and rank.node in self._roster.nodes:
@@ -163,19 +167,23 @@ class Losses:
             self._recovery.report(fault)
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
-        """A rank could not be started at all."""
+        """Handle a rank that could not be started."""
         text = f"rank {message.rank} could not be started: {message.error}"
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
         if not rank.inside:
             self._elasticity.send_home(node, text)
             return
-        # At first it means that ranks cannot run here; later, that the machine is short of room.
+        # Before the first generation, ranks cannot run here at all. Later, the machine lacks
+        # resources.
         kind = FaultKind.PROCESS if self._job.formed else FaultKind.LAUNCH
         self._recovery.report(Fault(kind=kind, message=text, rank=message.rank, node=node))
 
     def on_step_failed(self, message: p.StepFailed, now: float) -> None:
-        """A rank could not do its step, and is no worse off than that, or says how much."""
+        """Handle a rank whose step failed. Its message shows which states may be wrong.
+
+        Raises ProtocolError: a step cannot fail with the message's kind of fault.
+        """
         if message.kind not in _FAILED:
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
@@ -184,7 +192,8 @@ class Losses:
         if not rank.inside:
             return
         live = self._job.phase in (Phase.TRAINING, Phase.RESTORING)
-        # That a collective fails once its generation is over is no news; what else broke, is.
+        # After the end of a generation, only failed collectives are expected. Other failures are
+        # news.
         own = message.kind is not FaultKind.LINK and rank.status is Status.LEAVING
         if message.generation != self._job.generation or not (live or own):
             return
@@ -196,15 +205,15 @@ class Losses:
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
 
     def on_leave_late(self, now: float) -> None:
-        """Replace the ranks that do not leave their step."""
+        """Replace the ranks that did not leave their step in time."""
         did = f"leave its step within {self._spec.policy.leave_timeout_s:g} s"
         self._replace_late((Status.LEAVING,), did, now)
 
     def on_join_late(self, now: float) -> None:
-        """Replace the ranks that do not reach their Session, or end a generation without states."""
+        """Replace ranks that did not reach their Session, or report a rank without its state."""
         limit_s = self._spec.policy.join_timeout_s
         if self._job.phase is Phase.RESTORING:
-            # None: a rank ended well instead, and is missed by its peers.
+            # The list is empty if a rank has ended well instead.
             for rank in self._roster.those(Status.RESTORING)[:1]:
                 text = f"rank {rank.rank} did not take its state within {limit_s:g} s"
                 self._recovery.report(self._job.fault(FaultKind.LINK, rank, text, now))
@@ -217,7 +226,7 @@ class Losses:
             if self._job.phase is not Phase.REGROUPING:
                 return
             if not rank.inside or rank.status not in late:
-                continue  # an earlier one took its node out of the world
+                continue  # an earlier rank's fault removed its node
             self._fleet.kill([rank], grace_s=0.0)
             self._recovery.report(
                 self._job.fault(FaultKind.STUCK, rank, f"rank {rank.rank} did not {what}", now)

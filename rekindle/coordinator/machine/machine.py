@@ -1,7 +1,8 @@
-"""The coordinator's state machine: events in, commands out. No I/O, no clock but the one passed in.
+"""The coordinator's state machine: events in, commands out.
 
-The machine has parts. Each part gets the parts before it, so later parts call earlier ones. Two
-calls lead upward: `report` (a fault) and `proceed` (all ranks may wait).
+The machine does not do I/O, and its callers pass the time. It has parts. Each part gets the parts
+before it, so later parts call earlier ones. Two calls lead upward: `report` (a fault) and `proceed`
+(all ranks may wait).
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
 
 CHECKED_AFTER_S = 1.0
-_WAITS = (Timer.LATE, Timer.NODE)  # for agents to come
+_WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
 _NOTHING = JobHistory()
 
 
 class Machine:
-    """The state of one attempt of a job. `job.drain()` gives the commands.
+    """The state of one attempt of a job. `job.drain()` returns the commands.
 
-    tables: loads the tables of faults. earlier: the state that earlier attempts leave.
+    tables: loads the tables of faults. earlier: the state that earlier attempts have left.
     """
 
     def __init__(
@@ -113,16 +114,16 @@ class Machine:
         self.forming.proceed()
 
     def on_message(self, connection: int, message: p.Message, now: float) -> None:
-        """An agent says something, for itself or for its ranks.
+        """Handle a message that an agent sends about itself or its ranks.
 
-        Raises ProtocolError: the agent may not say this.
+        Raises ProtocolError: the agent must not send this message.
         """
         roster = self.job.roster
         if connection in self.job.sent_home:
-            return  # the agent has not read yet that it is to end
+            return  # the agent has not read yet that it must end
         checked = self.admission.checks(connection)
         if isinstance(message, p.ProfilingSwitchRead) and (checked or roster.knows(connection)):
-            self.switch.on_traced(message, now)  # it is true for the whole job, whoever says it
+            self.switch.on_traced(message, now)  # valid for the complete job, from any agent
         elif checked:
             self.admission.on_check_news(connection, message, now)
         elif isinstance(message, p.Hello):
@@ -145,9 +146,9 @@ class Machine:
         handler(seated.node, message, now)
 
     def on_timer(self, timer: Timer, now: float) -> None:
-        """A time limit has passed. While the job ends, most of them mean nothing."""
+        """Handle a time limit. While the job ends, most of them have no effect."""
         if timer in _WAITS and self.admission.is_checking:
-            # Those whom it waits for may be among the nodes that are checked.
+            # The awaited nodes may be among the nodes that are being checked.
             self.job.do(SetTimer(timer, CHECKED_AFTER_S))
             return
         table = self._ending_timers if self.job.phase in ENDING else self._timers

@@ -1,6 +1,6 @@
-"""Which nodes of a group are healthy: what agents measure, alone and in pairs, and in which order.
+"""The check of a group of nodes: what agents measure, alone and in pairs, and in which order.
 
-Agents of one host work in turn, because they would slow each other down.
+Agents of one host measure one after another, because they would slow each other down.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rekindle.recovery.node_check.evidence import (
 from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 
-# Who comes within this time of each other is checked together, if not all have come that are
-# awaited: alone a node has nobody to be compared with.
+# Agents that arrive within this time are checked together, if some awaited agents are missing. A
+# single node cannot be compared with others.
 GATHER_S = 20.0
 _GONE = "its agent is gone"
 
 
 class NodeJudged(msgspec.Struct, frozen=True):
-    """The verdict about the node of an agent."""
+    """The verdict about an agent's node."""
 
     connection: int
     hello: Hello
@@ -47,18 +47,19 @@ class NodeJudged(msgspec.Struct, frozen=True):
 
 
 class _Guest:
-    """An agent that waits. number: of its node while it is here."""
+    """An agent that waits or is being checked. number: identifies its node during that time."""
 
     def __init__(self, connection: int, hello: Hello, number: int) -> None:
         self.connection, self.hello, self.number = connection, hello, number
         self.port = 0
         self.gone = False
-        # Pods of one host have addresses of their own, simulated hosts that of their machine.
+        # Pods of one host have different addresses. Simulated hosts have the address of their
+        # machine.
         self.machine = {hello.host or hello.address, hello.address}
 
 
 class _Item(msgspec.Struct):
-    """Work that is under way: of one node, or of two."""
+    """A measurement that is under way, of one node or of two."""
 
     serial: int
     guests: tuple[_Guest, ...]
@@ -66,10 +67,10 @@ class _Item(msgspec.Struct):
 
 
 class NodeCheckRun:
-    """Checks all agents that have come, then those that come later, together.
+    """Checks all waiting agents together, then the agents that arrived during the check.
 
-    awaited: how many agents have to come before the check begins. do: takes commands. beside_ranks:
-    ranks of the agents live, and wait. judged: the verdicts that nobody has taken yet.
+    awaited: number of agents before the check begins. do: takes commands. beside_ranks: whether
+    ranks of the agents live, and wait. judged: the verdicts since the last take_judged().
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class NodeCheckRun:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody is here: what the job waits for may be among them."""
+        """Return whether any agent waits or is being checked. The job may await its node."""
         return bool(self._guests or self._waiting)
 
     def take_judged(self) -> list[NodeJudged]:
@@ -106,25 +107,25 @@ class NodeCheckRun:
         judged, self.judged = self.judged, []
         return judged
 
-    # ---- who is here
+    # ---- agents
 
     def on_hello(self, connection: int, hello: Hello) -> None:
-        """A new agent has come. Raises nothing: whoever is no agent of the job is refused later."""
+        """Add a new agent. The coordinator later refuses an agent that is not part of the job."""
         self._waiting.append(_Guest(connection, hello, self._numbers))
         self._numbers += 1
         if self._evidence is not None:
-            return  # they are next
+            return  # the next check includes it
         if len(self._waiting) >= self._awaited:
             self._begin()
         else:
             self._do(SetTimer(self._doors, GATHER_S))
 
     def knows(self, connection: int) -> bool:
-        """Whether this line's agent is here."""
+        """Return whether the agent of this connection waits or is being checked."""
         return self._guest(connection) is not None
 
     def on_lost(self, connection: int) -> bool:
-        """A line was cut; False: it was nobody's who is here."""
+        """Handle a lost connection. Return False if its agent is not part of the check."""
         guest = self._guest(connection)
         if guest is None:
             return False
@@ -138,7 +139,7 @@ class NodeCheckRun:
         return True
 
     def on_timer(self, timer: Timer) -> None:
-        """A time limit has passed."""
+        """Handle a time limit: begin the check, or record the missing answers as errors."""
         if timer is self._doors:
             if self._evidence is None and self._waiting:
                 self._begin()
@@ -153,7 +154,7 @@ class NodeCheckRun:
         self._go_on()
 
     def on_message(self, connection: int, message: Message) -> None:
-        """An agent that is checked says something; what it says too late means nothing."""
+        """Handle a message of an agent during its check. Late answers have no effect."""
         guest = self._guest(connection)
         assert guest is not None
         if isinstance(message, CheckReady):
@@ -176,11 +177,11 @@ class NodeCheckRun:
         self._guests = {guest.number: guest for guest in self._waiting}
         self._waiting = []
         self._evidence = Evidence(self._guests, beside_ranks=self._beside_ranks)
-        self._awaited = 1  # those that come later are checked as soon as they can be
+        self._awaited = 1  # later agents are checked as soon as possible
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give out what can be done now; when nothing is left, judge."""
+        """Order the measurements that are possible now. Judge the nodes after the last one."""
         while self._evidence is not None:
             self._give_out()
             if self._items or self._todo:
@@ -231,7 +232,7 @@ class NodeCheckRun:
 
     def _answer(self, item: _Item, guest: _Guest, answer: Checked) -> None:
         item.answers[guest.number] = answer
-        if answer.error:  # nobody waits for the others' any more: they may wait for this one
+        if answer.error:  # stop the others, which may wait for this agent
             for other in item.guests:
                 if other.number not in item.answers:
                     self._do(Send(other.connection, CheckStop(serial=item.serial)))
@@ -241,7 +242,7 @@ class NodeCheckRun:
     def _finish(self, item: _Item) -> None:
         assert self._evidence is not None
         del self._items[item.serial]
-        # Whose partner has run out of memory meets nobody, and may be the first to say so.
+        # If an agent runs out of memory, its partner also fails, and may answer first.
         said = (each.error for each in item.answers.values() if each.error)
         errors = sorted(said, key=lambda error: not lacks_memory(error))
         if len(item.guests) == 1:
@@ -260,7 +261,7 @@ class NodeCheckRun:
         guests, self._guests, self._evidence = self._guests, {}, None
         names = {number: _name(guest) for number, guest in guests.items()}
         judged = verdicts(evidence, self._limits, names)
-        # The sick last: who takes their place may be among the others.
+        # Unhealthy nodes come last, because their replacements may be among the others.
         for verdict in sorted(judged, key=lambda each: each.health in SICK):
             guest = guests[verdict.node]
             if not guest.gone:
@@ -271,7 +272,7 @@ class NodeCheckRun:
 
 
 def _name(guest: _Guest) -> str:
-    """What people call its node: its host, and which of the job it is, if it has said so."""
+    """Return the node's name for users: its host, and its node rank if the agent names one."""
     hello = guest.hello
     which = f"node {hello.node}" if hello.node != SPARE else "a node"
     return f"{which} on {hello.host}" if hello.host else which

@@ -1,4 +1,4 @@
-"""One rank, as the coordinator knows it, and how many are where."""
+"""One rank, as the coordinator knows it, and the number of ranks in each status."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from rekindle.protocol import agent as p
 
 
 class Status(str, enum.Enum):
-    """Where one rank is."""
+    """The status of one rank."""
 
     ABSENT = "absent"  # no process
-    SPAWNING = "spawning"  # its agent was told to start it
-    STARTING = "starting"  # a process that has not reached its Session (untouched: runs the script)
-    LEAVING = "leaving"  # told that its generation is over
-    WAITING = "waiting"  # arrived, waits for a generation
-    RESTORING = "restoring"  # formed, takes its state
+    SPAWNING = "spawning"  # its agent has the order to start it
+    STARTING = "starting"  # a process before its Session (without a Session: it runs the script)
+    LEAVING = "leaving"  # has the order to leave its generation
+    WAITING = "waiting"  # has arrived, and waits for a generation
+    RESTORING = "restoring"  # loads its state for a formed generation
     TRAINING = "training"
-    ENDING = "ending"  # being killed on our order
-    EXITED = "exited"  # ended well
+    ENDING = "ending"  # the agent is ending it on the coordinator's order
+    EXITED = "exited"  # ended with exit status 0
 
 
 GONE = (Status.ABSENT, Status.EXITED)
@@ -27,10 +27,11 @@ _IN_GENERATION = (Status.TRAINING, Status.RESTORING, Status.LEAVING)
 
 
 class RankIndex:
-    """Which ranks of the world are in which status, and which have stepped: counted as it changes.
+    """The ranks of the world by status, and the ranks that have stepped.
 
-    Nearly every message asks whether all ranks are somewhere; looking at each of them every time
-    would cost the square of their number. outside: ranks that take no part in the world now.
+    The index changes with every rank, because nearly every message asks for the status of all
+    ranks. A loop over all ranks for each message would take time with the square of their number.
+    outside: ranks outside the world.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -41,9 +42,10 @@ class RankIndex:
 
 
 class Rank:
-    """One rank. finished: steps; stepped: it has finished one in this generation.
+    """One rank. finished: steps; stepped: whether it has finished one in this generation.
 
-    shard: the number of its piece of the training state; None: all of it, or unknown.
+    shard: the number of its shard of the training state; None: it has the complete state, or it is
+    unknown.
     """
 
     __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
@@ -60,7 +62,7 @@ class Rank:
 
     @property
     def status(self) -> Status:
-        """Where it is."""
+        """Return its status."""
         return self._status
 
     @status.setter
@@ -72,13 +74,13 @@ class Rank:
 
     @property
     def goes_on(self) -> bool:
-        """Whether its process has been in a generation: who only waits may be as new as others."""
+        """Return whether its process has been in a generation. A process that waits may be new."""
         known = self.arrived is not None and self.arrived.finished is not None
         return self._status in _IN_GENERATION or (self._status is Status.WAITING and known)
 
     @property
     def inside(self) -> bool:
-        """Whether it is in the world."""
+        """Return whether it is in the world."""
         return self.rank not in self._census.outside
 
     @inside.setter
@@ -95,7 +97,7 @@ class Rank:
 
     @property
     def stepped(self) -> bool:
-        """Whether it has finished a step in this generation."""
+        """Return whether it has finished a step in this generation."""
         return self.rank in self._census.stepped
 
     @stepped.setter
@@ -107,7 +109,7 @@ class Rank:
 
 
 def group_by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
-    """Sort ranks by the nodes they belong to."""
+    """Group ranks by their node."""
     found: dict[int, list[Rank]] = {}
     for rank in ranks:
         found.setdefault(rank.node, []).append(rank)

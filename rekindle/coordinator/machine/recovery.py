@@ -33,23 +33,23 @@ from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
-# How often codes that are present are looked at again (the shortest rule about codes that stay too
-# long is of 20 s, MindCluster's faultDuration), and how long a rank may take to meet the fault that
-# a sign tells of, or a sign to tell of what a rank has met.
+# Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
+# (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a sign,
+# and for a sign to explain the fault of a rank.
 LOOK_S = 5.0
 
 RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
 
-_ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # nothing told later is heard
+_ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # later health events are ignored
 
 
 class Recovery:
-    """One decision at a time: while one waits for a person, nothing else is decided.
+    """Decides about one fault at a time. While a decision waits for a user, other faults wait.
 
-    A decision that would end the attempt waits for a health event, if the cause of a rank's death
-    is unknown and health events may come.
+    If the cause of a rank's end is unknown and health events may come, a decision that would end
+    the attempt waits for them.
 
-    ways: carries out each strategy.
+    ways: the method that carries out each strategy.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class Recovery:
         }
 
     def report(self, fault: Fault) -> None:
-        """Take a fault. The order of these steps is the protocol:
+        """Handle a fault. The order of these steps is the protocol:
 
         1. A job that ends continues to end.
         2. A node that has just joined is left out of the world again.
         3. The fault gets the host of its node, and the code of a health event that explains it.
         4. The journal gets the fault, in the open incident or in a new one.
         5. The generation ends.
-        6. The machine decides, except about a failed link: its cause shows itself meanwhile.
-        7. Ranks that have ended well are missed.
-        8. If all ranks wait already, the next generation is formed.
+        6. The machine decides, except about a failed link of a live rank: its cause appears later.
+        7. The machine reports ranks that have ended well, if the others regroup or wait for them.
+        8. If all ranks wait already, the machine forms the next generation.
         """
         if self._job.phase in ENDING:
             self._endings.go_on_ending()
@@ -107,7 +107,7 @@ class Recovery:
         fault = self._explained(fault)
         if not self._incidents.open:
             self._checkpoints.interval.fault()
-        if fault not in self._incidents.faults or not fault.code:  # else a sign has told more of it
+        if fault not in self._incidents.faults or not fault.code:  # otherwise a sign explains it
             self._job.record(self._incidents.note(fault))
         self._generations.declare_over()
         dead = fault.rank >= 0 and not self._roster.ranks[fault.rank].pid
@@ -119,7 +119,7 @@ class Recovery:
         self._proceed()
 
     def _explained(self, fault: Fault) -> Fault:
-        """Return what a rank has met with the code of the sign that came before it."""
+        """Return the fault of a rank with the code of an earlier sign that explains it."""
         for sign in self._job.signs.unmet:
             if explains(sign, fault):
                 self._job.signs.unmet.remove(sign)
@@ -127,9 +127,9 @@ class Recovery:
         return fault
 
     def decide(self, fault: Fault, *, told_all: bool = False) -> None:
-        """Decide about a fault, and carry the decision out, unless something has to come first.
+        """Decide about a fault, and carry the decision out, unless it must wait.
 
-        told_all: no health event is expected to tell more of the fault.
+        told_all: no further health event is expected about the fault.
         """
         if self._incidents.awaiting is not None:
             self._incidents.held.append(fault)
@@ -142,7 +142,7 @@ class Recovery:
             self._job.do(SetTimer(Timer.DOUBT, LOOK_S))
             return
         if fault.of_hardware:
-            self._incidents.doubted = ()  # that is what they have died of
+            self._incidents.doubted = ()  # this fault is their cause
         decision, event = self._incidents.decide(case)
         self._job.record(event)
         if decision.approval:
@@ -161,7 +161,7 @@ class Recovery:
         return decide(self._spec.policy, case).strategy in _ENDS
 
     def on_told_all(self) -> None:
-        """No sign has told more in time."""
+        """Decide about the doubted faults, because no sign has explained them in time."""
         doubted, self._incidents.doubted = self._incidents.doubted, ()
         for fault in doubted:
             if self._job.phase not in (Phase.RESTARTING, *ENDING):
@@ -187,7 +187,7 @@ class Recovery:
         )
 
     def approve(self, answer: p.Approval) -> str:
-        """A person has answered; return why that means nothing, if it does not."""
+        """Handle a user's answer. Return why it has no effect, or an empty text."""
         if self._incidents.awaiting is None or self._job.phase in ENDING:
             return "nothing waits for approval"
         if answer.incident != self._incidents.open:
@@ -242,7 +242,7 @@ class Recovery:
         placed_anew = decision.strategy is Strategy.RESCHEDULE_POD
         if placed_anew or fault.kind is FaultKind.NODE_LOST:
             self._give_up(fault.node, decision.reason)
-        if self._job.phase is not Phase.RESTARTING:  # else all ranks are being ended
+        if self._job.phase is not Phase.RESTARTING:  # otherwise all ranks end already
             grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
             self._endings.end_ranks(Phase.RESTARTING, decision.reason, grace_s)
 
@@ -251,12 +251,12 @@ class Recovery:
         return self._spec.failover_grace_s or STOP_GRACE_S
 
     def _go_on(self, fault: Fault, decision: Decision) -> None:
-        """Carry out an inner strategy: all healthy ranks wait meanwhile."""
+        """Carry out an inner strategy. All healthy ranks wait during this time."""
         strategy = decision.strategy
         if strategy in (Strategy.RECOVER, Strategy.SHRINK):
             self._give_up(fault.node, decision.reason)
         if self._job.phase is Phase.RESTARTING:
-            return  # all ranks are being ended, and are started anew where there is a place
+            return  # all ranks end, and start again when all nodes have joined
         if strategy is Strategy.SHRINK:
             self._roster.leave_out(fault.node)
         if fault.node not in self._roster.nodes:
@@ -268,15 +268,15 @@ class Recovery:
         self._fleet.start_missing()
 
     def _give_up(self, node: int, reason: str) -> None:
-        """Dismiss a node that is still there, and ask for another one."""
+        """Dismiss a node that still has its agent, and request another one."""
         if node not in self._roster.nodes:
-            return  # it was lost, and was or will be asked for
+            return  # its loss requests another one
         self._fleet.dismiss_agent(node, reason, replaced=True)
         self._fleet.fill(node)
         self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
 
     def isolate(self, node: int, reason: str, host: str = "") -> None:
-        """Have the engine place nothing more on a node's host."""
+        """Isolate a node's host: the engine does not place anything on it."""
         agent = self._roster.nodes.get(node)
         host = host or (agent.host if agent else "")
         if host:
@@ -287,7 +287,7 @@ class Recovery:
             self._fleet.dismiss_spares(host)
 
     def _older_checkpoint(self) -> int | None:
-        """Return the step of the newest checkpoint that is older than what was resumed from."""
+        """Return the step of the newest clean checkpoint before the resumed step, or None."""
         nodes = self._roster.nodes.values()
         steps = (
             made[0]
@@ -298,7 +298,7 @@ class Recovery:
         return max(steps, default=None)
 
     def _roll_back(self, fault: Fault) -> None:
-        """Take no state any more that is newer than the checkpoint before the last."""
+        """Mark all states that are newer than the checkpoint before the last as suspect."""
         clean = self._older_checkpoint()
         assert clean is not None
         self._job.suspicions.append((self._job.generation, clean))
@@ -307,7 +307,7 @@ class Recovery:
         )
 
     def on_heal_failed(self, node: int, message: p.DeviceResetFailed) -> None:
-        """A rank's device could not be reset: it is of no use any more where it is."""
+        """Handle a failed reset of a rank's device. Report the fault again, as not resettable."""
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
         self._fleet.resetting -= {message.rank}

@@ -15,7 +15,7 @@ from rekindle.recovery.policy.plan import Made
 
 
 class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of which agents have snapshots of all shards, and where they are.
+    """A state with snapshots of all shards on agents' nodes, and their places.
 
     places: node -> shard -> rank.
     """
@@ -26,10 +26,10 @@ class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """One agent; checkpoints and snapshots: what its node could restore from.
+    """One agent. checkpoints, snapshots: states that its node can restore.
 
     node: its node rank, or SPARE. host: the machine's name. copies: snapshots of ranks of other
-    nodes; replica_port: the port that serves them.
+    nodes. replica_port: the port that serves them.
     """
 
     node: int
@@ -48,9 +48,10 @@ class Roster:
 
     The world of a generation may be smaller.
 
-    outside: nodes that are not in the world. They were lost, or did not come. spares: by
-    connection. vacant: node ranks without an agent, which a spare may become. promised: the
-    connection of the spare that was asked to become a node, by node rank.
+    outside: nodes outside the world, which were lost or did not join. spares: by connection.
+    vacant: node ranks without an agent, which a spare may become.
+
+    promised: by node rank, the connection of the spare that was asked to become the node.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -60,7 +61,7 @@ class Roster:
         self.outside: set[int] = set()
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
-        self.obstacles: dict[int, str] = {}  # why no agent comes as a node that is missing
+        self.obstacles: dict[int, str] = {}  # by missing node: why no agent joins
         per_node = spec.processes_per_node
         self.census = RankIndex(spec.world_size)
         self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
@@ -69,49 +70,49 @@ class Roster:
 
     @property
     def missing(self) -> list[int]:
-        """Nodes of the world without an agent."""
+        """Return the nodes of the world without an agent."""
         places = range(self.spec.nodes)
         return [node for node in places if node not in self.nodes and node not in self.outside]
 
     @property
     def waiting_nodes(self) -> list[int]:
-        """Nodes that have an agent and take no part in the world."""
+        """Return the nodes outside the world that have an agent."""
         return sorted(self.outside & self.nodes.keys())
 
     def node_is(self, node: int, status: Status) -> bool:
-        """Whether every rank of a node is there."""
+        """Return whether every rank of a node has this status."""
         return all(rank.status is status for rank in self.ranks_of(node))
 
     @property
     def arrived_outside(self) -> list[int]:
-        """Waiting nodes all of whose ranks have arrived."""
+        """Return the waiting nodes whose ranks have all arrived."""
         return [node for node in self.waiting_nodes if self.node_is(node, Status.WAITING)]
 
     @property
     def standby(self) -> list[int]:
-        """Waiting nodes that could join the world now, because none of their ranks is starting."""
+        """Return the waiting nodes that can join the world now: none of their ranks is starting."""
         still = (Status.ABSENT, Status.WAITING)
         return [n for n in self.waiting_nodes if any(self.node_is(n, status) for status in still)]
 
     @property
     def members(self) -> list[Node]:
-        """The nodes of the world that have their agent."""
+        """Return the nodes of the world that have their agent."""
         return [node for node in self.nodes.values() if node.node not in self.outside]
 
     @property
     def is_full(self) -> bool:
-        """Whether every node of the world has its agent."""
+        """Return whether every node of the world has its agent."""
         absent = sum(node not in self.nodes for node in self.outside)
         return len(self.nodes) + absent == self.spec.nodes
 
     @property
     def world(self) -> list[Rank]:
-        """The ranks of the world, in the order of their places in it."""
+        """Return the ranks of the world, in the order of their places in it."""
         return [rank for rank in self.ranks if rank.inside] if self.outside else self.ranks
 
     @property
     def world_size(self) -> int:
-        """Ranks of the world."""
+        """Return the number of ranks in the world."""
         return (self.spec.nodes - len(self.outside)) * self.spec.processes_per_node
 
     def place_of(self, rank: Rank) -> int:
@@ -120,7 +121,7 @@ class Roster:
         return rank.rank - before * self.spec.processes_per_node
 
     def leave_out(self, node: int) -> None:
-        """Take a node out of the world."""
+        """Remove a node from the world."""
         self.outside.add(node)
         for rank in self.ranks_of(node):
             rank.inside = False
@@ -134,10 +135,10 @@ class Roster:
             rank.finished = finished
 
     def may_be_left_out(self, sick: int = SPARE) -> int:
-        """Return how many nodes would be left without the missing ones; 0: too few, or all.
+        """Return the number of nodes without the missing ones; 0: too few, or none is missing.
 
-        A node that a spare becomes is not missing, and waiting nodes count. sick: a node that would
-        be left out too, though its agent is there.
+        A node that a spare becomes is not missing, and waiting nodes count. sick: a node that is
+        also left out, although it has its agent.
         """
         left = len(self.members) + len(self.promised.keys() - self.outside) + len(self.standby)
         left -= any(member.node == sick for member in self.members)
@@ -149,31 +150,31 @@ class Roster:
         return self.ranks[node * per_node : (node + 1) * per_node]
 
     def owns(self, node: int, ranks: Iterable[int]) -> bool:
-        """Whether all of these are ranks of this node."""
+        """Return whether all of these ranks belong to this node."""
         first = node * self.spec.processes_per_node
         own = range(first, first + self.spec.processes_per_node)
         return all(map(own.__contains__, ranks))
 
     def all_are(self, *statuses: Status) -> bool:
-        """Whether every rank of the world is in one of these."""
+        """Return whether every rank of the world has one of these statuses."""
         return sum(len(self.census.status[status]) for status in statuses) == self.world_size
 
     def any_is(self, status: Status) -> bool:
-        """Whether some rank of the world is there."""
+        """Return whether any rank of the world has this status."""
         return bool(self.census.status[status])
 
     def those(self, *statuses: Status) -> list[Rank]:
-        """Return the ranks of the world in one of these, in their order."""
+        """Return the ranks of the world with one of these statuses, sorted."""
         numbers = sorted(rank for status in statuses for rank in self.census.status[status])
         return [self.ranks[number] for number in numbers]
 
     def any_outside_but(self, *statuses: Status) -> bool:
-        """Whether some rank that takes no part in the world is in none of these."""
+        """Return whether any rank outside the world has another status than these."""
         return any(self.ranks[r].status not in statuses for r in self.census.outside)
 
     @property
     def all_stepped(self) -> bool:
-        """Whether every rank of the world has finished a step in this generation."""
+        """Return whether every rank of the world has finished a step in this generation."""
         return len(self.census.stepped) == self.world_size
 
     def by_connection(self, connection: int) -> Node | None:
@@ -181,21 +182,21 @@ class Roster:
         return self._by_line.get(connection)
 
     def knows(self, connection: int) -> bool:
-        """Whether this is the connection of a node or of a spare."""
+        """Return whether this connection belongs to a node or a spare."""
         return connection in self._by_line or connection in self.spares
 
     def agents(self) -> list[Node]:
-        """Return all agents, those of spares last."""
+        """Return all agents, spares last."""
         return [*self.nodes.values(), *self.spares.values()]
 
     @property
     def free_spares(self) -> list[int]:
-        """Connections of spares that were not asked to take a place yet."""
+        """Return the connections of the spares that were not asked to become a node."""
         promised = set(self.promised.values())
         return [spare for spare in self.spares if spare not in promised]
 
     def admit(self, agent: Node) -> None:
-        """Take an agent in: as a node, or as a spare."""
+        """Add an agent as a node or as a spare."""
         if agent.node == SPARE:
             self.spares[agent.connection] = agent
             return
@@ -206,7 +207,7 @@ class Roster:
         self.nodes[agent.node] = self._by_line[agent.connection] = agent
 
     def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
-        """Forget a spare; return it with the places that it was asked to take."""
+        """Remove a spare. Return it, with the nodes that it was asked to become, or None."""
         spare = self.spares.pop(connection, None)
         if spare is None:
             return None
@@ -216,7 +217,7 @@ class Roster:
         return spare, promised
 
     def assign_node_rank(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
-        """Return the node rank for an agent (or SPARE), or why it is refused."""
+        """Return the node rank of an agent (or SPARE), or why the agent is refused."""
         spec = self.spec
         wanted = (
             ("wire version", hello.version, WIRE_VERSION),
@@ -241,14 +242,14 @@ class Roster:
             if not hello.spare or hello.ranks:
                 return f"node {hello.node} is taken; an agent that names no node waits as a spare"
             if self.promised.get(hello.node) == connection:
-                del self.promised[hello.node]  # somebody else was there first
+                del self.promised[hello.node]  # another agent has become the node
             return SPARE
         if hello.ranks:
             return "an agent that has ranks must say which node it is"
         return SPARE if hello.spare else self._free_place()
 
     def _free_place(self) -> int:
-        """Return the first free node rank; SPARE: none is free."""
+        """Return the first free node rank, or SPARE if all are taken."""
         while self._taken in self.nodes:
             self._taken += 1
         places = range(self._taken, self.spec.nodes)
@@ -263,7 +264,7 @@ class Roster:
         return found
 
     def copies(self) -> dict[int, tuple[tuple[int, Made], ...]]:
-        """Return where other nodes have copies of each rank's snapshots: (node, state)."""
+        """Return the replicas of each rank's snapshots on other nodes: (node, state)."""
         found: dict[int, tuple[tuple[int, Made], ...]] = {}
         for number, node in self.nodes.items():
             for rank, kept in node.copies.items():
@@ -271,9 +272,9 @@ class Roster:
         return found
 
     def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> SnapshotSet | None:
-        """Return the newest clean snapshot of the whole state that other nodes than these have."""
+        """Return the newest clean snapshot of all shards on other nodes than these, or None."""
         if len({rank.shard is None for rank in self.ranks}) > 1:
-            return None  # which shards there are is not known (a coordinator has died)
+            return None  # after a takeover, some ranks' shards are unknown
         held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
         able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
         own = [(node.node, node.snapshots) for node in able]
@@ -292,7 +293,7 @@ class Roster:
         return SnapshotSet(state=newest, shards=len(held), places=places)
 
     def lose(self, node: Node) -> int:
-        """Forget a node and its ranks' processes; return the most steps one of them finished."""
+        """Remove a node and its ranks' processes. Return the most steps that a rank finished."""
         del self.nodes[node.node], self._by_line[node.connection]
         self._taken = min(self._taken, node.node)
         lost = self.ranks_of(node.node)

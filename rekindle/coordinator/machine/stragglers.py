@@ -1,8 +1,8 @@
-"""Slow ranks, and the switch of light profiling that finds them.
+"""Slow ranks, and the switch of the light profiling that finds them.
 
-Agents tell how long their ranks' steps took (`StepTimings`), while light profiling is on. If the
-policy does more than warn, the machine checks suspect nodes beside others while all ranks wait
-between two steps. It replaces only the nodes that the check finds sick.
+While light profiling is on, agents send the times of their ranks' steps (`StepTimings`). If the
+policy does more than warn, the machine checks suspect nodes together with reference nodes, while
+all ranks wait between two steps. It replaces only the nodes that fail the check.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rekindle.recovery.policy.policy import Stragglers, Strategy
 
 
 class ProfilingSwitch:
-    """The last order holds, from a person or from MindCluster's switch.
+    """The switch of light profiling. A user and MindCluster's switch give orders to it.
 
-    traced: the last position of MindCluster's switch.
+    The last order holds. traced: the last position of MindCluster's switch.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, traced: Switch) -> None:
@@ -43,11 +43,11 @@ class ProfilingSwitch:
 
     @property
     def profile(self) -> p.Profile:
-        """What the ranks record."""
+        """Return the profiling settings of the ranks."""
         return self._fleet.settings.profile
 
     def switch(self, order: ProfilingOrder, now: float) -> str:
-        """Switch light profiling; return why that is impossible, or nothing."""
+        """Switch light profiling. Return why this is impossible, or an empty text."""
         if self._job.phase in ENDING:
             return "the job is ending"
         try:
@@ -59,11 +59,11 @@ class ProfilingSwitch:
         return ""
 
     def on_traced(self, message: p.ProfilingSwitchRead, now: float) -> None:
-        """An agent sends the position of MindCluster's switch.
+        """Handle the position of MindCluster's switch, which an agent sends.
 
-        Every agent sends it, also one that replaces a lost agent. So an old position does not undo
-        a person's later order. The journal gets each new position, also one that changes nothing:
-        the next coordinator would take it for news.
+        Every agent sends the position, also an agent that replaces a lost one. Therefore an
+        unchanged position does not undo a user's later order. The journal gets each new position,
+        also if it changes nothing: otherwise the next coordinator would treat it as new.
         """
         if message.switch != self.traced and self._job.phase not in ENDING:
             self.traced = message.switch
@@ -76,13 +76,13 @@ class ProfilingSwitch:
             self._fleet.change_settings(profile=p.Profile(switch=switch, since=since))
 
 
-REFERENCE_NODES = 2  # nodes that are checked beside slow ones: one alone may be wrong
+REFERENCE_NODES = 2  # nodes that are checked with slow nodes; a single one may be slow itself
 
-MOST_EXAMS = 3  # of one host: who was found healthy so often is slow for another reason
+MOST_EXAMS = 3  # checks of one host; after that, its slowness has another cause
 
 
 class StragglerCheck:
-    """A node is checked before anything is done about it, and never for work that is uneven."""
+    """Checks a slow node before the machine reacts. Uneven work does not lead to a check."""
 
     def __init__(
         self, job: JobState, generations: Generations, recovery: Recovery, proceed: Proceed
@@ -94,15 +94,15 @@ class StragglerCheck:
         self._roster = job.roster
         self._spec = job.spec
         self._pace: OnlineDetector | None = None
-        self._placed: Mapping[int, int] = {}  # the nodes that it is about, and their agents' pids
+        self._placed: Mapping[int, int] = {}  # the compared nodes, and their agents' pids
         self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
         self._examining: Mapping[int, Finding] = {}  # being checked
         self.checked: Mapping[int, int] = {}  # the nodes of the newest check, by connection
         self.check = NodeCheckRun(job.spec, 0, job.do, beside_ranks=True)  # the newest
-        self._exams: Counter[str] = Counter()  # of each host, by this coordinator
+        self._exams: Counter[str] = Counter()  # number of checks of each host, by this coordinator
 
     def on_timed(self, message: p.StepTimings) -> None:
-        """Some ranks tell how long their steps took."""
+        """Handle the times of ranks' steps."""
         if self._pace is None or self._job.phase in ENDING:
             return
         found, over = self._pace.add(message.steps)
@@ -132,7 +132,7 @@ class StragglerCheck:
         )
 
     def _drop(self, over: Finding) -> None:
-        """The slowness has passed, so its nodes need no check."""
+        """Record that a slowness has passed. Its nodes do not need a check."""
         self._job.record(SlowOver(finding=over, hosts=self._hosts(over)))
         key = (over.kind, over.ranks)
         self._suspects = {
@@ -145,8 +145,8 @@ class StragglerCheck:
         return tuple(nodes[node].host for node in slow if node in nodes)
 
     def _obstacle(self, found: Finding, nodes: tuple[int, ...]) -> str:
-        """Say why nothing can be done about slow nodes; empty: it can."""
-        one_by_one = found.kind is not Slow.LINK  # of a link, any of its nodes may be sick
+        """Return why the machine cannot react to slow nodes, or an empty text."""
+        one_by_one = found.kind is not Slow.LINK  # each node of a slow link may be the cause
         if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self._roster.members):
             return "nothing is done: too few other nodes are there to compare it with"
         for host in self._hosts(found):
@@ -159,7 +159,10 @@ class StragglerCheck:
         return ""
 
     def _irreplaceable(self, fault: Fault) -> str:
-        """Say why a node cannot be replaced while the others wait; no more is worth it."""
+        """Return why a node cannot be replaced while the others wait, or an empty text.
+
+        A slow or unhealthy node does not justify a heavier strategy.
+        """
         decision = decide(self._spec.policy, self._recovery.case(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
 
@@ -175,7 +178,7 @@ class StragglerCheck:
         if self._pace is None:
             per_node = self._spec.processes_per_node
             self._pace = OnlineDetector(ranks, per_node=per_node, peers=self._peers())
-        elif placed != self._placed:  # what was usual on other nodes is not on these
+        elif placed != self._placed:  # the usual times of earlier nodes do not apply
             new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
             others = [rank.rank for node in new for rank in self._roster.ranks_of(node)]
             self._pace.change(ranks, others)
@@ -185,7 +188,7 @@ class StragglerCheck:
     def _peers(self) -> list[list[int]]:
         """Return the ranks of each shard of the state, which do the same work; empty: unknown.
 
-        If no two ranks have the same shard, as in FSDP, all are compared with each other.
+        If no two ranks have the same shard, as with FSDP, all are compared with each other.
         """
         owners = list(self._roster.owners().values())
         return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
@@ -204,7 +207,7 @@ class StragglerCheck:
         return True
 
     def _begin_check(self, nodes: Sequence[int]) -> None:
-        """Check nodes together while their ranks wait, and hold the devices' memory."""
+        """Check nodes together while their ranks wait and keep their device memory."""
         agents = [self._roster.nodes[node] for node in nodes]
         self.checked = {agent.connection: agent.node for agent in agents}
         self.check = NodeCheckRun(self._spec, len(agents), self._job.do, beside_ranks=True)
@@ -212,29 +215,29 @@ class StragglerCheck:
             self.check.on_hello(agent.connection, _hello_of(agent, self._spec))
 
     def on_check_news(self, node: int, message: p.Checked | p.CheckReady, now: float) -> None:
-        """An agent answers. What it says after the check means nothing."""
+        """Handle an agent's answer. Answers after the check have no effect."""
         connection = self._roster.nodes[node].connection
         if self.check.knows(connection):
             self.check.on_message(connection, message)
             self.end_check(now)
 
     def on_check_timer(self, timer: Timer, now: float) -> None:
-        """Agents did not answer in time."""
+        """Handle the time limit of the check."""
         self.check.on_timer(timer)
         self.end_check(now)
 
     def on_lost(self, connection: int) -> None:
-        """An agent is gone that may be checked."""
+        """Handle the loss of an agent that may be part of the check."""
         self.check.on_lost(connection)
 
     def end_check(self, now: float) -> None:
-        """Take the verdicts, if there is one about each agent that is still there."""
+        """Take the verdicts, if every agent that still exists has one."""
         if self._examining and not self.check.is_busy:
             judged = self.check.take_judged()
             self.on_examined({self.checked[e.connection]: e.verdict for e in judged}, now)
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
-        """Take the verdicts about nodes. A lost node has none."""
+        """Handle the verdicts about nodes. A lost node does not have one."""
         suspects, self._examining = self._examining, {}
         for node, verdict in sorted(verdicts.items()):
             agent = self._roster.nodes.get(node)

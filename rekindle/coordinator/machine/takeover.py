@@ -1,4 +1,4 @@
-"""A new coordinator continues the work of a dead one, with the ranks that still live."""
+"""A new coordinator continues the work of one that ended, with the ranks that still live."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.policy import LATE_S
 
-# As `LATE_S`, where a coordinator takes a dead one's place: some agents may have died with it.
+# The value of `LATE_S` for a takeover: some agents may have ended with the earlier coordinator.
 TAKEN_OVER_LATE_S = 5.0
 
 
 class Takeover:
-    """Begins an attempt, or continues the one of a coordinator that died.
+    """Begins an attempt, or continues the attempt of a coordinator that ended.
 
-    inherits: whether a coordinator of this attempt died before.
+    inherits: whether an earlier coordinator of this attempt has ended.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Takeover:
         self._spec = job.spec
         self._incidents = job.incidents
         self.inherits = False
-        self._taken_over = False  # from a coordinator that died, with ranks in a Session
+        self._taken_over = False  # whether ranks with a Session were taken over
 
     def start(self, inherited: TakeoverState | None = None) -> None:
-        """Wait for the nodes: new ones, or those of a coordinator that died."""
+        """Wait for the nodes: new ones, or the nodes of an earlier coordinator."""
         self._job.do(SetTimer(Timer.LATE, TAKEN_OVER_LATE_S if inherited else LATE_S))
         if inherited is not None:
             self.inherits = True
@@ -65,7 +65,7 @@ class Takeover:
             for node in inherited.left_out:
                 self._roster.leave_out(node)
             if inherited.stopping is not None:
-                # Agents that come now are refused, and end their ranks; late ones do so later.
+                # Agents that come now are refused, and end their ranks. Late agents do this later.
                 self._job.enter(Phase.STOPPING)
                 self._endings.stop_reason = inherited.stopping.reason
                 self._endings.outcome = inherited.stopping.outcome
@@ -73,14 +73,14 @@ class Takeover:
         self._health.resume(inherited.unmet if inherited else ())
 
     def take_over(self, connection: int, hello: p.Hello) -> None:
-        """Take over the ranks of an agent from a coordinator that died."""
+        """Take over the ranks of an agent from an earlier coordinator."""
         self._health.take_over(hello)
         self._take_over_ranks(connection, hello)
         self._health.look_again()
 
     def _take_over_ranks(self, connection: int, hello: p.Hello) -> None:
         if self._job.phase is Phase.RESTARTING or hello.restart < self._job.restarts:
-            return  # ranks that have ended there start again with all others
+            return  # its ended ranks start again with all others
         for number in hello.ended:
             self._roster.ranks[number].status = Status.EXITED
         for live in hello.ranks:
@@ -91,14 +91,14 @@ class Takeover:
             return
         self._job.enter(Phase.REGROUPING)
         if hello.store is not None and not self._spec.joins:
-            # The ranks' framework ends them when this store ends, so they need no other one.
+            # The framework ends the ranks when this store ends, so they keep this store.
             host = self._spec.master_addr or hello.address
             self._job.store.adopt(hello.node, host, hello.store)
         self._job.generation = max(self._job.generation, hello.generation)
         self._job.restarts = max(self._job.restarts, hello.restart)
         self._checkpoints.assembly.begin(self._job.generation)
         if any(live.training for live in hello.ranks):
-            # Where their generation stands nobody knows any more: all leave it and meet again.
+            # The state of their generation is unknown, so all ranks leave it, and form a new one.
             self._job.session = self._job.sessions_seen = self._job.formed = True
             self._job.do(Send(connection, p.GenerationEnded(generation=hello.generation)))
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
@@ -107,4 +107,4 @@ class Takeover:
                 text = "the coordinator was lost; another one took its place"
                 self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))
         if self._roster.all_are(Status.EXITED):
-            self._endings.on_good_exit()  # the dead one did not hear of the last end
+            self._endings.on_good_exit()  # the earlier coordinator did not receive the last end
