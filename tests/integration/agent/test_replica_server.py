@@ -17,7 +17,7 @@ from jobs.replicas import (
     run,
 )
 
-from rekindle.agent.snapshots import replica_transport as depot_line
+from rekindle.agent.snapshots import replica_transport
 from rekindle.agent.snapshots.replica_server import fetch, put
 from rekindle.agent.snapshots.replica_transport import Answer, Put
 from rekindle.errors import CheckpointError, StaleError
@@ -72,7 +72,7 @@ def test_what_is_there_is_not_sent_again() -> None:
             checksum=checksum,
         )
         await line.say(request)
-        assert await line.hear(depot_line.ANSWERS) == Answer()
+        assert await line.hear(replica_transport.ANSWERS) == Answer()
         line._socket.close()
         kept.server.formed(form_of(9, 4))  # it was sent for this generation, too
         assert kept.steps == {2: (5,)}

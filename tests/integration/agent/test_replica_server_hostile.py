@@ -24,7 +24,7 @@ from jobs.replicas import (
     served,
 )
 
-from rekindle.agent.snapshots import replica_transport as depot_line
+from rekindle.agent.snapshots import replica_transport
 from rekindle.agent.snapshots.replica_server import ReplicaServer, fetch, put
 from rekindle.agent.snapshots.replica_transport import Credentials, Fetch, Put, ReplicaConnection
 from rekindle.errors import CheckpointError, CorruptError
@@ -145,7 +145,7 @@ def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
     async def body(kept: Kept) -> None:
         line = await kept.line()
         await line.say(request_of(**changes))
-        assert told in (await line.hear(depot_line.ANSWERS)).error
+        assert told in (await line.hear(replica_transport.ANSWERS)).error
         line._socket.close()
         assert kept.steps.get(2, ()) == ()
         await served(kept)
@@ -163,7 +163,7 @@ def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
         line = await kept.line()
         await line.say(msgspec.convert(msgspec.to_builtins(request_of()) | changes, _Any))
         with pytest.raises(ConnectionError):
-            await line.hear(depot_line.ANSWERS)
+            await line.hear(replica_transport.ANSWERS)
         line._socket.close()
         await served(kept)
 
@@ -193,7 +193,7 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await kept.put(10)
         line = await kept.line()
         await line.say(request_of(made=(15, 1)))
-        assert (await line.hear(depot_line.ANSWERS)).bytes == 50_000
+        assert (await line.hear(replica_transport.ANSWERS)).bytes == 50_000
         await line.send(memoryview(CONTENT)[:20_000])
         if ends == "cut":
             line._socket.close()
@@ -213,11 +213,11 @@ def test_other_bytes_than_were_sealed() -> None:
     async def body(kept: Kept) -> None:
         line = await kept.line()
         await line.say(request_of())
-        await line.hear(depot_line.ANSWERS)
+        await line.hear(replica_transport.ANSWERS)
         await line.send(memoryview(CONTENT))
         assert (
             "checksum of what arrived is xxh3_128 of blocks:"
-            in (await line.hear(depot_line.ANSWERS)).error
+            in (await line.hear(replica_transport.ANSWERS)).error
         )
         line._socket.close()
         assert kept.steps == {2: ()}

@@ -97,7 +97,7 @@ class Kept:
         connection = socket.socket()
         connection.setblocking(False)
         await loop.sock_connect(connection, (self.at.host, self.at.port))
-        line = ReplicaConnection(connection, known.secret, server=False)
+        line = ReplicaConnection(connection, known.secret, serves=False)
         await line.meet()
         return line
 
