@@ -53,8 +53,8 @@ def the_api_server_restarts(run: PodJob) -> None:
     """A rank dies while there is no API server."""
     killed = psutil.Process(run.pid(1))
     run.cluster.stop_server()
+    killed.kill()  # before the others go on: they would else pause in a step that they cannot leave
     let_go(run)
-    killed.kill()
     wait_until(lambda: dead(killed), "the end of the rank")  # without asking the server
     run.cluster.start_server(deny_for=1.0)
 
