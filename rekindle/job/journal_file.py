@@ -66,6 +66,8 @@ class JournalFile:
     def close(self) -> None:
         """Write the events that wait, flush the file to the disk, and close it."""
         self._write()
+        if self._unwritten:
+            self._report(f"events lost at the end of the attempt: {len(self._unwritten)}")
         with contextlib.suppress(OSError):  # the write has reported it already
             os.fsync(self._fd)
         os.close(self._fd)
@@ -78,14 +80,17 @@ class JournalFile:
                 written = os.pwrite(self._fd, line, self._end)
                 if written < len(line):
                     os.ftruncate(self._fd, self._end)
-                    return
+                    raise OSError(errno.ENOSPC, "the file took only a part of an event")
                 self._end += written
                 self._unwritten.popleft()
+                self._failed = False
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                text = f"{self._path}: {error.strerror}; events are kept in memory for now"
-                print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+                self._report(f"{error.strerror}; events are kept in memory for now")
+
+    def _report(self, text: str) -> None:
+        print(f"rekindle coordinator: {self._path}: {text}", file=sys.stderr, flush=True)
 
     async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
         """Yield every event after `since` as a JSON line, up to the end of this attempt.

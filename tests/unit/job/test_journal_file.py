@@ -52,6 +52,27 @@ def test_events_of_a_full_disk_are_written_when_there_is_room(
     journal_file.close()
 
 
+def test_a_full_disk_is_reported_each_time(
+    tmp_path: Path, full_at: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that fits in part is a failure too. Events that never fit are counted at the end."""
+    path = tmp_path / "journal.jsonl"
+    journal_file = JournalFile(path)
+    for room in (100, 0):
+        full_at(path.stat().st_size + room)
+        journal_file.append(stopping(1))
+        journal_file.append(stopping(2))
+        assert capsys.readouterr().err.count("events are kept in memory") == 1
+        full_at(resource.RLIM_INFINITY)
+        journal_file.append(stopping(3))
+    assert len(numbers(path)) == 6
+    full_at(path.stat().st_size + 100)
+    journal_file.append(stopping(4))
+    journal_file.close()
+    assert "journal.jsonl: events lost at the end of the attempt: 1" in capsys.readouterr().err
+    assert len(numbers(path)) == 6
+
+
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
     """What a killed writer left in part is gone, and the next event stands in its place."""
