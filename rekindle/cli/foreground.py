@@ -15,7 +15,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
-from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.recovery.journal.journal import RESCHEDULED, STOPPED, SUCCEEDED
 from rekindle.reporting.event_text import level, words
 
 END_S = 30.0  # time that coordinator and agents may take after the job's end
@@ -126,9 +126,10 @@ def say(text: str) -> None:
 
 
 def _explain(seen: list[journal.AnyEvent], directory: JobDirectory) -> None:
-    """Show the first failing rank as torchrun does, with its traceback."""
+    """Show how the job ended, and the first failing rank with its traceback, as torchrun does."""
     found = [i for i in journal.incidents(seen) if i.faults and not i.closed]
-    lines = ["rekindle: the job failed"]
+    stopped = any(isinstance(e, journal.Ended) and e.outcome == STOPPED for e in seen[-1:])
+    lines = [f"rekindle: the job {'was stopped' if stopped else 'failed'}"]
     if found:
         cause = found[-1].cause
         lines += [f"  first fault: {cause.blamed()}: {cause.message}"]
