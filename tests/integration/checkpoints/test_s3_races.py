@@ -69,7 +69,7 @@ def test_a_commit_while_what_is_left_over_is_removed(
     refused: list[bool] = []
     before_request(proxy, lambda request: request.method == "DELETE", commit)
     broken.prune(Retention(last=5))
-    assert refused
+    assert refused, [(each.method, each.path) for each in proxy.seen]
     assert bucket.files(4) == []
     assert newest_step(other) == 9
 

@@ -61,12 +61,16 @@ Rule = Callable[[Request], Fault | None]
 
 
 class Proxy:
-    """rule: what is broken. seen: every request, also those that were broken."""
+    """rule: what is broken. seen: every request, also those that were broken.
+
+    failures: what a rule raised. The thread of a request would otherwise hide it from the test.
+    """
 
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.rule: Rule = lambda request: None
         self.seen: list[Request] = []
+        self.failures: list[BaseException] = []
         self.port = 0
         self.released = threading.Event()
         self._lock = threading.Lock()
@@ -75,7 +79,11 @@ class Proxy:
         with self._lock:
             request = Request(len(self.seen), method, path)
             self.seen.append(request)
-        return self.rule(request)
+        try:
+            return self.rule(request)
+        except BaseException as failure:
+            self.failures.append(failure)
+            raise
 
     def parts(self) -> int:
         """How many parts of uploads were sent since this was asked last."""
@@ -119,6 +127,8 @@ def proxied(upstream: int) -> Iterator[Proxy]:
         server.shutdown()
         join(thread)
         server.server_close()
+    if proxy.failures:
+        raise proxy.failures[0]
 
 
 def _pass_on(handler: BaseHTTPRequestHandler, proxy: Proxy) -> None:

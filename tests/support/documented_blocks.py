@@ -1,0 +1,112 @@
+"""Finds the code blocks of Markdown pages: complete Python programs, and commands with output."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from repository import ROOT
+
+_FENCE = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(r"^## ", re.MULTILINE)
+
+# These parts of an output differ from run to run.
+_VARYING = [
+    (re.compile(r"\d+(\.\d+)? (ms|s|min)\b"), "<time>"),
+    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<id>"),
+    (re.compile(r"-[0-9a-f]{12}\b"), "-<id>"),
+    (re.compile(r"([Ff]low|[Tt]ask) run '[\w-]+'"), r"\1 run <name>"),
+    (re.compile(r"stopped by \w+"), "stopped by <user>"),
+    (re.compile(r"\d+"), "#"),
+    (re.compile(r"\s+"), " "),
+]
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A Python block that uses only names that it defines. line: of the block, from 1."""
+
+    page: str
+    line: int
+    text: str
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A command of a console block with the lines that the page shows after it.
+
+    command: "" if the block begins with output.
+    """
+
+    command: str
+    lines: list[str]
+
+
+def programs() -> Iterator[Program]:
+    """Yield the complete programs of README and docs/."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        page = path.read_text()
+        for found in _FENCE.finditer(page):
+            if found[1] == "python" and is_complete(found[2]):
+                line = page[: found.start()].count("\n") + 2
+                yield Program(str(path.relative_to(ROOT)), line, found[2])
+
+
+def is_complete(text: str) -> bool:
+    """Return whether a block defines or imports all names that it uses, and leaves nothing out."""
+    nodes = list(ast.walk(ast.parse(text)))
+    known = set(dir(builtins)) | {"__name__", "__file__"}
+    used = set()
+    for node in nodes:
+        match node:
+            case ast.Constant(value=value) if value is ...:
+                return False
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name):
+                known.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                known.add(name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                known |= {each.asname or each.name.partition(".")[0] for each in names}
+    return used <= known
+
+
+def sections(page: Path) -> list[str]:
+    """Return the sections of a page that begin with `## `, without what precedes the first."""
+    return _SECTION.split(page.read_text())[1:]
+
+
+def program_of(section: str) -> str:
+    """Return the first Python block of a section."""
+    return next(text for kind, text in _FENCE.findall(section) if kind == "python")
+
+
+def console_of(section: str) -> list[list[Shown]]:
+    """Return the console blocks of a section."""
+    return [_shown(text) for kind, text in _FENCE.findall(section) if kind == "console"]
+
+
+def shape(line: str) -> str:
+    """Return a line of output without the parts that differ from run to run."""
+    for varying, placeholder in _VARYING:
+        line = varying.sub(placeholder, line)
+    return line.strip()
+
+
+def argument(command: str, number: int) -> str:
+    """Return a word of a command."""
+    return shlex.split(command)[number]
+
+
+def _shown(block: str) -> list[Shown]:
+    found = [Shown("", [])]
+    for line in block.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            found.append(Shown(line[2:], []))
+        elif line not in ("...", "^C"):
+            found[-1].lines.append(line)
+    return [each for each in found if each.command or each.lines]
