@@ -27,6 +27,24 @@ _VARYING = [
 ]
 
 
+# By page and number on the page: how tests run each complete program.
+HOW = {
+    ("README.md", 0): "python",
+    ("docs/deploy/flow.md", 0): "not: README has the same, shorter",
+    ("docs/deploy/flow.md", 1): "not: it changes a flow run of the reader",
+    ("docs/extend/testing.md", 0): "pytest",
+    ("docs/extend/testing.md", 1): "pytest",
+    ("docs/extend/testing.md", 2): "not: it reads a job of the reader",
+    ("docs/start/first-recovery.md", 0): "walk",
+    ("docs/start/first-recovery.md", 1): "walk",
+    ("docs/start/install.md", 0): "not: it needs a GPU",
+    ("docs/train/data.md", 0): "kill a rank",
+    ("docs/train/mindspore.md", 0): "kill a rank of MindSpore",
+    ("docs/train/mindspore.md", 1): "not: two lines of a script; test_mindio.py has such scripts",
+    ("docs/train/session.md", 0): "kill a rank",
+}
+
+
 class Program(msgspec.Struct, frozen=True):
     """A Python block that uses only names that it defines. line: of the block, from 1."""
 
@@ -53,6 +71,11 @@ def programs() -> Iterator[Program]:
             if found[1] == "python" and is_complete(found[2]):
                 line = page[: found.start()].count("\n") + 2
                 yield Program(str(path.relative_to(ROOT)), line, found[2])
+
+
+def program(page: str, number: int) -> str:
+    """Return the text of a complete program by its page and its number there."""
+    return [each.text for each in programs() if each.page == page][number]
 
 
 def is_complete(text: str) -> bool:
@@ -82,7 +105,8 @@ def sections(page: Path) -> list[str]:
 
 def program_of(section: str) -> str:
     """Return the first Python block of a section."""
-    return next(text for kind, text in _FENCE.findall(section) if kind == "python")
+    text: str = next(text for kind, text in _FENCE.findall(section) if kind == "python")
+    return text
 
 
 def console_of(section: str) -> list[list[Shown]]:

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import documented_blocks
 import documented_commands
 import pytest
 from docstrings import explained, to_rst
@@ -60,6 +61,13 @@ def test_python_blocks_compile() -> None:
             except SyntaxError as error:
                 wrong.append(f"{path.relative_to(ROOT)}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_complete_program_is_run() -> None:
+    """A row of the table states how, or why not. tests/integration/documentation runs them."""
+    found = [each.page for each in documented_blocks.programs()]
+    places = {(page, n) for page in found for n in range(found.count(page))}
+    assert places == set(documented_blocks.HOW)
 
 
 def test_command_lines_parse() -> None:

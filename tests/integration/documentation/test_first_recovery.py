@@ -20,7 +20,7 @@ from prefect_side import ending_jobs, until
 from repository import ROOT
 from waiting import run_command, status_of, wait_until
 
-_PAGE_FOLDER = "/tmp/first"  # noqa: S108  the page's own
+_PAGE_FOLDER = "/tmp/first"
 _PAUSE = "                time.sleep(0.1)"
 _LOOK_S = 0.1  # between two runs of a command
 
@@ -42,11 +42,8 @@ class Reader:
 
     def ask(self, command: str) -> str:
         """Run a command to its end; return what it prints."""
-        done = run_command(
-            ["bash", "-c", command], env=self.environment, cwd=self.folder, stderr=subprocess.STDOUT,
-            stdout=subprocess.PIPE, capture_output=False,
-        )  # fmt: skip
-        return str(done.stdout)
+        both = ["bash", "-c", f"exec 2>&1; {command}"]
+        return str(run_command(both, env=self.environment, cwd=self.folder).stdout)
 
     def see(self, command: str, lines: list[str]) -> str:
         """Run a command until it prints these lines; return its output."""

@@ -1,0 +1,93 @@
+"""The complete programs of the pages run, and recover from the fault that the page names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from documented_blocks import HOW, program
+from mindspore_jobs.job import MindSporeJob, needs_mindspore
+from repository import ROOT
+from waiting import bound_s, run_command
+
+from rekindle.protocol.agent import InjectionKind
+from rekindle.recovery.policy.policy import Strategy
+from rekindle.testing.runs import Run
+
+_TRAINS = """
+import sys
+import torch
+from rekindle.training.torch import Session, StepSampler
+
+steps = int(sys.argv[1].partition("=")[2])
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(64, 4)
+with Session(model=model, optimizer=optimizer, sampler=StepSampler(64, 8), ddp=True) as session:
+    for step in session.steps(steps):
+        with step:
+            loss = session.model(data[step.indices]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step.log(loss=loss)
+"""
+
+
+def places(how: str) -> list[tuple[str, int]]:
+    return [place for place, found in HOW.items() if found == how]
+
+
+@pytest.mark.parametrize("place", places("kill a rank"), ids=str)
+def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
+    """A script with a Session: only rank 1 is started again, and no step is lost."""
+    script = tmp_path / "train.py"
+    script.write_text(program(*place))
+    options = {"nproc_per_node": 2, "working_directory": tmp_path}
+    run = Run(tmp_path / "run", str(script), [], options)
+    try:
+        run.inject("kill", rank=1, step=20)
+        report = run.wait(timeout_s=bound_s())
+    finally:
+        run.close()
+    assert report.succeeded, run.output
+    [incident] = report.incidents
+    assert (incident.strategies, incident.steps_lost) == ([Strategy.RECOVER_IN_PLACE], 0)
+    assert report.processes == {0: 1, 1: 2}
+
+
+@pytest.mark.parametrize("place", places("pytest"), ids=str)
+def test_a_test_of_a_page(place: tuple[str, int], tmp_path: Path) -> None:
+    """A user's own test, with the plugin that comes with the package."""
+    (tmp_path / "train.py").write_text(_TRAINS)
+    (tmp_path / "test_faults.py").write_text(program(*place))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_faults.py"]
+    done = run_command(command, 4 * bound_s(), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_mindspore
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("place", places("kill a rank of MindSpore"), ids=str)
+def test_a_rank_of_mindspore_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
+    """All ranks restart, and continue after the step of the fault."""
+    script = tmp_path / "train.py"
+    script.write_text(program(*place))
+    with MindSporeJob(tmp_path, options=("--max-restarts", "1"), program=script) as job:
+        job.inject(0, InjectionKind.KILL, 60)
+        assert job.end() == 0, job.story()
+    [incident] = job.incidents()
+    assert (incident.strategies, incident.steps_lost) == ([Strategy.RESTART], 0), job.story()
+
+
+@pytest.mark.parametrize("place", places("python"), ids=str)
+def test_a_program_that_launches_a_job(
+    place: tuple[str, int], tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow that is called from Python, in the folder of the repository."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    monkeypatch.setenv("REKINDLE_HOME", str(tmp_path / "home"))
+    done = run_command([sys.executable, "-c", program(*place)], 4 * bound_s(), cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
