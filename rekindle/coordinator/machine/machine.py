@@ -185,7 +185,6 @@ class Machine:
             p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
             p.StepTimings: lambda node, message, now: self.stragglers.on_timed(message),
-            p.ProfilingSwitchRead: lambda node, message, now: self.switch.on_traced(message, now),
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
