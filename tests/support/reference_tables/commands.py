@@ -55,8 +55,8 @@ NOTES: dict[str, list[str]] = {
         "machine, each simulated by an agent of its own. With `--nnodes MIN:MAX` the job has MAX "
         "nodes. It may start with fewer nodes after 20 s, and continue with as few as MIN.",
         "A job of several machines: `--node-rank 0` and `--listen` with an address of the network "
-        "on the first machine. Each other machine needs `--coordinator`, and `REKINDLE_SECRET` with "
-        "the job's secret. `--node-rank` names its node there, and `--spare` makes it a spare. "
+        "on the first machine. Each other machine needs `--coordinator`, and the job's secret in "
+        "`REKINDLE_SECRET`. `--node-rank` names its node there, and `--spare` makes it a spare. "
         "Without both it takes any free place:",
         "```text\nREKINDLE_SECRET=$(cat secret) rekindle run --coordinator 10.0.0.1:29400 "
         "--node-rank 1\n```",
