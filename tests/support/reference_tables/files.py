@@ -173,8 +173,8 @@ def files() -> str:
         "## Job directory",
         "The directory of a job is `jobs/JOB` in the home directory (`REKINDLE_HOME`, by default "
         "`~/.rekindle`), so `~/.rekindle/jobs/JOB`. The coordinator of a job in Kubernetes has its "
-        f"home in {code(names.POD_HOME)}. Rekindle never removes a job directory. Remove it yourself "
-        "when you do not need the job any more.",
+        f"home in {code(names.POD_HOME)}. Rekindle never removes a job directory. Remove it "
+        "yourself when you do not need the job any more.",
         _table(_JOB),
         table(("Case", "What happens"), _CASES),
         "## Home directory",
