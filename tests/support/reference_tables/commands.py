@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from reference_tables.markdown import code, codes, page, sentence, table
+from reference_tables.markdown import check_names, code, codes, page, sentence, table
 from rekindle.cli.main import command_parser
 
 # The metavar of a number is its unit.
@@ -33,6 +33,134 @@ UNITS = {
 _DEFAULT = re.compile(r"[;,]? ?\(?\bdefault: ([^;)]*)\)?")
 IGNORED = "accepted for torchrun's sake, without effect"
 
+_LISTED = "`--json` prints the incidents as a JSON list, with all faults and times."
+_CLUSTER = (
+    "Without `--kubeconfig`, `--context` and `--namespace` the command concerns the simulated "
+    "hosts of this machine and user. Each of the three options alone selects the jobs of a "
+    "cluster."
+)
+_RUNNING = (
+    "Run the command on the machine of the job directory, with the same `REKINDLE_HOME` as "
+    "`rekindle run`, as a user who can read the job's secret."
+)
+_PUBLISHED = (
+    "[Checkpoints](../recover/checkpoints.md) has examples, the states, and the failure cases."
+)
+
+# What the options alone do not show: how they work together, the output, failure cases, and where
+# more is.
+NOTES: dict[str, list[str]] = {
+    "rekindle run": [
+        "Without `--node-rank` and `--coordinator` the command starts all nodes of the job on this "
+        "machine, each simulated by an agent of its own. With `--nnodes MIN:MAX` the job has MAX "
+        "nodes. It may start with fewer nodes after 20 s, and continue with as few as MIN.",
+        "A job of several machines: `--node-rank 0` and `--listen` with an address of the network "
+        "on the first machine. Each other machine needs `--coordinator`, and the job's secret in "
+        "`REKINDLE_SECRET`. `--node-rank` names its node there, and `--spare` makes it a spare. "
+        "Without both it takes any free place:",
+        "```text\nREKINDLE_SECRET=$(cat secret) rekindle run --coordinator 10.0.0.1:29400 "
+        "--node-rank 1\n```",
+        "`--nproc-per-node`: `gpu` is the number of CUDA devices, and an error without any. `cpu` "
+        "is the number of CPU cores. `auto` is `gpu`, or `cpu` without a CUDA device.",
+        "The first Ctrl-C stops the job: the ranks get SIGTERM, and SIGKILL after 10 s, and the "
+        "job writes a final checkpoint. The second Ctrl-C kills all ranks without a final "
+        "checkpoint. [Run a job from the shell](../operate/running.md) explains all options.",
+    ],
+    "rekindle inject": [
+        "The job must have been started with `--allow-injection`, and the script needs a Session. "
+        "Example: `rekindle inject demo --rank 2 --kind kill --step 30`. Without `--step` the rank "
+        "must be in a step. A step that the rank has finished is refused. "
+        "[Cause a fault](../operate/running.md#cause-a-fault) describes each kind.",
+    ],
+    "rekindle policy": [
+        "A valid policy is printed with all settings as YAML. ModelArts needs `max_reschedules` "
+        "above 0 and a `reschedule-job` strategy. "
+        "[Recovery policy](../recover/policy.md#policies-of-modelarts-and-mindcluster) has the "
+        "labels and annotations.",
+    ],
+    "rekindle simulate": [
+        "`--runs` is at least 5. [Simulate](../operate/simulate.md) explains the output.",
+    ],
+    "rekindle checkpoints ls": [_PUBLISHED],
+    "rekindle checkpoints verify": ["An unfinished checkpoint does not change the exit status."],
+    "rekindle checkpoints pull": [],
+    "rekindle checkpoints push": [],
+    "rekindle checkpoints prune": [
+        "The command keeps the newest N valid checkpoints (N: 1 or more) and all newer ones, each "
+        "pinned one, and each one that a process reads.",
+    ],
+    "rekindle checkpoints pin": [
+        "`--hours` is above 0 and at most 87840. A pin also protects against the `--keep-...` "
+        "options of a job.",
+    ],
+    "rekindle checkpoints unpin": [],
+    "rekindle checkpoints export": ["OUT must not exist. Only PyTorch's checkpoints are exported."],
+    "rekindle checkpoints import": [
+        "A source without a number of steps needs `--step`; otherwise the status is 2.",
+    ],
+    "rekindle kubernetes render": [
+        "The output is YAML for `kubectl`. The values of Secrets are hidden, and nothing is "
+        "applied.",
+    ],
+    "rekindle kubernetes check": [
+        "The command creates nothing in the cluster. [Kubernetes](../deploy/kubernetes.md) "
+        "describes the requirements.",
+    ],
+    "rekindle kubernetes trace": ["Without `--on` and `--off` it prints the kinds that are on."],
+    "rekindle diagnose": ["[Profiling](../operate/profiling.md) explains the output."],
+    "rekindle npu-check": ["Each line has a requirement, its state, and the finding."],
+    "rekindle status": [
+        "For a running job the output has the state, the attempt, the step, the generation, and "
+        "for each rank its node, process id, finished steps and status. For an ended job it has "
+        "the outcome and its reason. A strategy that waits for approval is printed, too. "
+        f"{_RUNNING} [States](states.md) lists all states.",
+    ],
+    "rekindle incidents": [
+        "Each row is one incident, and the lines below the table have the reasons of the "
+        "decisions.",
+        table(
+            ("Column", "Content"),
+            [
+                ("`#`", "The number of the incident."),
+                ("`detected`", "When the first fault was detected, in local time."),
+                ("`fault`", "The kind of the most likely cause."),
+                ("`where`", "The rank or node of that fault."),
+                ("`strategy`", "The strategies that Rekindle used, in order, with `>` between."),
+                (
+                    "`took`",
+                    "Milliseconds from the detection to the first step that all ranks finished "
+                    "afterwards. `open`: training has not continued.",
+                ),
+                ("`steps lost`", "Finished steps that the ranks had to repeat."),
+            ],
+        ),
+        _LISTED,
+    ],
+    "rekindle approve": [
+        "`rekindle status JOB` prints the strategy that waits. If nothing waits, the status is 1.",
+    ],
+    "rekindle report-fault": [
+        "Example: `rekindle report-fault JOB --node 0 --device 3 --source xid 79`. "
+        "[Report a fault to a job](../recover/policy.md#report-a-fault-to-a-job) describes the "
+        "answers.",
+    ],
+    "rekindle profile": [
+        "`on` without `--kinds` records step, save-checkpoint, forward and data-loader. It does "
+        "not record communication, because that slows training down: name it with `--kinds`. Any "
+        "kind switches these four on together. `off` without `--kinds` stops all records.",
+    ],
+    "rekindle stop": [
+        "The ranks get SIGTERM, and SIGKILL after 10 s. Then the agents write the newest snapshot "
+        "as a final checkpoint, if the policy has `dump` (the default) and no checkpoint is as "
+        f"new. The command does not wait for the end. {_RUNNING}",
+    ],
+    "rekindle nodes": [
+        "The output has one row for each host: its state (`in use`, `lemon`, `isolated`), its "
+        "number of faults, the job that isolated it, and its last node check. " + _CLUSTER,
+    ],
+    "rekindle release-node": ["Rekindle also forgets the earlier faults of the node. " + _CLUSTER],
+}
+
 
 def parsers(
     parser: argparse.ArgumentParser, name: str = "rekindle"
@@ -48,16 +176,25 @@ def parsers(
 
 def commands() -> str:
     """Return the page of all commands and options."""
+    found = dict(parsers(command_parser()))
+    check_names("commands", found, NOTES)
     parts = [
-        "Each command prints its options with `--help`. An option of `rekindle run` may have "
-        "dashes or underscores (`--max-restarts`, `--max_restarts`). "
-        "[Exit statuses](exit-statuses.md) are on a page of their own.",
-        "The column Unit has the unit of a number. A default of *none* means that the option has "
-        "no value without it.",
+        "This page lists every command of `rekindle`, its arguments and options, with type, unit "
+        "and default, and the output of the commands for jobs. "
+        "[Exit statuses](exit-statuses.md) and [environment variables](environment.md) are on "
+        "pages of their own. [Run a job from the shell](../operate/running.md) shows how to use "
+        "the commands.",
+        "Each command prints its options with `--help`; `rekindle --version` prints the version. "
+        "An option of `rekindle run` may have dashes or underscores (`--max-restarts`, "
+        "`--max_restarts`).",
+        "The column Unit has the unit of a number. The default *none* means that the option is "
+        "not set; *off* means that the flag is not set.",
     ]
-    for name, parser in parsers(command_parser()):
-        parts += [f"## {name}", sentence(parser.description or "")]
-        parts += [f"```text\n{_usage(parser)}\n```"]
+    for name, parser in found.items():
+        parts += [
+            f"## {name}",
+            f"{sentence(parser.description or '')} Usage: {code(_usage(parser))}",
+        ]
         rows = [_row(action) for action in _shown(parser)]
         if rows:
             heads = ("Argument or option", "Type", "Unit", "Default", "Meaning")
@@ -66,6 +203,7 @@ def commands() -> str:
         if ignored:
             options = codes(each.option_strings[0] for each in ignored)
             parts += [f"Options of torchrun that the command accepts and ignores: {options}."]
+        parts += NOTES[name]
     return page("Commands and options", *parts)
 
 
@@ -158,7 +296,7 @@ def _default(action: argparse.Action, said: re.Match[str] | None) -> str:
         return "required"
     if said:
         text = said[1].strip()
-        return code(text) if text == str(action.default) else text
+        return code(text) if text in (str(action.default), "default") else text
     if action.nargs == 0:
         return "off"
     if action.default in (None, "", [], argparse.SUPPRESS):

@@ -13,6 +13,46 @@ from rekindle.agent.mindspore_scheduler import PATIENCE_S
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 
 _LIMITS = RecordLimits()
+_ABOUT = (
+    "This page lists every variable that Rekindle reads or sets. [Commands and options]"
+    "(commands.md) has the options of the command line, and [Fields of a training job](job.md) has "
+    "the fields of a job."
+)
+_RULES = table(
+    ("Case", "What happens"),
+    [
+        (
+            "The user sets a variable of the section In ranks (such as `RANK`)",
+            "Rekindle replaces the value.",
+        ),
+        (
+            "The user sets a variable that has user and agent in the column Set by",
+            "The value of the user stays. `PYTHONUNBUFFERED` is always 1.",
+        ),
+        (
+            "A job's field `environment` has a name that begins with `REKINDLE_`",
+            "The job is refused. Give the key of a store in a block Rekindle Checkpoint Store.",
+        ),
+        (
+            "`REKINDLE_PROFILING_...` is not a number in its limits",
+            "Training continues with the default, and stderr has a line about it.",
+        ),
+        (
+            "`MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS` or a variable of HCCL is not valid, or "
+            "contradicts the policy",
+            "The job does not start: exit status 2.",
+        ),
+        (
+            "Only one of the two keys `REKINDLE_STORE_..._KEY...` is set",
+            "The job or command is refused: exit status 2.",
+        ),
+        (
+            "Nodes join from other machines",
+            "They get `MA_FAILOVER_...` and `REKINDLE_PROFILING_...` from the first `rekindle "
+            "run`, and all other variables from their own machine.",
+        ),
+    ],
+)
 _HEADS = ("Variable", "Meaning", "Unit", "Default", "Set by", "Read by")
 Row = tuple[str, str, str, str, str]
 
@@ -24,14 +64,15 @@ _USER: dict[str, Row] = {
         "",
         "`~/.rekindle`",
         "Folder of job directories (`jobs/JOB`) and of the log of hosts. Without it a node of "
-        "`rekindle run --coordinator` uses a temporary folder.",
+        "`rekindle run --coordinator` uses a temporary folder, and removes it at its end.",
     ),
     "REKINDLE_SECRET": (
         "user, pod",
         "`rekindle run --coordinator`",
         "",
         "none",
-        "The job's secret, for a node that joins from another machine. Ranks do not get it.",
+        "The job's secret, for a node that joins from another machine; without it the command ends "
+        "with status 2. In an agent it has priority over the file `secret`. Ranks do not get it.",
     ),
     "REKINDLE_STORE_ACCESS_KEY_ID": (
         "user, block",
@@ -59,28 +100,31 @@ _USER: dict[str, Row] = {
         "agents",
         "MiB",
         code(_LIMITS.cap_bytes // MEBIBYTE),
-        "Size of all records of light profiling; above it the agent removes the oldest files.",
+        "Size of all records of light profiling; above it the agent removes the oldest files. "
+        "Above 0, at most 1e9.",
     ),
     "REKINDLE_PROFILING_FILE_MB": (
         "user",
         "ranks",
         "MiB",
         code(_LIMITS.file_bytes // MEBIBYTE),
-        "Size of one file of records; above it the rank begins another file.",
+        "Size of one file of records; above it the rank begins another file. Above 0, at most 1e9.",
     ),
     "REKINDLE_PROFILING_FLUSH_S": (
         "user",
         "ranks",
         "seconds",
         f"`{_LIMITS.flush_s:g}`",
-        "Time between two writes of records. A killed rank loses the records of this time.",
+        "Time between two writes of records. A killed rank loses the records of this time. Above "
+        "0, at most 3600.",
     ),
     "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS": (
         "user (ModelArts)",
         "agents, coordinator",
         "seconds",
-        "`-1`: none",
-        "Time that ranks may take to end when the platform replaces their place.",
+        "`-1`: 10 s",
+        "Time between SIGTERM and SIGKILL for ranks when a node or the whole job is rescheduled. A "
+        "whole number of 1 or more, or -1.",
     ),
     "KUBECONFIG": (
         "user",
@@ -277,14 +321,14 @@ _ASCEND: dict[str, Row] = {
         "HCCL",
         "",
         "`L0:0, L1:1, L2:1` on NPUs",
-        "Whether HCCL repeats a failed operator, by level.",
+        "Whether HCCL repeats a failed operator, by level (L0 to L2, each 0 or 1, each once).",
     ),
     "HCCL_CONNECT_TIMEOUT": (
         "user, agent",
         "HCCL",
         "seconds",
-        "`join_timeout_s` of the policy, 120 to 7200, on NPUs",
-        "Time for ranks to connect.",
+        "on NPUs `join_timeout_s` of the policy, raised to 120 or lowered to 7200",
+        "Time for ranks to connect. Rekindle accepts whole numbers from 120 to 7200.",
     ),
     "HCCL_EXEC_TIMEOUT": (
         "user",
@@ -297,9 +341,9 @@ _ASCEND: dict[str, Row] = {
         "user, agent",
         "HCCL",
         "",
-        "`0` on NPUs if the policy repairs ranks",
-        "Whether a failed collective ends its process. Rekindle refuses another value than 0 if "
-        "the policy repairs ranks.",
+        "`0` on NPUs if the policy allows one of these strategies",
+        "Whether a failed collective ends its process: 0, 1 or 2. Rekindle refuses 1 and 2 if the "
+        "policy allows `retry`, `recover-in-place`, `recover` or `shrink`, as it does by default.",
     ),
     "PYTORCH_NO_NPU_MEMORY_CACHING": (
         "user",
@@ -407,10 +451,13 @@ def environment() -> str:
     """Return the page of environment variables. Raises ValueError: one has no row here."""
     check_names("environment", in_source(), [name for rows in GROUPS.values() for name in rows])
     parts = [
+        _ABOUT,
         "A rank gets the environment of its agent and the field `environment` of the job. Agents "
         "of `rekindle run` have its environment, without `REKINDLE_SECRET`. An agent on another "
         "machine has the environment of that machine.",
-        "A variable without a default always has a value where it is set.",
+        "An empty cell in the column Default means that Rekindle always sets the variable in the "
+        "processes of that section. *none* means that the variable is usually not set.",
+        _RULES,
     ]
     for title, rows in GROUPS.items():
         parts += [f"## {title}"]

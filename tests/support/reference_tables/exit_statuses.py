@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from reference_tables.commands import parsers
-from reference_tables.markdown import check_names, code, page, table
+from reference_tables.markdown import check_names, code, codes, page, table
 from rekindle.cli.main import command_parser
 from rekindle.errors import RekindleError, UsageError
+from rekindle.recovery.faults.tables.loading import load
 
 _FAILED, _WRONG = str(RekindleError.exit_status), str(UsageError.exit_status)
 
@@ -20,16 +21,51 @@ _ALL = [
 ]
 _ABSENT = (_FAILED, "The job does not run, or its coordinator does not answer or refuses.")
 
+_JOINING = "rekindle run --coordinator"
+_JOINED = [
+    (
+        "0",
+        "The job succeeded. Also: the node came when training was over, or the world cannot take "
+        "it, so the coordinator dismissed it.",
+    ),
+    (
+        _FAILED,
+        "The job failed or was stopped, the coordinator refused or replaced this node, or the "
+        "coordinator was lost for longer than `coordinator_timeout_s`.",
+    ),
+    (_WRONG, "`REKINDLE_SECRET` is not set, or the command line or a file is wrong."),
+    ("129, 130, 143", "SIGHUP, SIGINT or SIGTERM ended this node (128 + signal)."),
+]
+
+# The end of a rank: status or signal, and its meaning. The tables of faults have the kind.
+_RANKS: list[tuple[tuple[int | str, ...], str]] = [
+    ((1,), "An error of the script, as after an exception."),
+    ((2,), "Wrong arguments of the script."),
+    ((14,), "By a convention of nvidia-smi and DLRover: the infoROM of the GPU is damaged."),
+    ((126, 127), "The command does not exist, or cannot run."),
+    ((201,), "By DLRover's convention: the driver of the GPU failed. A reset may help."),
+    ((202,), "By DLRover's convention: another process holds the GPU. A reset may help."),
+    ((247,), "A child of the process got signal 9, usually because memory was short."),
+    (
+        ("SIGKILL",),
+        "Killed from outside. The kind is `host-out-of-memory` if the kernel killed processes for "
+        "lack of memory just before.",
+    ),
+    (("SIGTERM", "SIGINT", "SIGHUP"), "Ended from outside, or by a terminal."),
+    (
+        ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"),
+        "Native code failed.",
+    ),
+]
+
 # What a status means for one command, where that is more than above.
 _OWN: dict[str, list[tuple[str, str]]] = {
     "rekindle run": [
-        (
-            "0",
-            "All ranks ended with status 0; or the coordinator no longer needs this node.",
-        ),
+        ("0", "The job succeeded: all ranks ended with status 0."),
         (
             _FAILED,
-            "The job failed, `rekindle stop` stopped it, or another process runs it.",
+            "The job failed (whatever the status of its ranks), `rekindle stop` stopped it, or "
+            "another process runs it.",
         ),
         (_WRONG, "The job could not start: the command line or a file is wrong."),
         ("129, 130, 143", "SIGHUP, SIGINT or SIGTERM stopped the job (128 + signal)."),
@@ -52,11 +88,17 @@ _OWN: dict[str, list[tuple[str, str]]] = {
     "rekindle checkpoints push": [
         (_FAILED, "There is no intact checkpoint to copy."),
     ],
-    "rekindle checkpoints prune": [],
+    "rekindle checkpoints prune": [(_WRONG, "`--keep` is below 1, or there is no such store.")],
     "rekindle checkpoints pin": [(_FAILED, "The step has no complete checkpoint.")],
     "rekindle checkpoints unpin": [(_WRONG, "The step has no pin of this name.")],
-    "rekindle checkpoints export": [],
-    "rekindle checkpoints import": [],
+    "rekindle checkpoints export": [
+        (_FAILED, "There is no intact checkpoint, or it cannot become one state."),
+        (_WRONG, "OUT exists, or there is no such store, step or object."),
+    ],
+    "rekindle checkpoints import": [
+        (_FAILED, "The source is damaged, or has more than tensors and plain values."),
+        (_WRONG, "The source does not exist, has no number of steps, or lacks a state."),
+    ],
     "rekindle kubernetes render": [(_WRONG, "The job file is not valid.")],
     "rekindle kubernetes check": [
         ("0", "The cluster has all that the job needs."),
@@ -84,8 +126,14 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         _ABSENT,
     ],
     "rekindle nodes": [(_FAILED, "The cluster does not answer.")],
-    "rekindle release-node": [(_WRONG, "Rekindle does not know the node, or the node is in use.")],
+    "rekindle release-node": [
+        (_FAILED, "The cluster does not answer or refuses."),
+        (_WRONG, "Rekindle has no record of the node."),
+    ],
 }
+
+# Rows below those of a command, for a way to call it.
+_FURTHER = {"rekindle run": [(_JOINING, _JOINED)]}
 
 _HEADS = ("Status", "Meaning")
 
@@ -95,16 +143,38 @@ def exit_statuses() -> str:
     check_names("exit_statuses", [name for name, _ in parsers(command_parser())], _OWN)
     rows = [
         (code(command), status, meaning)
-        for command, meanings in _OWN.items()
-        for status, meaning in meanings
+        for own, meanings in _OWN.items()
+        for command, each in ((own, meanings), *_FURTHER.get(own, ()))
+        for status, meaning in each
     ]
     return page(
         "Exit statuses",
+        "This page lists the exit statuses of all commands, and how Rekindle reads the exit status "
+        "of a rank. Reasons and remedies are in [Troubleshooting](../operate/troubleshooting.md).",
         "Every command ends with one of these:",
         table(_HEADS, _ALL),
-        "This table has the meaning for each command. `rekindle checkpoints` also ends with 130 "
-        "after Ctrl-C; a half-written checkpoint never counts as valid.",
+        "A command also ends with 141 (128 + SIGPIPE) if the reader of its output ends early, "
+        "as in `rekindle status JOB | head -1`. `rekindle checkpoints` ends with 130 after Ctrl-C; "
+        "a half-written checkpoint never counts as valid.",
+        "This table has the meaning for each command. Where it has no row, the table above holds.",
         table(("Command", *_HEADS), rows),
-        "`rekindle run` ends with 1 when a rank fails, as torchrun does. The message on stderr has "
-        "the rank's own status.",
+        "`rekindle run` ends with 1 when a rank fails and the job with it, as torchrun does. If a "
+        "rank ends with `sys.exit(3)`, the status is 1. The message on stderr, the journal and "
+        "`rekindle incidents` have the rank's own status.",
+        "## Exit statuses of ranks",
+        "A rank that ends with status 0 has succeeded. The job succeeds only if all ranks end with "
+        "0. If one rank ends with 0 and the others regroup or all wait for it, that is a fault of "
+        "kind `user-code`: `rank R ended with exit status 0 before the others had finished`.",
+        "Any other end is a fault. An exception that the rank wrote to its error file decides "
+        "before the status. [Faults](../recover/faults.md) describes the kinds, and how to give "
+        "statuses of your own a meaning.",
+        table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
+        "Another status above 128 means the signal with the number status - 128; for example 137 "
+        "is SIGKILL. Every other status is the script's own choice, kind `user-code`.",
     )
+
+
+def _rank_row(row: tuple[tuple[int | str, ...], str]) -> tuple[str, str, str]:
+    ends, meaning = row
+    kinds = {load(None).by_key["exit"][end].kind.value for end in ends}
+    return ", ".join(map(str, ends)), codes(sorted(kinds)), meaning

@@ -9,14 +9,30 @@ from rekindle.tasks.retraining import BROUGHT_DIRECTORY
 
 # (path below the directory, who writes it, content)
 _JOB = [
-    (names.SPEC_FILE, "launcher", "The job's description, as JSON. It has the job's variables."),
-    (names.SECRET_FILE, "launcher", "The job's secret. Only the owner may read it (mode 0600)."),
+    (
+        names.SPEC_FILE,
+        "launcher",
+        "The job's description, as JSON: all settings, the policy, and the job's variables. For a "
+        "job of a flow these include the key of a saved store.",
+    ),
+    (
+        names.SECRET_FILE,
+        "launcher",
+        "The job's secret, 64 hexadecimal digits. Each request to the coordinator needs it. Only "
+        "the owner may read it (mode 0600). An existing secret stays when the job runs again.",
+    ),
     (
         names.JOURNAL_FILE,
         "coordinator",
-        "The [journal](journal-events.md): one event on each line.",
+        "The [journal](journal-events.md): one event on each line, as JSON, of all attempts. "
+        "`rekindle status` and `rekindle incidents` read it.",
     ),
-    (names.ENDPOINT_FILE, "coordinator", "Address, process id and attempt of the coordinator."),
+    (
+        names.ENDPOINT_FILE,
+        "coordinator",
+        "Where the coordinator listens or last listened, as JSON: `host`, `port`, `pid`, "
+        "`attempt`.",
+    ),
     (names.LAUNCH_LOCK_FILE, "launcher", "Lock: only one process at a time launches the job."),
     (names.PODS_FILE, "flow", "The settings of the pods of a job in Kubernetes."),
     (
@@ -24,7 +40,11 @@ _JOB = [
         "flow",
         "Address of the cluster that runs a job in Kubernetes.",
     ),
-    ("coordinator.log", "coordinator", "Output of the coordinator, if a flow launched the job."),
+    (
+        "coordinator.log",
+        "coordinator",
+        "Output of the coordinator, if a flow launched the job. See below for `rekindle run`.",
+    ),
     ("agent-N.log", "agents", "Output of the agent of node N, if a flow launched the job."),
     (
         "agent-spare.log",
@@ -34,12 +54,14 @@ _JOB = [
     (
         f"{names.LOGS_DIRECTORY}/attempt_R/RANK/stdout.log",
         "agents",
-        "Standard output of a rank after R restarts of all ranks. `stderr.log` is beside it.",
+        "Standard output of a rank after R restarts of all ranks in the attempt: 0 at first. "
+        "`stderr.log` is beside it. A later attempt appends to `attempt_0`. With `--log-dir` "
+        "another folder has `attempt_R`.",
     ),
     (
         f"{names.LOGS_DIRECTORY}/attempt_R/RANK/{names.ERROR_FILE}",
         "ranks",
-        "The exception that ended the rank, in the format of torchrun.",
+        "The exception that ended the rank with its traceback, in the format of torchrun.",
     ),
     (
         f"{names.LOGS_DIRECTORY}/attempt_R/RANK/{names.STACK_FILE}",
@@ -52,7 +74,13 @@ _JOB = [
         "flow",
         "Output of a pod of a job in Kubernetes.",
     ),
-    (f"{names.METRICS_DIRECTORY}/rankR.jsonl", "ranks", "Step records: one step on each line."),
+    (
+        f"{names.METRICS_DIRECTORY}/rankR.jsonl",
+        "ranks",
+        "Step records: the values of `step.log()`, one step on each line, as JSON: `step`, "
+        "`generation`, `rank`, `at` (seconds since the epoch), `metrics`. R is the rank in the "
+        "full world.",
+    ),
     (
         f"{names.PROFILING_DIRECTORY}/TASK/RANK/TIME",
         "ranks",
@@ -61,12 +89,14 @@ _JOB = [
     (
         f"{names.CHECKPOINT_DIRECTORY}/step-N-gG",
         "agents",
-        "Checkpoints, if the job names no other location.",
+        "Checkpoints, if the job names no other location. "
+        "[Checkpoints](../recover/checkpoints.md#files-of-a-checkpoint) has the files in it.",
     ),
     (
         f"{names.NODES_DIRECTORY}/HOST",
         "joined nodes",
-        "The same folders for a node that joined from another machine with REKINDLE_HOME.",
+        "On a machine that joined with `rekindle run --coordinator`: the folders `logs`, "
+        "`metrics` and `profiling` of its ranks. See below.",
     ),
     (REPORT_FILE, "flow", "The report of the job, as Markdown."),
     (TIMELINE_FILE, "flow", "The picture of the report."),
@@ -78,9 +108,41 @@ _JOB = [
     ("evaluate.lock", "retrain flow", "Lock of the evaluate command."),
 ]
 
+_CASES = [
+    (
+        "`rekindle run`: output of coordinator and agents",
+        "It goes to the terminal of the command. The files `coordinator.log` and `agent-N.log` do "
+        "not exist.",
+    ),
+    (
+        "A machine joined with `rekindle run --coordinator`, and `REKINDLE_HOME` is set there",
+        "Logs and records of its ranks stay on that machine, in `jobs/JOB/nodes/HOST`; HOST is its "
+        "hostname.",
+    ),
+    (
+        "The same without `REKINDLE_HOME`",
+        "They are in a temporary folder `rekindle-node-...`. The command removes it at its end.",
+    ),
+    (
+        "The disk is full",
+        "Training continues. Journal events wait in memory until the file can take them. Lines of "
+        "logs and step records can be lost, and a message reports the loss. A checkpoint that "
+        "cannot be written is an incident of kind `storage`.",
+    ),
+    (
+        "The job runs again with the same id",
+        "The secret stays, the journal and the logs continue, and `job.json` is replaced.",
+    ),
+]
+
 _HOME = [
     ("jobs/JOB", "launcher", "The directory of a job."),
-    (names.HOSTS_FILE, "launcher", "Faults, isolation and checks of hosts, as JSON lines."),
+    (
+        names.HOSTS_FILE,
+        "launcher",
+        "Faults, isolation, release and checks of hosts, as JSON lines. All jobs of the user share "
+        "it; `rekindle nodes` prints it.",
+    ),
     (f"{names.HOSTS_DIRECTORY}/NAME", "launcher", "Lock of a simulated host."),
     (
         f"{names.HOSTS_DIRECTORY}/NAME{names.CONDITION_SUFFIX}",
@@ -105,11 +167,16 @@ def files() -> str:
     check_names("files", known, used)
     return page(
         "Files of a job",
+        "This page lists the files that Rekindle writes for a job and for all jobs of a user. The "
+        "events of the journal are in [Journal events](journal-events.md). The layout of a store "
+        "of checkpoints is in [Stores](../recover/stores.md#what-a-store-contains).",
         "## Job directory",
         "The directory of a job is `jobs/JOB` in the home directory (`REKINDLE_HOME`, by default "
-        "`~/.rekindle`). The coordinator of a job in Kubernetes has its home in "
-        f"{code(names.POD_HOME)}.",
+        "`~/.rekindle`), so `~/.rekindle/jobs/JOB`. The coordinator of a job in Kubernetes has its "
+        f"home in {code(names.POD_HOME)}. Rekindle never removes a job directory. Remove it "
+        "yourself when you do not need the job any more.",
         _table(_JOB),
+        table(("Case", "What happens"), _CASES),
         "## Home directory",
         _table(_HOME),
     )

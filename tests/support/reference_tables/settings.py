@@ -71,6 +71,57 @@ class Setting(NamedTuple):
     meaning: str
 
 
+# What the descriptions of single fields do not show.
+_RULES = [
+    (
+        "name and id of the job",
+        "`name` has 1 to 40 of a-z, 0-9 and -, and begins with a letter or digit. The job id is "
+        "the name, a dash, and the last 12 hexadecimal digits of the flow run's id. Reruns of the "
+        "flow run keep it.",
+    ),
+    (
+        "`script`, `module`",
+        "Exactly one is necessary. With both or neither, the job is refused (`give a script or a "
+        "module; both are given`).",
+    ),
+    (
+        "`min_nodes`",
+        "0, or 1 to `nodes`. With `framework: mindspore` only 0 or the value of `nodes`, because a "
+        "world of MindSpore cannot change its size.",
+    ),
+    (
+        "`saved_cluster`, `saved_store`, `saved_policy`",
+        "The block replaces the fields of the job: `nodes`, `processes_per_node`, `min_nodes` and "
+        "`spares`; `checkpoint`; `policy`. Variables of the cluster block and of the job add up, "
+        "and the job's value counts. A block that does not exist is an error.",
+    ),
+    (
+        "`environment`",
+        "A name that begins with `REKINDLE_` is refused. Give the key of a store in a block "
+        "Rekindle Checkpoint Store.",
+    ),
+    (
+        "`checkpoint`",
+        "By default no periodic checkpoints (`every` 0, `automatic` no). With `automatic: true` "
+        "Rekindle chooses the interval, and `every` has no effect. The store is `PATH/JOB-ID`, so "
+        "two jobs with one path do not mix. `keep.best` and `keep.metric` go together.",
+    ),
+    (
+        "`policy.max_restarts`",
+        f"{USUAL.max_restarts} by default here, 0 for `rekindle run`.",
+    ),
+    (
+        "`kubernetes`",
+        "Empty: the nodes are processes of this machine. With it the nodes are pods, "
+        "`working_directory` must be an absolute path in their image, and `~` is refused in "
+        "`working_directory` and `fault_tables`.",
+    ),
+    (
+        "`node_check.exclude_straggler`",
+        "It switches the check on, also without `enabled`.",
+    ),
+]
+
 HEADS = ("Field", "Type", "Unit", "Default", "Meaning")
 
 
@@ -89,8 +140,14 @@ def policy() -> str:
 def job() -> str:
     """Return the page of the job, its blocks, and its pods."""
     parts: list[str] = [
+        "This page lists every field of a job for Prefect and of a job file, with type, unit, "
+        "default and limits. [Flows](../deploy/flow.md) shows how to run a job, and "
+        "[Kubernetes](../deploy/kubernetes.md) shows complete job files. The options of "
+        "`rekindle run` are in [Commands and options](commands.md).",
         "The train flow has one parameter, a `TrainingJob`. A job file of `rekindle kubernetes` "
-        "has the same fields, as YAML.",
+        "has the same fields, as YAML. An unknown field, or a value outside its limits, is "
+        "refused before anything starts.",
+        table(("Rule", "What it means"), _RULES),
         "## TrainingJob",
         _table(of_model(TrainingJob)),
     ]

@@ -127,7 +127,7 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool | None,
         Meta(
             description="Whether containers get MindCluster's variables. Empty: yes if MindCluster "
-            "recovers the job; so in the four fields below."
+            "recovers the job. Empty means the same in ports, reset_config, data_trace and driver."
         ),
     ] = None
     ports: Annotated[
