@@ -225,7 +225,11 @@ _FACTS = (
         f"in the coordinator's pod, `{names.POD_HOME}/jobs/JOB/journal.jsonl`. The process that "
         "follows the job (a flow, for example) keeps a copy in its own job directory",
     ),
-    ("Format", "one JSON object on each line, appended in order"),
+    ("Format", "one JSON object on each line, appended in order; never rotated or shortened"),
+    (
+        "Example",
+        '`{"type":"first-step","seq":12,"at":1795719648.71,"generation":2,"step":67,"incident":1}`',
+    ),
     (
         "Attempts",
         "all attempts of a job are in one file; each begins with `job-started`. `seq` continues",

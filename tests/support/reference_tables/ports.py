@@ -206,7 +206,7 @@ def ports() -> str:
         "options, and [Kubernetes](../deploy/kubernetes.md#network-and-rights) the rights.",
         "Nothing between the nodes of a job is encrypted, and no option changes this. A reader of "
         "the network sees the job's secret and the training state. Use a network that only the "
-        "job's nodes can reach. All ports are TCP.",
+        "job's nodes can reach. All ports are TCP; the coordinator listens at IPv4 addresses only.",
         "## Rekindle listens",
         table(heads, _LISTENERS),
         f"With `ascend.ports` the pods also declare the ports {mindcluster} of MindCluster. "

@@ -87,8 +87,11 @@ def policy() -> str:
         "[The recovery policy](../recover/policy.md) has the strategies, their order for each kind "
         "of fault, and approvals.",
         table(("Where", "How", "`max_restarts` by default"), _POLICIES),
+        "```yaml\n# policy.yaml\nstrategies: [recover-in-place, recover, restart, dump]\n"
+        "max_restarts: 3\napprove: [restart]\n```",
         "`rekindle policy FILE` checks a file and prints all its fields. "
-        "`rekindle run --max-restarts N` replaces `max_restarts` of the file.",
+        "`rekindle run --max-restarts N` replaces `max_restarts` of the file. The policy of a job "
+        "that runs does not change; `job.json` in its job directory has it.",
         "## Fields",
         _table(iter(rows)),
         "A strategy that `strategies` does not name is not used; `fail` (the job ends) is always "
