@@ -119,19 +119,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_reschedules_in_row: Annotated[
         int,
         _count(
-            "Uses of reschedule-job in a row for the same problem; after that the script counts as "
-            "the cause, and the job ends."
+            "Consecutive uses of reschedule-job for the same problem; after that the script counts "
+            "as the cause, and the job ends."
         ),
     ] = 3
     max_hangs_in_row: Annotated[
-        int, _count("Uses of hang-restart in a row; after that the job ends.")
+        int, _count("Consecutive uses of hang-restart; after that the job ends.")
     ] = 3
     progress_resets: Annotated[
         bool,
         Meta(
-            description="Whether a newly finished step ends the rows that max_reschedules_in_row "
-            "and "
-            "max_hangs_in_row count. ModelArts does not count steps."
+            description="Whether a newly finished step resets the counts of max_reschedules_in_row "
+            "and max_hangs_in_row. ModelArts does not count steps."
         ),
     ] = True
     approve: Annotated[

@@ -101,10 +101,8 @@ def policy() -> str:
         "A wrong policy ends the command before the job starts, with exit status 2 and a line with "
         "the file, the line in it and the field:",
         "```text\nrekindle: policy.yaml:1: Object contains unknown field `max_restart`\n```",
-        "Errors are: an unknown or misspelled field, a value of another type or outside its "
-        "limits, a strategy that occurs twice, `fail` in `strategies`, `dump` or `fail` in "
-        "`approve`, fields beside `metadata`, and a file that cannot be read. In Python "
-        "`rekindle.Policy` raises `ValueError`; the form of a flow marks the field.",
+        table(("Mistake", "Example"), _POLICY_ERRORS),
+        "In Python `rekindle.Policy` raises `ValueError`. The form of a flow marks the field.",
         "## Policies of ModelArts and MindCluster",
         "A file with `metadata` is read as a Kubernetes object. If it has annotations "
         "`fault-tolerance/...` of ModelArts, these make the policy; otherwise the labels and "
@@ -134,6 +132,16 @@ _POLICIES = (
         code(USUAL.max_restarts),
     ),
     ("Prefect block", "of type Rekindle Policy", code(USUAL.max_restarts)),
+)
+
+
+_POLICY_ERRORS = (
+    ("an unknown or misspelled field", "`max_restart: 3`"),
+    ("a value of another type, or outside its limits", "`max_restarts: -1`, `hang_timeout_s: 0`"),
+    ("a strategy that occurs twice", "`strategies: [retry, retry]`"),
+    ("a strategy that cannot be chosen", "`strategies: [fail]`, `approve: [dump]`"),
+    ("fields next to `metadata`", "`max_restarts` in a file of ModelArts"),
+    ("a file that cannot be read", "a wrong path"),
 )
 
 
