@@ -9,7 +9,7 @@ import msgspec
 
 
 class FaultKind(str, enum.Enum):
-    """Name the kinds of fault (design section 3); later sources add to the list."""
+    """Name the kinds of fault."""
 
     PROCESS = "process"  # a signal ended a process
     USER_CODE = "user-code"  # the script raised an exception, or exited with its own status

@@ -12,7 +12,7 @@ from rekindle.settings import CHOICES, check_limits
 
 
 class Strategy(str, enum.Enum):
-    """Name the ways to recover, the cheapest first (design section 2: the ladder)."""
+    """Name the ways to recover, the cheapest first."""
 
     RETRY = "retry"
     RECOVER_IN_PLACE = "recover-in-place"
@@ -97,7 +97,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 128
     max_in_row: Annotated[
         int,
-        _count("Recoveries of the same rank or node without a finished step in between."),
+        _count(
+            "Recoveries of the same rank or node without a finished step in between; after that a "
+            "later strategy follows."
+        ),
     ] = 3
     max_reschedules: Annotated[
         int,
@@ -115,15 +118,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = True
     max_reschedules_in_row: Annotated[
         int,
-        _count("Such placements in a row; after that the script counts as the cause."),
+        _count(
+            "Consecutive uses of reschedule-job for the same problem; after that the script counts "
+            "as the cause, and the job ends."
+        ),
     ] = 3
     max_hangs_in_row: Annotated[
-        int, _count("Restarts in a row because of a hang; after that the job ends.")
+        int, _count("Consecutive uses of hang-restart; after that the job ends.")
     ] = 3
     progress_resets: Annotated[
         bool,
         Meta(
-            description="Whether a finished step ends such a row. ModelArts does not count steps."
+            description="Whether a newly finished step resets the counts of max_reschedules_in_row "
+            "and max_hangs_in_row. ModelArts does not count steps."
         ),
     ] = True
     approve: Annotated[
@@ -153,7 +160,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 600.0
     coordinator_timeout_s: Annotated[
         float,
-        _seconds("that ranks continue to train without a coordinator after it has died."),
+        _seconds(
+            "that ranks continue to train without a coordinator after it has died; then they end."
+        ),
     ] = 600.0
     dump_timeout_s: Annotated[
         float, _seconds("that a node may take to write the final checkpoint of a job that ends.")

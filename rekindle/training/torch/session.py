@@ -23,10 +23,11 @@ from rekindle.training.torch.step import Step
 class Session:
     """Keeps one rank's training alive.
 
-    model: the module itself, not a DDP wrapper.
+    model: the module itself, on its device, not a DDP wrapper.
     optimizer: the optimizer of the model's parameters.
-    scheduler: a learning rate scheduler, or another object with state_dict().
-    sampler: selects the samples of each step; its position is part of the state.
+    scheduler: a learning rate scheduler, or another object with state_dict() and
+        load_state_dict(). The script calls its step().
+    sampler: selects the samples of each step, `step.indices`; its position is part of the state.
     loader: gives the batch of each step, `step.batch`; its position is part of the state. It is a
         DataLoader over a StepSampler or an ElasticStream, or a loader with a state of its own.
     ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword

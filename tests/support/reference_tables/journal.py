@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from reference_tables.markdown import check_names, code, codes, page, table
+from rekindle import names
 from rekindle.profiling.findings import Finding
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.classification import HealthEvent
@@ -17,22 +18,32 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.checkpoint_events import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
+from rekindle.recovery.policy.plan import StateSource
 
 # What each event means; by its tag.
 EVENTS = {
     "answered": "A person approved or refused a strategy, or the time for the answer passed.",
-    "checkpoint-failed": "A checkpoint could not be written; training continues.",
+    "checkpoint-failed": "A checkpoint could not be written; training continues. It is an incident "
+    "of its own, of kind `storage`.",
     "checkpoint-interval": "The number of steps between two checkpoints changes.",
     "checkpoint-left-out": "A checkpoint was due and was not written: the store was busy.",
     "checkpoint-skipped": "A restore did not use a newer checkpoint, because it is not valid.",
     "checkpointed": "A checkpoint is complete.",
     "checkpoints-pruned": "The job removed checkpoints that no rule keeps.",
-    "decided": "The coordinator decided how to handle a fault.",
-    "ended": "The attempt is over.",
+    "decided": "The coordinator decided how to handle a fault. Each decision counts against the "
+    "limits "
+    "of the policy.",
+    "ended": "The attempt is over. After the outcome `rescheduled` the next attempt of the job "
+    "starts "
+    "at once; after the other outcomes the job is over.",
     "examined": "The job checked a node while training was paused.",
-    "fault": "A fault. It opens an incident, or belongs to the open one.",
-    "first-step": "All ranks of the generation finished their first step; the incident is closed.",
-    "formed": "A generation formed: all ranks are there and know the source of their state.",
+    "fault": "A fault. It opens an incident, or belongs to the open one. An incident ends with its "
+    "`first-step`, or with the attempt.",
+    "first-step": "All ranks of the generation finished their first step, so training continues. "
+    "It "
+    "closes the incident.",
+    "formed": "A generation formed: all ranks are there and know the source of their state. The "
+    "recovery lost `newest` - `step` finished steps; a negative number counts as 0.",
     "isolated": "The engine places nothing more on this host.",
     "job-started": "The coordinator of an attempt started.",
     "final-checkpoint": "A node writes the final checkpoint, or has written it, or could not.",
@@ -41,24 +52,31 @@ EVENTS = {
     "node-left": "An agent left, and the job did not need it.",
     "node-wanted": "The coordinator requests an agent for this node rank.",
     "profiled": "Light profiling of the ranks was switched.",
-    "progress": "Progress of the ranks. A follower gets it; the journal does not keep it.",
+    "progress": "Progress of the ranks. Only followers of the event stream get it. It is not in "
+    "the "
+    "file, and its `seq` is 0. The steps and losses of a job are in the files "
+    "`metrics/rank<r>.jsonl` "
+    "of the job directory.",
     "ranks-started": "An agent started processes of ranks.",
     "restored": "Every rank of the generation has its state.",
     "sign-seen": "A monitor or a person reported a health event.",
     "slow-over": "A rank, node or link is no longer slow, without any action.",
     "slowed": "A rank, node or link has become slow.",
     "spare-lost": "The agent of a spare node is gone.",
-    "stopping": "The coordinator ends the ranks.",
-    "suspected": "The state after a step may be wrong on all ranks.",
+    "stopping": "The coordinator ends the ranks permanently. A later event of this type replaces "
+    "its "
+    "outcome.",
+    "suspected": "The states of all ranks after step `clean` may be wrong. The job does not use "
+    "them again.",
 }
 
 # What each field means. A name with a dot is of one event alone.
 FIELDS = {
     "address": "Address of the agent's machine.",
-    "answered.by": "The person, or why there was no answer.",
+    "answered.by": "The person, or the reason why there is no answer.",
     "approval": "Whether a person has to approve the strategy first.",
     "at": "Time of the event, in seconds since the epoch.",
-    "attempt": "Number of the attempt, from 0.",
+    "attempt": "Number of the attempt. The first one is 0 with `rekindle run`, and 1 in a flow.",
     "bytes": "Size, in bytes.",
     "by": "Who switched it.",
     "checkpoint-interval.seconds": "About how many seconds these steps take; 0: unknown.",
@@ -76,13 +94,17 @@ FIELDS = {
     "incident": "Number of the incident, from 1; 0: none.",
     "isolate": "Whether the job isolates the node.",
     "job_id": "The job's id.",
-    "known": "Whether an earlier fault is meant, whose cause is known now.",
+    "known": "`true`: this event replaces an earlier `fault` of the incident, because a later "
+    "report "
+    "explains its cause.",
     "left": "Spare nodes that are left.",
     "left_out": "Node ranks that take no part.",
-    "lighter": "Whether an earlier decision describes the incident better.",
+    "lighter": "`true`: an earlier decision of this incident chose a strategy later in the list. "
+    "`rekindle incidents` shows that one only.",
     "made": "Generation that made the state of this step.",
     "metrics": "Values that rank 0 logged, by name.",
-    "newest": "Steps that all ranks had finished before.",
+    "newest": "The most steps that any rank has finished.",
+    "formed.newest": "Steps that all ranks had finished when the incident began.",
     "node": "Node rank; -1: a spare node.",
     "nodes": "Node ranks.",
     "job-started.nodes": "Number of nodes.",
@@ -96,15 +118,16 @@ FIELDS = {
     "reason": "Why, in a sentence.",
     "removed": "The checkpoints, each as step and generation.",
     "replaced": "Whether another agent replaces it.",
-    "restart": "Restarts of all ranks so far.",
-    "resumed": "Steps from which the ranks continued.",
+    "restart": "Restarts of all ranks so far in this attempt.",
+    "resumed": "Finished steps from which all ranks last began to train together.",
     "roll_back": "Whether the ranks take an older state.",
     "seq": "Number of the event; each event has the next number.",
     "sign": "The health event; see below.",
     "since": "Time at which recording was first switched on, in seconds since the epoch.",
-    "sources": "Number of ranks by the source of their state.",
+    "sources": "Number of ranks by the source of their state; see below.",
     "spares": "Number of spare nodes.",
     "step": "Finished steps.",
+    "formed.step": "Finished steps from which all ranks continue.",
     "steps": "Steps between two checkpoints.",
     "strategy": "The strategy.",
     "suspect": "Whether the node is slow (true) or a reference (false).",
@@ -120,7 +143,7 @@ FIELDS = {
 # Values that several events have.
 PARTS = {
     Fault: {
-        "kind": "Kind of the fault.",
+        "kind": "Kind of the fault: [the kinds](../recover/faults.md).",
         "message": "One line that describes it.",
         "rank": "Rank; -1: none.",
         "node": "Node rank; -1: none.",
@@ -170,6 +193,95 @@ PARTS = {
 }
 
 
+# The sources of a rank's state.
+SOURCES = {
+    "self": "The rank kept the state in its own memory.",
+    "peer": "Another rank sent it.",
+    "snapshot": "A snapshot in the memory of the agent of its node.",
+    "replica": "A copy of a snapshot, in the memory of the agent of another node.",
+    "checkpoint": "A checkpoint in the store.",
+    "fresh": "The script built it: nothing was trained before.",
+    "script": "The script has no Session, and loads its own state. `step` and `newest` are 0.",
+}
+_SOURCES_TEXT = (
+    'The keys of `sources` in `formed`. `{"self": 3, "peer": 1}`: 3 ranks kept their state, and 1 '
+    "received it from another rank."
+)
+
+_INTRODUCTION = (
+    "This page lists the events of a job's journal, with all their fields. `rekindle status JOB`, "
+    "`rekindle incidents JOB` and the reports of flows are made from these events: "
+    "[the commands](commands.md) show the same facts without a parser."
+)
+
+_FACTS = (
+    (
+        "File",
+        "`$REKINDLE_HOME/jobs/JOB/journal.jsonl`; without `REKINDLE_HOME` "
+        "`~/.rekindle/jobs/JOB/journal.jsonl` ([job directory](job-directory.md))",
+    ),
+    (
+        "In Kubernetes",
+        f"in the coordinator's pod, `{names.POD_HOME}/jobs/JOB/journal.jsonl`. The process that "
+        "follows the job (a flow, for example) keeps a copy in its own job directory",
+    ),
+    ("Format", "one JSON object on each line, appended in order; never rotated or shortened"),
+    (
+        "Example",
+        '`{"type":"first-step","seq":12,"at":1795719648.71,"generation":2,"step":67,"incident":1}`',
+    ),
+    (
+        "Attempts",
+        "all attempts of a job are in one file; each begins with `job-started`. `seq` continues",
+    ),
+    ("Writer", "only the coordinator; a lock on the file keeps a second writer away"),
+    (
+        "Incomplete last line",
+        "a killed writer can leave one. Ignore it; the next coordinator removes it. Any other line "
+        "that cannot be decoded is an error",
+    ),
+    (
+        "Full disk",
+        "training continues. The coordinator keeps the events in memory until the file takes them, "
+        "and writes a message to its standard error",
+    ),
+    ("Later versions", "ignore fields that you do not know"),
+    (
+        "Follow it",
+        "read the file, or `GET /events?since=SEQ` of the coordinator, with the job's secret in "
+        f"`{names.HEADER_SECRET}: Bearer SECRET`. It sends the events after number SEQ, then new "
+        "ones as they come, and ends after `ended`. Each second without an event it sends "
+        '`{"type":"keepalive"}`. `follow=0` returns only the present events',
+    ),
+    (
+        "Python",
+        "`from rekindle.testing import journal`: the events as classes, `journal.read(lines)` and "
+        "`journal.incidents(events)`",
+    ),
+)
+
+_QUESTIONS = (
+    ("Is the job over?", "`ended`, with any outcome except `rescheduled`"),
+    ("Does training continue after a fault?", "`first-step` with the number of the incident"),
+    ("How long did a recovery take?", "`at` of `first-step` minus `at` of the first `fault`"),
+    ("How many finished steps were lost?", "`formed`: `newest` - `step`, at least 0"),
+    ("Where did the ranks get their state?", "`formed`: `sources`"),
+    (
+        "Does a strategy wait for a person?",
+        "`decided` with `approval: true`, without a later `answered`, `stopping`, `ended`, or "
+        "`decided` with `approval: false`",
+    ),
+    ("Was a checkpoint written?", "`checkpointed`, `checkpoint-failed`, `checkpoint-left-out`"),
+    (
+        "Did the job reject a checkpoint at its start?",
+        "`checkpoint-skipped`, one for each checkpoint",
+    ),
+    ("Was a host excluded?", "`isolated`"),
+    ("Was a node lost, and replaced?", "`fault` of kind `node-lost`, `node-wanted`, `node-joined`"),
+    ("Which steps and losses?", "not in the journal: `metrics/rank<r>.jsonl`"),
+)
+
+
 def events() -> str:
     """Return the page of journal events. Raises ValueError: an event or field has no row here."""
     kinds = sorted(get_args(journal.AnyEvent), key=_tag)
@@ -177,21 +289,28 @@ def events() -> str:
     used = {_known(_tag(kind), name) for kind in kinds for name in kind.__struct_fields__}
     check_names("journal", used, FIELDS)
     parts = [
-        "The journal of a job is the file `journal.jsonl` in the [job "
-        "directory](job-directory.md): one JSON object on each line, appended in order. `type` has "
-        "the kind of the event, and every event has `seq` and `at`. A field with a default may be "
-        "absent. `rekindle.testing.journal` has the same events as Python classes.",
+        _INTRODUCTION,
+        table(("Fact", "Value"), _FACTS),
+        "## Which event answers a question",
+        table(("Question", "Events"), _QUESTIONS),
+        "## Fields of every event",
+        "`type` has the kind of the event. Rekindle writes every field; only a journal of an "
+        "earlier "
+        "version may lack a field with a default.",
         _fields(Event, "event", own=("seq", "at")),
     ]
     for kind in kinds:
         own = tuple(name for name in kind.__struct_fields__ if name not in ("seq", "at"))
-        parts += [f"## {_tag(kind)}", EVENTS[_tag(kind)], f"Class: {code(kind.__name__)}."]
+        parts += [f"## {_tag(kind)}", f"{EVENTS[_tag(kind)]} Class: {code(kind.__name__)}."]
         parts += [_fields(kind, _tag(kind), own)] if own else []
-    parts += ["## Values of fields"]
+    parts += ["## Values of fields", "### Sources", _SOURCES_TEXT]
+    check_names("journal", [source.value for source in StateSource], set(SOURCES) - {"script"})
+    rows = [(code(name), meaning) for name, meaning in SOURCES.items()]
+    parts += [table(("Source", "Meaning"), rows)]
     for part, meanings in PARTS.items():
-        names = part.__struct_fields__
-        check_names("journal", names, meanings)
-        rows = [(*_row(part, name), meanings[name]) for name in names]
+        fields = part.__struct_fields__
+        check_names("journal", fields, meanings)
+        rows = [(*_row(part, name), meanings[name]) for name in fields]
         parts += [f"### {_title(part)}", table(_HEADS, rows)]
     words = codes(Switch.__struct_fields__)
     parts += [f"### Switch\n\nOne `true` or `false` for each kind of records: {words}."]

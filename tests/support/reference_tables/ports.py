@@ -24,7 +24,8 @@ _LISTENERS = [
         f"`--listen`, by default {code(names.LOOPBACK)}; in a pod {_ALL}",
         f"`--listen`, by default {_ANY}; in a pod {code(names.POD_PORT)}",
         _NONE,
-        "yes: each request has the job's secret in a header, in plain text",
+        f"yes: each request has `{names.HEADER_SECRET}: Bearer SECRET` with the job's secret, in "
+        "plain text",
     ),
     (
         "ranks' store (torch's TCPStore), on the first node",
@@ -95,7 +96,7 @@ _PEERS = [
     ),
     (
         "Kubernetes API server",
-        "commands, flows",
+        "flows; `rekindle kubernetes`, `nodes` and `release-node`",
         "HTTPS",
         "by the kubeconfig",
         "yes",
@@ -103,7 +104,7 @@ _PEERS = [
     ),
     (
         "coordinator in a pod, through the API server",
-        "commands, flows",
+        "flows outside of the cluster",
         "HTTPS to the API server, HTTP from there to the pod",
         code(names.POD_PORT),
         "only to the API server",
@@ -114,10 +115,53 @@ _PEERS = [
         "agents, ranks, commands",
         "HTTP",
         "by the location",
-        "if the endpoint is https; `verify=` says how its certificate is checked",
+        "if the endpoint is https; `verify=` sets how the certificate is checked",
         "yes: signed requests (SigV4)",
     ),
     ("ClusterD", "`rekindle kubernetes trace`", "gRPC", code(ADDRESS), _NONE, _NONE),
+]
+
+# What happens with ports that a user sets, and with the secret.
+_CASES = [
+    (
+        "`--listen HOST:PORT`, and the port is in use or the address does not exist",
+        "the command ends with exit status 2 before anything starts; the message has address and "
+        "port",
+    ),
+    ("`--listen` without HOST or PORT, or a port above 65535", "exit status 2"),
+    (
+        "`--master-port PORT`, and the port is in use on the first node",
+        "the job fails with exit status 1 and the port in the reason. No rank starts, and "
+        "`max_restarts` does not apply",
+    ),
+    (
+        "a coordinator that is replaced",
+        "it listens at the same address and port, so agents find it again",
+    ),
+    (
+        "a request to the coordinator without the job's secret, or with a wrong one",
+        "HTTP status 401; the command ends with exit status 1. Commands read the secret from the "
+        "file `secret` in the job directory. A machine that joins a job gets it in "
+        f"`{names.ENV_SECRET}`",
+    ),
+    (
+        "a caller of the replica store without the job's secret",
+        "the store closes the connection and sends nothing",
+    ),
+    (
+        "several nodes without Kubernetes",
+        "give the first one `--listen 0.0.0.0:PORT` or its own address; the others join with "
+        "`--coordinator HOST:PORT`",
+    ),
+]
+_ALLOWED = [
+    (
+        "the coordinator's",
+        "the job's own pods, pods of its namespace with the label `rekindle.dev/role: flow`, and "
+        "`coordinator.peers` (pods by `namespace` and `labels`, or addresses by `cidr`)",
+        code(names.POD_PORT),
+    ),
+    ("those of its nodes", "the job's own pods", "all"),
 ]
 
 # Where the source opens a port, or connects without TLS: each has a row above.
@@ -157,15 +201,33 @@ def ports() -> str:
     mindcluster = ", ".join(code(port) for port in (JOB_PORT, TTP_PORT, TASKD_PORT))
     return page(
         "Ports",
-        "Nothing between the nodes of a job is encrypted. A reader of the network sees "
-        "the job's secret and the training state. Use a network that only the job's nodes can "
-        "reach. In Kubernetes a NetworkPolicy closes the job's pods to others (`network_policy`), "
-        "except with `host_network`.",
+        "This page lists the ports of a job, the servers to which its processes connect, and the "
+        "protection of each connection. [Running](../operate/running.md) has the "
+        "options, and [Kubernetes](../deploy/kubernetes.md#network-and-rights) the rights.",
+        "Nothing between the nodes of a job is encrypted, and no option changes this. A reader of "
+        "the network sees the job's secret and the training state. Use a network that only the "
+        "job's nodes can reach. All ports are TCP; the coordinator listens at IPv4 addresses only.",
         "## Rekindle listens",
         table(heads, _LISTENERS),
         f"With `ascend.ports` the pods also declare the ports {mindcluster} of MindCluster. "
         "Rekindle does not listen there.",
         "Ranks and their agent use Unix sockets and shared memory, without a port.",
+        "Nodes of a job must reach each other at every port of this table, not only at fixed "
+        "ones: a firewall between them must be open for all TCP ports. A client outside of the "
+        "job needs only the coordinator.",
+        "## Fixed ports and errors",
+        table(("Case", "Result"), _CASES),
+        "## NetworkPolicy in Kubernetes",
+        "`network_policy` is on by default. It makes two NetworkPolicies for incoming "
+        "connections. With `host_network` there are none, because they have no effect on the "
+        "network of the hosts. They also need a network plugin that enforces them.",
+        table(("Pods of the job", "Who may connect", "To which ports"), _ALLOWED),
         "## Rekindle connects",
         table(peers, _PEERS),
+        "A flow outside of the cluster uses the API server's proxy for Services, so no port has to "
+        "be exposed. If a NetworkPolicy is enforced, add the addresses of the API server to "
+        "`coordinator.peers`. The commands `status`, `stop`, `approve`, `profile`, `report-fault` "
+        "and `inject` always connect to the coordinator directly, in a cluster by the name of its "
+        "Service: run them in a pod there, such as the flow's "
+        "(`kubectl exec FLOW_POD -- rekindle status JOB`).",
     )

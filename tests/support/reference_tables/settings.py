@@ -127,14 +127,73 @@ HEADS = ("Field", "Type", "Unit", "Default", "Meaning")
 
 def policy() -> str:
     """Return the page of the policy."""
+    usual = f"; {code(USUAL.max_restarts)} in forms, blocks and job files"
+    rows = [
+        row._replace(default=row.default + usual) if row.name == "max_restarts" else row
+        for row in of_struct(Policy)
+    ]
     return page(
         "Policy fields",
-        "A policy is a YAML file of these fields (`rekindle run --policy FILE`), a form of the "
-        "train flow, a block of type Rekindle Policy, or `rekindle.Policy` in Python. "
-        "[The recovery policy](../recover/policy.md) explains how the fields work together.",
-        f"The default of `max_restarts` is {USUAL.max_restarts} in forms, job files and blocks.",
-        _table(of_struct(Policy)),
+        "This page lists the fields of a policy with their types, limits, defaults and errors. "
+        "[The recovery policy](../recover/policy.md) has the strategies, their order for each kind "
+        "of fault, and approvals.",
+        table(("Where", "How", "`max_restarts` by default"), _POLICIES),
+        "```yaml\n# policy.yaml\nstrategies: [recover-in-place, recover, restart, dump]\n"
+        "max_restarts: 3\napprove: [restart]\n```",
+        "`rekindle policy FILE` checks a file and prints all its fields. "
+        "`rekindle run --max-restarts N` replaces `max_restarts` of the file. The policy of a job "
+        "that runs does not change; `job.json` in its job directory has it.",
+        "## Fields",
+        _table(iter(rows)),
+        "A strategy that `strategies` does not name is not used; `fail` (the job ends) is always "
+        "possible. No limit counts an eviction. For a strategy in `approve` the ranks wait until "
+        "the form of the flow run or `rekindle approve JOB` (`--deny`) answers.",
+        "## Errors",
+        "A wrong policy ends the command before the job starts, with exit status 2 and a line with "
+        "the file, the line in it and the field:",
+        "```text\nrekindle: policy.yaml:1: Object contains unknown field `max_restart`\n```",
+        table(("Mistake", "Example"), _POLICY_ERRORS),
+        "In Python `rekindle.Policy` raises `ValueError`. The form of a flow marks the field.",
+        "## Policies of ModelArts and MindCluster",
+        "A file with `metadata` is read as a Kubernetes object. If it has annotations "
+        "`fault-tolerance/...` of ModelArts, these make the policy; otherwise the labels and "
+        "annotations of MindCluster do. `rekindle policy FILE --to modelarts` (or `mindcluster`, "
+        "`own`) prints a policy in another format. "
+        "[The recovery policy](../recover/policy.md#policies-of-modelarts-and-mindcluster) lists "
+        "the names.",
     )
+
+
+_POLICIES = (
+    (
+        "policy file",
+        "YAML with the fields below; `rekindle run --policy FILE`",
+        code(Policy().max_restarts),
+    ),
+    ("`rekindle run` without a file", "the defaults below", code(Policy().max_restarts)),
+    ("Python", "`rekindle.Policy(max_restarts=3)`", code(Policy().max_restarts)),
+    (
+        "job of a flow",
+        "`TrainingJob(policy=...)`, the form of the train flow",
+        f"{code(USUAL.max_restarts)}; {code(Policy().max_restarts)} in a `Policy()` that you pass",
+    ),
+    (
+        "job file of `rekindle kubernetes`",
+        "`policy:`, with the fields below",
+        code(USUAL.max_restarts),
+    ),
+    ("Prefect block", "of type Rekindle Policy", code(USUAL.max_restarts)),
+)
+
+
+_POLICY_ERRORS = (
+    ("an unknown or misspelled field", "`max_restart: 3`"),
+    ("a value of another type, or outside its limits", "`max_restarts: -1`, `hang_timeout_s: 0`"),
+    ("a strategy that occurs twice", "`strategies: [retry, retry]`"),
+    ("a strategy that cannot be chosen", "`strategies: [fail]`, `approve: [dump]`"),
+    ("fields next to `metadata`", "`max_restarts` in a file of ModelArts"),
+    ("a file that cannot be read", "a wrong path"),
+)
 
 
 def job() -> str:

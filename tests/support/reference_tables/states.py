@@ -9,24 +9,35 @@ from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.reporting import run_state
 
 _JOB = {
-    "gathering": "Agents and the ranks' store start, and the agents start the ranks.",
-    "regrouping": "Ranks arrive for the next generation. The ranks of a script without a Session "
-    "stay in this state until they end.",
+    "gathering": "Agents join, the ranks' store starts, and the agents start the ranks.",
+    "regrouping": "Ranks leave their step, or start and reach their Session, and wait for the "
+    "next generation. A script without a Session stays in this state while it trains.",
     "restoring": "The generation is formed; ranks take their state.",
     "training": "Ranks do steps.",
     "restarting": "The agents end all ranks, to start them again.",
-    "stopping": "The agents end all ranks; the job does not continue.",
-    "dumping": "Nodes write the final checkpoint.",
-    "ended": "The attempt is over.",
+    "stopping": "The agents end all ranks; the attempt does not continue.",
+    "dumping": "Nodes write the newest snapshot as the final checkpoint, because the job ends.",
+    "ended": "The attempt is over, and the coordinator is about to end. After that the outcome "
+    "appears instead.",
 }
 
 _ENDED = {
     "succeeded": "All ranks ended with status 0.",
-    "failed": "The policy had no strategy left, or a person refused one.",
+    "failed": "The policy had no strategy left, or a person refused one, or no person answered.",
     "stopped": "A person or a signal stopped the job.",
-    "rescheduled": "The next attempt of the job follows.",
-    "died": "No coordinator of the job has started.",
+    "rescheduled": "The attempt ended for a new placement; the next attempt of the job follows.",
+    "died": "No coordinator of the job has started: the job directory has a journal without an "
+    "end, and no address of a coordinator (`coordinator.json`). This is rare.",
 }
+
+_CASES = [
+    ("any state above, also `failed`", "exit status 0"),
+    (
+        "the coordinator was killed and none replaced it, so the journal has no end",
+        "exit status 1: the coordinator does not answer. Start the job again with the same id",
+    ),
+    ("this `REKINDLE_HOME` has no job of this id", "exit status 2"),
+]
 
 _RANKS = {
     "absent": "The rank has no process.",
@@ -45,11 +56,13 @@ _RUNS = {
     "Running": "`RUNNING`. The ranks start, or train.",
     "Recovering": "`RUNNING`. Broken ranks are being replaced or repaired; the others wait.",
     "Restarting": "`RUNNING`. All ranks restart on their nodes.",
-    "Hung": "`RUNNING`. The job made no progress, and recovers without a new placement.",
+    "Hung": "`RUNNING`. The job made no progress, and recovers without a new placement: a rank or "
+    "all ranks restart.",
     "Rescheduling": "`RUNNING`: the job or a node gets a new place. `SCHEDULED`: Prefect will run "
     "this flow run again.",
-    "Shrunk": "`RUNNING`. Training continues without some nodes.",
-    "AwaitingApproval": "`PAUSED`. A person has to approve a strategy.",
+    "Shrunk": "`RUNNING`. Training continues without some nodes, until others come in their place.",
+    "AwaitingApproval": "`PAUSED`. The ranks wait: a person has to approve a strategy in the form "
+    "of the flow run, within `approval_timeout_s` (one day).",
     "Stopping": "`RUNNING`. The ranks end, and nodes write the final checkpoint.",
 }
 
@@ -60,8 +73,10 @@ _PREFECT = {
     "After another error the job continues, and Prefect runs the flow run again.",
     "Crashed": "`CRASHED`. The process of the flow run ended. The job continues; the flow run is "
     "run again and adopts the job.",
-    "Cancelled": "`CANCELLED`. A person cancelled the flow run, and Rekindle stopped the job. If "
-    "the runner shut down, the job continues.",
+    "Cancelled": "`CANCELLED`. A person cancelled the flow run, and Rekindle stopped the job "
+    "with a "
+    "final checkpoint. If the runner shut down, the job continues until a person retries the run, "
+    "which adopts it.",
 }
 
 _HEADS = ("State", "Meaning")
@@ -76,16 +91,30 @@ def states() -> str:
     check_names("states", [each for each in named if each != RESCHEDULED], _RUNS)
     return page(
         "States",
+        "This page lists the states of jobs, ranks and flow runs. [Running](../operate/running.md) "
+        "has the commands, and [Policy fields](policy.md) the limits.",
         "## Jobs",
-        "`rekindle status` prints the state of a job that runs:",
+        "`rekindle status JOB` first prints the state of the job and its attempt, then the steps "
+        "and the generation, then one row for each rank. `--json` prints the same as JSON "
+        "(`state`, "
+        "`attempt`, `finished`, `total`, `ranks`, ...). A job whose newest attempt has not ended "
+        "has one of these states:",
         _table(_JOB),
-        "For a job that does not run it prints the outcome of the newest attempt:",
+        "A fault leads from `training` to `regrouping`, or to `restarting` if all ranks restart. "
+        "A strategy that waits for approval adds two lines with the reason and the command "
+        "`rekindle approve`.",
+        "If the newest attempt has ended, the command prints its outcome, the finished steps and "
+        "the reason, from the journal: `job JOB: succeeded after 300 steps: ...`.",
         _table(_ENDED),
+        table(("Case", "Result of `rekindle status`"), _CASES),
         "## Ranks",
-        "`rekindle status` prints the state of each rank:",
+        "The last column of `rekindle status` has the state of each rank:",
         _table(_RANKS),
+        "A rank that a signal or an error ended is `absent` until its new process is ordered. "
+        "Evaluation, checkpoints and waits for data are a part of `training`.",
         "## Flow runs",
-        "The train flow names the state of its flow run. The type of the state is Prefect's.",
+        "The train flow names the state of its flow run. The first word of the meaning is the type "
+        "of the state in Prefect.",
         _table(_RUNS),
         "These states come from Prefect:",
         _table(_PREFECT),
