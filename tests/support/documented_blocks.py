@@ -37,6 +37,7 @@ HOW = {
     ("docs/extend/testing.md", 2): "not: it reads a job of the reader",
     ("docs/start/first-recovery.md", 0): "walk",
     ("docs/start/first-recovery.md", 1): "walk",
+    ("docs/start/first-recovery.md", 2): "walk",
     ("docs/start/install.md", 0): "not: it needs a GPU",
     ("docs/train/data.md", 0): "kill a rank",
     ("docs/train/mindspore.md", 0): "kill a rank of MindSpore",

@@ -150,21 +150,24 @@ def test_the_walk(reader: Reader, terminal: Callable[..., Terminal], prefect_api
     [[started]] = console_of(run)
     first = terminal(started.command)
     first.shows(started.lines)
-    commands, [shown] = console_of(kill)
+    commands, [shown], _ = console_of(kill)  # the last one injects a fault
     kill_rank_1(reader, commands, str)
     first.shows(shown.lines)
-    [[incidents]] = console_of(incident)
+    [incidents], [undisturbed, compare] = console_of(incident)
     reader.see(incidents.command, incidents.lines)
 
     [shown], [again, status] = console_of(stop)
     first.process.send_signal(signal.SIGINT)
     first.shows(shown.lines)
     assert status_of(first.process) == 130
-    train.write_text(text.replace(_PAUSE, "                pass"))
+    train.write_text(text.replace(_PAUSE, ""))
     resumed = terminal(again.command)
     resumed.shows(again.lines)
     assert status_of(resumed.process) == 0
     reader.see(status.command, status.lines)
+    (reader.folder / "compare.py").write_text(program_of(incident))
+    reader.ask(undisturbed.command)
+    assert reader.ask(compare.command).splitlines() == compare.lines
 
     train.write_text(text)
     (reader.folder / "flow.py").write_text(program_of(flow))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
 def test_a_test_of_a_page(place: tuple[str, int], tmp_path: Path) -> None:
     """A user's own test, with the plugin that comes with the package."""
     (tmp_path / "train.py").write_text(_TRAINS)
-    (tmp_path / "test_faults.py").write_text(program(*place))
+    # The other kinds are in tests/integration/run/test_plugin.py.
+    text = re.sub(r"^KINDS = .*$", 'KINDS = ["kill"]', program(*place), flags=re.MULTILINE)
+    (tmp_path / "test_faults.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_faults.py"]
     done = run_command(command, 4 * bound_s(), cwd=tmp_path)
     assert done.returncode == 0, done.stdout
