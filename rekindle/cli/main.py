@@ -145,13 +145,13 @@ def _status_of(argv: list[str] | None) -> int:
     module, _, function = options.function.partition(":")
     try:
         try:
-            status: int = getattr(importlib.import_module(module), function)(options)
+            status: int | None = getattr(importlib.import_module(module), function)(options)
         except ModuleNotFoundError as error:
             raise extra_of(error) from error
     except RekindleError as error:
         print(f"rekindle: {error}", file=sys.stderr)
         return error.exit_status
-    return status
+    return status or 0
 
 
 def _unread_outputs() -> list[int]:

@@ -33,9 +33,9 @@ class Group(NamedTuple):
 class Command(NamedTuple):
     """One command, or a command below another one.
 
-    function: runs the command; empty: the command above or below names it. The command imports its
-    module late, so that --help is fast. about: a sentence for the command's own --help; empty: as
-    `help`. below: its own commands.
+    function: runs the command, and returns its exit status, or None for 0; empty: the command above
+    or below names it. The command imports its module late, so that --help is fast. about: a
+    sentence for the command's own --help; empty: as `help`. below: its own commands.
     """
 
     name: str
