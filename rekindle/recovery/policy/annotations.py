@@ -33,7 +33,7 @@ _LABELS = (PROCESS_RECOVER, FAULT_SCHEDULING, FAULT_RETRY_TIMES, POD_RESCHEDULIN
 KNOWN = (*_MODELARTS, *_LABELS, RECOVER_STRATEGY, WAIT_RESCHEDULE)
 
 _MOST_RETRIES = 100
-_SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
+SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
 _RECOVERING = {
     "retry": Strategy.RETRY,
     "recover": Strategy.RECOVER,
@@ -120,7 +120,7 @@ def from_mindcluster(
     """
     base = Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
-    scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
+    scheduling = _choice(labels, FAULT_SCHEDULING, SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
     inner = _recovering(annotations)
     chosen = set(inner) if process else set()

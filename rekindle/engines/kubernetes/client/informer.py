@@ -22,10 +22,6 @@ SILENCE_S = 320.0  # longer than a watch: after it the server, or the connection
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
-def _whole(found: Object) -> Object:
-    return found
-
-
 @dataclass(slots=True)
 class Informer:
     """Follows the objects of one collection that selectors choose.
@@ -38,7 +34,7 @@ class Informer:
     path: str
     labels: str = ""
     fields: str = ""
-    keep: Callable[[Object], Object] = _whole
+    keep: Callable[[Object], Object] = lambda found: found
     objects: dict[str, Object] = field(default_factory=dict)
     lists: int = 0
     watches: int = 0

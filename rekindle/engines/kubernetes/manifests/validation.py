@@ -20,6 +20,7 @@ from rekindle.engines.kubernetes.manifests.settings import (
 )
 from rekindle.errors import UsageError
 from rekindle.job.spec import Framework, JobSpec
+from rekindle.recovery.policy import annotations
 from rekindle.settings import check_limits
 
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
@@ -141,7 +142,7 @@ def _check_volumes(pods: KubernetesSettings) -> None:
     paths: set[str] = set()
     for volume in pods.volumes:
         where = f"volumes: {volume.name or '(without a name)'}"
-        if not check.is_label(volume.name):
+        if not check.LABEL.fullmatch(volume.name):
             raise UsageError(f"{where}: name it with at most 63 of a-z 0-9 -")
         if volume.name in taken:
             raise UsageError(f"{where}: this name is taken; choose another")
@@ -208,7 +209,7 @@ def _check_coordinator(pods: KubernetesSettings) -> None:
             raise UsageError(f"{where}: cidr stands alone; give it a peer of its own")
         if not (peer.cidr or peer.namespace or peer.labels):
             raise UsageError(f"{where}: give namespace, labels or cidr")
-        if peer.cidr and not check.is_cidr(peer.cidr):
+        if peer.cidr and not check.CIDR.fullmatch(peer.cidr):
             raise UsageError(f"{where}: cidr is {peer.cidr!r}; give addresses, as 10.0.0.0/8")
         if peer.namespace:
             check.label(f"{where}.namespace", peer.namespace)
@@ -246,7 +247,7 @@ def check_ascend(ascend: Ascend) -> None:
     """Check the words of MindCluster. Raises UsageError: MindCluster does not have one."""
     for name, choice in (
         ("framework", words.FRAMEWORKS),
-        ("fault_scheduling", words.SCHEDULING),
+        ("fault_scheduling", annotations.SCHEDULING),
         ("process_recover", words.PROCESS),
         ("sub_healthy", words.SUB_HEALTHY),
         ("tor_affinity", words.TOR_AFFINITY),
