@@ -24,7 +24,6 @@ from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.ranks import Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
-from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
@@ -32,6 +31,7 @@ from rekindle.recovery.policy.plan import (
     Plan,
     RankPlan,
     StateSource,
+    is_clean,
     make_plan,
 )
 

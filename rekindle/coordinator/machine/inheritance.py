@@ -11,14 +11,14 @@ from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
 from rekindle.recovery.faults.classification import explains
 from rekindle.recovery.faults.fault import Fault, FaultKind
-from rekindle.recovery.faults.invalid_states import Suspicion, suspicions
 from rekindle.recovery.faults.stragglers import BY_TRACE, Profiled
 from rekindle.recovery.faults.tables.verdict import Urgency
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
+from rekindle.recovery.policy.plan import Suspicion
 from rekindle.recovery.policy.policy import INNER, Strategy
 
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
@@ -137,7 +137,11 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
     return JobHistory(
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
-        suspicions=tuple(suspicions(events)),
+        suspicions=tuple(
+            (event.generation, event.clean)
+            for event in events
+            if isinstance(event, journal.Suspected)
+        ),
         signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
         past=_past(events),
         placements=_placements(events),
@@ -220,11 +224,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState | None:
     """Return the state to take over in `attempt`; None: the attempt has not begun."""
-    own: list[journal.Event] = []
-    for event in events:
-        if isinstance(event, journal.JobStarted):
-            own = []
-        own.append(event)
+    own = attempts.newest(events)
     if not own or not isinstance(own[0], journal.JobStarted) or own[0].attempt != attempt:
         return None
     formed = [event for event in own if isinstance(event, journal.Formed)]

@@ -8,7 +8,7 @@ before it, so later parts call earlier ones. Two calls lead upward: `report` (a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.checkpoints import Checkpoints
@@ -30,9 +30,11 @@ from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 CHECKED_AFTER_S = 1.0
 _WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
@@ -48,7 +50,7 @@ class Machine:
     def __init__(
         self,
         spec: JobSpec,
-        tables: Callable[[], Judge],
+        tables: Callable[[], Tables],
         *,
         attempt: int = 0,
         earlier: JobHistory = _NOTHING,
