@@ -20,12 +20,6 @@ ACCELERATOR = "ring-controller.atlas"
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 
-FRAMEWORKS = ("pytorch", "mindspore", "tensorflow")
-PROCESS = ("on", "pause", "off")
-SUB_HEALTHY = ("ignore", "graceExit", "forceExit", "hotSwitch")
-TOR_AFFINITY = ("large-model-schema", "normal-schema", "null")
-STRATEGIES = ("retry", "recover", "recover-in-place", "dump", "exit", "elastic-training")
-
 TRACE_FOLDER = "/user/cluster-info/datatrace-config"
 JOB_PORT, TTP_PORT, TASKD_PORT = 2222, 8000, 9601
 _PORTS = (("ascendjob-port", JOB_PORT), ("ttp-port", TTP_PORT), ("taskd-port", TASKD_PORT))
@@ -38,7 +32,7 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     framework: Annotated[
         str,
         Meta(
-            extra={CHOICES: FRAMEWORKS},
+            extra={CHOICES: ("pytorch", "mindspore", "tensorflow")},
             description="Framework of an AscendJob; it names the roles of its pods.",
         ),
     ] = "pytorch"
@@ -67,17 +61,23 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     process_recover: Annotated[
         str,
         Meta(
-            extra={CHOICES: ("", *PROCESS)},
+            extra={CHOICES: ("", "on", "pause", "off")},
             description="Label process-recover-enable. Empty: on if recover_strategy is given.",
         ),
     ] = ""
     sub_healthy: Annotated[
         str,
-        Meta(extra={CHOICES: ("", *SUB_HEALTHY)}, description="Label subHealthyStrategy."),
+        Meta(
+            extra={CHOICES: ("", "ignore", "graceExit", "forceExit", "hotSwitch")},
+            description="Label subHealthyStrategy.",
+        ),
     ] = ""
     tor_affinity: Annotated[
         str,
-        Meta(extra={CHOICES: ("", *TOR_AFFINITY)}, description="Label tor-affinity."),
+        Meta(
+            extra={CHOICES: ("", "large-model-schema", "normal-schema", "null")},
+            description="Label tor-affinity.",
+        ),
     ] = ""
     podgroup_scheduling: Annotated[bool, Meta(description="Label podgroup-sched-enable.")] = False
     custom_job_key: Annotated[str, Meta(description="Label customJobKey.")] = ""
