@@ -37,11 +37,8 @@ class Stragglers(str, enum.Enum):
 
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
 ANEW = (Strategy.HANG_RESTART, Strategy.RESTART)
-OUTER = (
-    Strategy.RESCHEDULE_POD,
-    Strategy.RESCHEDULE_JOB_ISOLATED,
-    Strategy.RESCHEDULE_JOB,
-)
+JOBS = (Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
+OUTER = (Strategy.RESCHEDULE_POD, *JOBS)
 LADDER = (*INNER, *ANEW, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
