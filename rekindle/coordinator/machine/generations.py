@@ -36,10 +36,6 @@ from rekindle.recovery.policy.plan import (
 )
 
 
-def _has_trained(arrived: p.Arrived) -> bool:
-    return arrived.torn or bool(arrived.finished)
-
-
 class Generations:
     """Handles the ranks from their arrival to the first step of a generation, and their leave.
 
@@ -270,7 +266,7 @@ class Generations:
         if plan.ranks[0].source is StateSource.FRESH:
             # The plan requires the state that the script built, and a rank that has trained has
             # changed it.
-            trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
+            trained = [r for r in world if r.arrived and (r.arrived.torn or r.arrived.finished)]
             if trained:
                 return trained
         # A rank that joins needs a peer, and the peers may have ended since it arrived.

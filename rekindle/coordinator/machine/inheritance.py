@@ -134,6 +134,8 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
 def earlier(events: Sequence[journal.Event]) -> JobHistory:
     """Return the history of all attempts in these events."""
     formed = (event.generation for event in events if isinstance(event, journal.Formed))
+    profiled = [event for event in events if isinstance(event, Profiled)]
+    traced = [event.switch for event in profiled if event.by == BY_TRACE]
     return JobHistory(
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
@@ -149,23 +151,13 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         checkpoint_every=next(
             (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
         ),
-        profile=_profile(events),
-        traced=_traced(events),
+        profile=Profile(switch=profiled[-1].switch, since=profiled[-1].since)
+        if profiled
+        else Profile(),
+        traced=traced[-1] if traced else Switch(),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
     )
-
-
-def _profile(events: Sequence[journal.Event]) -> Profile:
-    """Return the newest profiling settings."""
-    told = (event for event in reversed(events) if isinstance(event, Profiled))
-    return next((Profile(switch=event.switch, since=event.since) for event in told), Profile())
-
-
-def _traced(events: Sequence[journal.Event]) -> Switch:
-    """Return the last position of MindCluster's switch; without one, all is off."""
-    told = (event for event in reversed(events) if isinstance(event, Profiled))
-    return next((event.switch for event in told if event.by == BY_TRACE), Switch())
 
 
 def interval_of(spec: JobSpec, before: JobHistory) -> Interval:

@@ -278,6 +278,11 @@ class JobState:
         """Add the command to write an event to the journal."""
         self._commands.append(Record(event))
 
+    def send_home(self, connection: int, bye: p.Bye) -> None:
+        """Dismiss an agent. The machine ignores its later messages."""
+        self.do(Send(connection, bye))
+        self.sent_home.add(connection)
+
     def drain(self) -> list[Command]:
         """Return the commands since the last call."""
         commands, self._commands = self._commands, []

@@ -123,7 +123,7 @@ class Machine:
         roster = self.job.roster
         if connection in self.job.sent_home:
             return  # the agent has not read yet that it must end
-        checked = self.admission.checks(connection)
+        checked = self.admission.check.knows(connection)
         if isinstance(message, p.ProfilingSwitchRead) and (checked or roster.knows(connection)):
             self.switch.on_traced(message, now)  # valid for the complete job, from any agent
         elif checked:
@@ -149,7 +149,7 @@ class Machine:
 
     def on_timer(self, timer: Timer, now: float) -> None:
         """Handle a time limit. While the job ends, most of them have no effect."""
-        if timer in _WAITS and self.admission.is_checking:
+        if timer in _WAITS and self.admission.check.is_busy:
             # The awaited nodes may be among the nodes that are being checked.
             self.job.do(SetTimer(timer, CHECKED_AFTER_S))
             return
