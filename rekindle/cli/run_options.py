@@ -1,6 +1,6 @@
 """Declare the options of `rekindle run`, `policy`, `simulate` and `diagnose`.
 
-These commands need no running job. `rekindle run` has torchrun's options, as in
+These commands work without a running job. `rekindle run` has torchrun's options, as in
 torch/distributed/run.py (2.13), and its own.
 """
 

@@ -55,10 +55,11 @@ def slug(job_id: str) -> str:
 class Names:
     """The names of a job's objects.
 
-    root: the ConfigMap that owns all others. workload: the Job, JobSet and so on, and a TrainJob's
-    TrainingRuntime. secret: the Secret with the job's secret and its description. coordinator: the
-    coordinator's Deployment, Service and NetworkPolicy. nodes: the headless Service of the job's
-    pods, and their NetworkPolicy.
+    - `root`: the ConfigMap, which owns all others.
+    - `workload`: the Job, JobSet and so on, and a TrainJob's TrainingRuntime.
+    - `secret`: the Secret with the job's secret and its description.
+    - `coordinator`: the coordinator's Deployment, Service and NetworkPolicy.
+    - `nodes`: the headless Service of the job's pods, and their NetworkPolicy.
     """
 
     def __init__(self, slug: str) -> None:

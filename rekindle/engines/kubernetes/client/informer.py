@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError, ExpiredError, MissingObjectError
 from rekindle.engines.kubernetes.client.streams import Stream
+from rekindle.waiting import join_all
 
 WATCH_S = 290  # the server ends a watch after this time; the next watch continues from its version
 SILENCE_S = 320.0  # longer than a watch: after it the server, or the connection, is down
@@ -152,6 +152,4 @@ def beside(
         yield
     finally:
         stop()
-        deadline = time.monotonic() + limit_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(threads, limit_s)

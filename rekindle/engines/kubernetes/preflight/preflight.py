@@ -170,19 +170,13 @@ def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
     try:
         refused = [verb for verb in right.verbs if not is_given(verb)]
     except ApiError as error:
-        return PreflightFinding(
-            what=what, state=FindingState.UNKNOWN, said=str(error), optional=optional
-        )
+        return unknown(what, str(error), optional=optional)
     if not refused:
-        return PreflightFinding(
-            what=what, state=FindingState.OK, said=", ".join(right.verbs), optional=optional
-        )
+        return ok(what, ", ".join(right.verbs), optional=optional)
     said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
     role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
     do = f"have an administrator grant it, as {role} does"
-    return PreflightFinding(
-        what=what, state=FindingState.MISSING, said=said, do=do, optional=optional
-    )
+    return missing(what, said, do, optional=optional)
 
 
 def _kind(obj: Object) -> str:
