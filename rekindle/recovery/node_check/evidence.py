@@ -27,22 +27,20 @@ def blocks(nodes: Sequence[int]) -> list[list[int]]:
     return [block for block in found if len(block) > 1]
 
 
+# The pairs of each round, by the size of the block; the numbers are places in the block.
+_MEETINGS: dict[int, tuple[tuple[Edge, ...], ...]] = {
+    2: (((0, 1),), (), ()),
+    3: (((0, 1),), ((1, 2),), ((0, 2),)),
+    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))),
+}
+
+
 def within(nodes: Sequence[int]) -> list[list[Edge]]:
     """Return three rounds of pairs in which every two nodes of a block meet."""
     rounds: list[list[Edge]] = [[], [], []]
     for block in blocks(nodes):
-        a, b, *rest = block
-        if not rest:
-            rounds[0].append((a, b))
-        elif len(rest) == 1:
-            for found, edge in zip(rounds, ((a, b), (b, rest[0]), (a, rest[0])), strict=True):
-                found.append(edge)
-        else:
-            c, d = rest
-            for found, edges in zip(
-                rounds, (((a, b), (c, d)), ((a, c), (b, d)), ((a, d), (b, c))), strict=True
-            ):
-                found.extend(edges)
+        for found, pairs in zip(rounds, _MEETINGS[len(block)], strict=True):
+            found += [(block[one], block[other]) for one, other in pairs]
     return rounds
 
 
