@@ -49,6 +49,7 @@ def metas(hint: Any) -> Iterator[Meta]:
         yield from metas(each)
 
 
+@functools.cache
 def choices_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:
     """Return the valid values of each field that declares some."""
     return {
