@@ -49,6 +49,17 @@ def metas(hint: Any) -> Iterator[Meta]:
         yield from metas(each)
 
 
+@functools.cache
+def choices_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:
+    """Return the valid values of each field that declares some."""
+    return {
+        name: meta.extra[CHOICES]
+        for name, found in _limits(settings).items()
+        for meta in found
+        if meta.extra and CHOICES in meta.extra
+    }
+
+
 def check_limits(settings: msgspec.Struct, what: str) -> None:
     """Check all numbers. what: a short name of the settings, for messages.
 

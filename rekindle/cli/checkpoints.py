@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key
+from rekindle.checkpoints.checkpoint_path import Key, key_of
+from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.pins import Pin, check_name, reading
+from rekindle.checkpoints.publishing import is_reference, resolve
 from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
-from rekindle.checkpoints.verifying import Damage, copy, verify
-from rekindle.cli.open_store import chosen, of_steps, open_at
+from rekindle.checkpoints.verifying import Damage, check_intact, copy, verify
 from rekindle.cli.terminal_output import clock, progress, table
-from rekindle.errors import CheckpointError, UsageError
-from rekindle.job.spec import check_job_id
+from rekindle.errors import CheckpointError, CorruptError, UsageError
+from rekindle.job.spec import JobDirectory, check_job_id, job_directory
 from rekindle.words import size
 
 MOST_HOURS = 24 * 3660  # ten years; a pin without an end lasts longer
 
 
-def pin(options: argparse.Namespace) -> int:
+def pin(options: argparse.Namespace) -> None:
     """Protect the newest complete checkpoint of a step against pruning."""
     check_name(options.name)
     if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
@@ -47,12 +50,12 @@ def pin(options: argparse.Namespace) -> int:
                         store.unpin(old)
                 end = "until it is unpinned" if until is None else f"until {clock(until)}"
                 print(f"{each.location}: pinned {end} ({options.name})")
-                return 0
+                return
     reason = seen[0].reason or "it was pruned meanwhile"
     raise CheckpointError(f"{seen[0].location} cannot be pinned: {reason}")
 
 
-def unpin(options: argparse.Namespace) -> int:
+def unpin(options: argparse.Namespace) -> None:
     """Remove the pins of this name from a step."""
     store = open_at(options.store, exists=True)
     found = [
@@ -65,16 +68,9 @@ def unpin(options: argparse.Namespace) -> int:
     for each in found:
         store.unpin(each)
     print(f"step {options.step}: no longer pinned ({options.name})")
-    return 0
 
 
-def pins_of(seen: CheckpointInfo, pins: list[Pin], now: float) -> list[str]:
-    """Return the names of the pins that protect a checkpoint now."""
-    key: Key = (seen.step, seen.generation)
-    return sorted({each.name for each in pins if each.key == key and each.holds(now)})
-
-
-def export_state(options: argparse.Namespace) -> int:
+def export_state(options: argparse.Namespace) -> None:
     """Write a checkpoint's state for torch."""
     from rekindle.training.torch.convert import whole
 
@@ -88,10 +84,9 @@ def export_state(options: argparse.Namespace) -> int:
     else:
         whole.save_dcp(states, step, skeleton, out)
     print(f"step {step}: {', '.join(states)}: {out}")
-    return 0
 
 
-def import_state(options: argparse.Namespace) -> int:
+def import_state(options: argparse.Namespace) -> None:
     """Make a checkpoint from files that torch has written."""
     from rekindle.training.torch.convert import importing
 
@@ -112,7 +107,6 @@ def import_state(options: argparse.Namespace) -> int:
     verb = "was there already" if written.existed else "imported"
     names = ", ".join(imported.tree)
     print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
-    return 0
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
@@ -132,8 +126,8 @@ def _json(name: str, text: str) -> Any:
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run one of the sub-commands; return its exit status."""
+def run(options: argparse.Namespace) -> int | None:
+    """Run one of the sub-commands; return its exit status, or None for 0."""
     try:
         return _ACTIONS[options.action](options)
     except KeyboardInterrupt:
@@ -141,21 +135,25 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
 
 
-def _ls(options: argparse.Namespace) -> int:
+def _ls(options: argparse.Namespace) -> None:
     store = open_at(options.store, exists=True)
     seen = store.survey()
     found, now = store.pins(), time.time()
-    pins = {each.location: pins_of(each, found, now) for each in seen}
+    pins = {
+        s.location: sorted(
+            {p.name for p in found if p.key == (s.step, s.generation) and p.holds(now)}
+        )
+        for s in seen
+    }
     if options.json:
         print(json.dumps([_told(each) | {"pins": pins[each.location]} for each in seen]))
-        return 0
-    head = ("step", "generation", "when", "size", "files", "framework", "world size", "state")
-    rows = [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in seen]
-    if rows:
-        table(head, rows)
+    elif seen:
+        table(
+            ("step", "generation", "when", "size", "files", "framework", "world size", "state"),
+            [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in seen],
+        )
     else:
         print(f"no checkpoints in {store.location}")
-    return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -190,7 +188,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _copy(options: argparse.Namespace) -> int:
+def _copy(options: argparse.Namespace) -> None:
     target = open_at(options.target, exists=False)
     with chosen(options.source, options.step) as checkpoint:
         step, total = checkpoint.manifest.step, _bytes([checkpoint])
@@ -198,10 +196,9 @@ def _copy(options: argparse.Namespace) -> int:
             written = copy(checkpoint, target, told)
     verb = "was there already" if written.existed else "copied"
     print(f"step {step}, {size(total)}: {verb}: {written.location}")
-    return 0
 
 
-def _prune(options: argparse.Namespace) -> int:
+def _prune(options: argparse.Namespace) -> None:
     if options.keep < 1:
         raise UsageError(f"--keep {options.keep}: at least 1 checkpoint must be kept")
     store = open_at(options.store, exists=True)
@@ -219,7 +216,6 @@ def _prune(options: argparse.Namespace) -> int:
         )
     else:
         print(f"nothing goes: the newest valid ones ({options.keep}) and what is newer stay")
-    return 0
 
 
 def _would_go(
@@ -304,7 +300,85 @@ def _show_damages(bad: Sequence[CheckpointInfo], damages: dict[str, tuple[Damage
     table(("step", "generation", "file", "is", "what is wrong"), rows)
 
 
-_ACTIONS = {
+# ---- the store and the checkpoints that arguments name
+
+
+def open_at(text: str, *, exists: bool) -> CheckpointStore:
+    """Return the store at a folder or s3:// location, or the store of the job with this id.
+
+    exists: the folder must exist. Raises UsageError: the name matches nothing, or several things.
+    """
+    if "://" in text:
+        return open_store(text)
+    path = Path(text).absolute()
+    job = JobDirectory(job_directory(text)) if "/" not in text and text not in (".", "..") else None
+    if job is not None and job.path.is_dir():
+        if path.exists():
+            raise UsageError(f"{text!r} is a job and a folder: write ./{text}, or {job.path}")
+        return open_store(job.spec().checkpoint_store, os.environ | job.spec().environment)
+    if exists and not path.is_dir():
+        raise UsageError(f"there is no folder {path}, and no job {text!r} on this machine")
+    if key_of(path.name):
+        raise UsageError(f"{path} is one checkpoint: give the folder that it is in, and --step")
+    return open_store(str(path))
+
+
+@contextlib.contextmanager
+def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
+    """Yield the newest intact checkpoint of a store, or of a step, or of a reference.
+
+    The checkpoint is protected against pruning until the block ends. The function prints the
+    checkpoints that it skips. Raises CheckpointError: there is none, or a newer one is unreadable.
+    """
+    if is_reference(source):
+        if step is not None:
+            raise UsageError(f"{source} is one checkpoint: leave --step out")
+        published = resolve(source)
+        _check(published)
+        yield published
+        return
+    store = open_at(source, exists=True)
+    passed: list[str] = []
+    for seen in store.survey() if step is None else of_steps(store.survey(), [step], store):
+        if seen.manifest is None or seen.reason:
+            passed.append(f"{seen.location}: {seen.reason}")
+            continue
+        checkpoint = store.at(seen.manifest)
+        with reading(store, (seen.step, seen.generation)):
+            try:
+                _check(checkpoint)
+            except CorruptError as error:
+                passed.append(str(error))
+                continue
+            for each in passed:
+                print(f"rekindle: passed over {each}", file=sys.stderr)
+            yield checkpoint
+            return
+    which = "" if step is None else f" of step {step}"
+    why = "".join(f"\n  {each}" for each in passed)
+    raise CheckpointError(f"{store.location} has no intact checkpoint{which}{why}")
+
+
+def _check(checkpoint: Checkpoint) -> None:
+    manifest = checkpoint.manifest
+    with progress(f"verify step {manifest.step}", bytes_of(manifest)) as told:
+        check_intact(checkpoint, told)
+
+
+def of_steps(
+    seen: list[CheckpointInfo], steps: Sequence[int], store: CheckpointStore
+) -> list[CheckpointInfo]:
+    """Return the checkpoints of these steps; without steps all.
+
+    Raises UsageError: a step has none.
+    """
+    missing = sorted(set(steps) - {each.step for each in seen})
+    if missing:
+        raise UsageError(f"{store.location} has no checkpoint of step {missing[0]}")
+    return [each for each in seen if not steps or each.step in steps]
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "ls": _ls,
     "verify": _verify,
     "pull": _copy,

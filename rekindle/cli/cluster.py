@@ -42,7 +42,7 @@ class Row(msgspec.Struct, kw_only=True):
     there: bool | None = None  # None: the user may not read nodes
 
 
-def nodes(options: argparse.Namespace) -> int:
+def nodes(options: argparse.Namespace) -> None:
     """List the hosts in the log, isolated ones first, and the nodes with a mark.
 
     Raises JobError: the log is unreadable.
@@ -69,9 +69,8 @@ def nodes(options: argparse.Namespace) -> int:
     rows.sort(key=lambda row: (not (row.known and row.known.isolated), not row.mark, row.host))
     if options.json:
         print(msgspec.json.encode(rows).decode())
-        return 0
-    _print(rows, found, unseen)
-    return 0
+    else:
+        _print(rows, found, unseen)
 
 
 def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
@@ -83,12 +82,13 @@ def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
                 row.host,
                 row.known.state(now) if row.known else "in use",
                 len(row.known.faults) if row.known else 0,
-                _by(row) or "-",
-                clock(at) if (at := _since(row)) else "-",
+                by or "-",
+                clock(at) if at else "-",
                 row.known.checked() if row.known else "-",
                 _in_the_cluster(row, found.get(row.host)),
             )
             for row in rows
+            for by, at in (_isolation(row),)
         ],
     )
     for row in rows:
@@ -99,16 +99,11 @@ def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
         print(f"The nodes themselves cannot be looked at: {unseen}")
 
 
-def _by(row: Row) -> str:
+def _isolation(row: Row) -> tuple[str, float]:
+    """Return who isolated a host, and when, or empty values."""
     if row.known and row.known.isolated:
-        return row.known.isolated_by
-    return row.mark.by if row.mark else ""
-
-
-def _since(row: Row) -> float:
-    if row.known and row.known.isolated:
-        return row.known.isolated_at
-    return row.mark.at if row.mark else 0.0
+        return row.known.isolated_by, row.known.isolated_at
+    return (row.mark.by, row.mark.at) if row.mark else ("", 0.0)
 
 
 def _in_the_cluster(row: Row, node: Object | None) -> str:
@@ -121,7 +116,7 @@ def _in_the_cluster(row: Row, node: Object | None) -> str:
     return row.mark.done if holds(node, row.mark) else f"not {row.mark.done} any more"
 
 
-def release_node(options: argparse.Namespace) -> int:
+def release_node(options: argparse.Namespace) -> None:
     """Let jobs use a host again, and remove Rekindle's mark from its node.
 
     Raises UsageError: the host is unknown. Raises JobError: its node cannot be released.
@@ -145,7 +140,6 @@ def release_node(options: argparse.Namespace) -> int:
     if not is_known and mark is None:
         raise UsageError(f"nothing is known of a node {host!r}; see rekindle nodes")
     print(f"{host} may be used again{_left(mark, namespace)}")
-    return 0
 
 
 def _left(mark: IsolationMark | None, namespace: str) -> str:
@@ -160,7 +154,7 @@ def _left(mark: IsolationMark | None, namespace: str) -> str:
     return "" if mark.ours else f" by jobs; it stays {mark.done}"
 
 
-def trace(options: argparse.Namespace) -> int:
+def trace(options: argparse.Namespace) -> None:
     """Switch a job's data trace if an option requests it. Print the kinds that are on."""
     wanted = None
     if options.off or options.on is not None:
@@ -170,7 +164,6 @@ def trace(options: argparse.Namespace) -> int:
             _switch(api, namespace, options, wanted)
         now = wanted if wanted is not None else clusterd.traced(api, namespace, options.job)
     print(" ".join(now.words) or "off")
-    return 0
 
 
 def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switch) -> None:

@@ -33,7 +33,7 @@ from rekindle.recovery.faults.straggler_precision import precision
 from rekindle.recovery.faults.stragglers import StragglerEvent
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Print the times of ranks and the slow ranks; write a trace and a picture on request."""
     folder, per_node = _where(options.job, options.per_node)
     task = read_task(folder)
@@ -51,14 +51,15 @@ def run(options: argparse.Namespace) -> int:
     told, now = diagnose(task, per_node=per_node)
     if options.json:
         print(json.dumps(_plain(task, told, now, per_node=per_node)))
-        return 0
+        return
     print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
     table(HEADS, breakdown(task, window))
     print(WHAT)
     if not told and seen(task):
         print("nobody is slow")
     for each in told:
-        over = "" if each in now or any(_same(each, n) for n in now) else " (it is over)"
+        lasts = any((each.kind, each.ranks) == (one.kind, one.ranks) for one in now)
+        over = "" if lasts else " (it is over)"
         print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
     for remark in remarks(task, per_node=per_node):
         print(remark)
@@ -66,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
     if any(each.may_be_sick for each in now):
         print("whether a machine is the cause tells a node check: rekindle run --network-check")
     _print_journal(options.job)
-    return 0
 
 
 def _plain(
@@ -113,11 +113,6 @@ def _print_journal(text: str) -> None:
         for event in found:
             print(f"{clock(event.at)}  {event.in_words()}")
         print(precision(events).in_words())
-
-
-def _same(one: object, other: object) -> bool:
-    key = ("kind", "ranks")
-    return all(getattr(one, name) == getattr(other, name) for name in key)
 
 
 def _job(text: str) -> JobDirectory | None:

@@ -27,7 +27,7 @@ from rekindle.recovery.journal.host_history import HostReleased
 from rekindle.recovery.policy.policy import Policy
 
 
-def status(options: argparse.Namespace) -> int:
+def status(options: argparse.Namespace) -> None:
     """Print the state of a job, from its coordinator, or from its journal if it does not run."""
     directory = _directory(options.job)
     events = events_in(directory.journal_file)
@@ -37,7 +37,7 @@ def status(options: argparse.Namespace) -> int:
         view = JobClient(endpoint, directory.secret()).status()
         if options.json:
             print(msgspec.json.encode(view).decode())
-            return 0
+            return
         print(f"job {view.job_id}: {view.state}, attempt {view.attempt}")
         print(f"step {view.finished} of {view.total or '?'}; generation {view.generation}")
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
@@ -47,7 +47,7 @@ def status(options: argparse.Namespace) -> int:
         if options.json:
             said = dict(zip(("state", "reason", "finished"), told, strict=True))
             print(json.dumps({"job_id": options.job} | said))
-            return 0
+            return
         print(f"job {options.job}: {told[0]} after {told[2]} steps: {told[1]}")
     waiting = journal.waits_for_approval(events)
     if waiting is not None:
@@ -55,15 +55,14 @@ def status(options: argparse.Namespace) -> int:
             f"incident {waiting.incident} waits for your approval of {waiting.strategy.value}: "
             f"{waiting.reason}\n  rekindle approve {options.job} --incident {waiting.incident}"
         )
-    return 0
 
 
-def incidents(options: argparse.Namespace) -> int:
+def incidents(options: argparse.Namespace) -> None:
     """List a job's incidents."""
     found = journal.incidents(events_in(_directory(options.job).journal_file))
     if options.json:
         print(msgspec.json.encode(found).decode())
-        return 0
+        return
     rows = [
         (
             one.number,
@@ -80,44 +79,43 @@ def incidents(options: argparse.Namespace) -> int:
     for one in found:
         if one.reason:
             print(f"{one.number}. {one.reason}")
-    return 0
 
 
-def nodes(options: argparse.Namespace) -> int:
+def nodes(options: argparse.Namespace) -> None:
     """List the hosts in the log, isolated ones first."""
     if _of_a_cluster(options):
         from rekindle.cli import cluster  # imports the kubernetes client only on use
 
-        return cluster.nodes(options)
+        cluster.nodes(options)
+        return
     now = time.time()
     found = sorted(HostLog(home()).hosts().values(), key=lambda h: (not h.isolated, h.host))
     if options.json:
         print(msgspec.json.encode(found).decode())
-        return 0
+        return
     rows = [(h.host, h.state(now), len(h.faults), h.isolated_by or "-", h.checked()) for h in found]
     table(("node", "state", "faults", "isolated by", "checked"), rows)
     for host in found:
         if host.isolated:
             print(f"{host.host}: {host.isolated}")
-    return 0
 
 
-def release_node(options: argparse.Namespace) -> int:
+def release_node(options: argparse.Namespace) -> None:
     """Let jobs use a host again. Raises UsageError: the host is unknown."""
     if _of_a_cluster(options):
         from rekindle.cli import cluster
 
-        return cluster.release_node(options)
+        cluster.release_node(options)
+        return
     log = HostLog(home())
     known = log.hosts()
     if options.node not in known:
         raise UsageError(f"nothing is known of a node {options.node!r}; see rekindle nodes")
     log.append(HostReleased(host=options.node, at=time.time(), by=getpass.getuser()))
     print(f"{options.node} may be used again")
-    return 0
 
 
-def approve(options: argparse.Namespace) -> int:
+def approve(options: argparse.Namespace) -> None:
     """Answer an incident that waits for a person. Raises JobError: no incident waits."""
     client = _client(options.job)
     waiting = journal.waits_for_approval(events_in(_directory(options.job).journal_file))
@@ -128,19 +126,17 @@ def approve(options: argparse.Namespace) -> int:
     by = getpass.getuser()
     answer = Approval(incident=number, granted=not options.deny, by=by, about=about)
     client.approve(answer)
-    return 0
 
 
-def profile(options: argparse.Namespace) -> int:
+def profile(options: argparse.Namespace) -> None:
     """Switch the light profiling of a job's ranks."""
     client = _client(options.job)
     kinds = tuple(options.kinds.split(",")) if options.kinds else ()
     order = ProfilingOrder(on=options.switch == "on", kinds=kinds, by=getpass.getuser())
     client.profile(order)
-    return 0
 
 
-def report_fault(options: argparse.Namespace) -> int:
+def report_fault(options: argparse.Namespace) -> None:
     """Report a fault code, XID, kernel line or condition of a node to its job."""
     client = _client(options.job)
     sign = HealthEvent(
@@ -154,16 +150,14 @@ def report_fault(options: argparse.Namespace) -> int:
         origin=FaultOrigin(options.origin) if options.origin else None,
     )
     client.report(sign)
-    return 0
 
 
-def stop(options: argparse.Namespace) -> int:
+def stop(options: argparse.Namespace) -> None:
     """Stop a job as a cancelled flow run does, also while a flow steers it."""
     _client(options.job).stop(by=getpass.getuser())
-    return 0
 
 
-def inject(options: argparse.Namespace) -> int:
+def inject(options: argparse.Namespace) -> None:
     """Order a fault in a rank. Raises UsageError: an option has a wrong value."""
     if options.step is not None and options.step < 0:
         raise UsageError(f"--step {options.step}: steps are counted from 0")
@@ -176,7 +170,6 @@ def inject(options: argparse.Namespace) -> int:
         seconds=options.seconds,
     )
     _client(options.job).inject(order)
-    return 0
 
 
 def npu_check(options: argparse.Namespace) -> int:

@@ -31,7 +31,7 @@ _HIDDEN = "(hidden)"
 _FIRST = ("apiVersion", "kind", "metadata")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Print the objects."""
     path = Path(options.file)
     spec, pods = read_job(path, kind=options.kind, job_id=options.job_id)
@@ -40,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
     except UsageError as error:
         raise UsageError(f"{path}: kubernetes: {error}") from error
     print(stream(map(_without_secrets, manifests.every)), end="")
-    return 0
 
 
 def read_job(

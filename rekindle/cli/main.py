@@ -8,132 +8,115 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
 
 from rekindle import __version__
 from rekindle.cli import options as declare
-from rekindle.cli.run_options import add_run_arguments
+from rekindle.cli.options import Command
+from rekindle.cli.run_options import DIAGNOSIS, POLICY, RUN, SIMULATION
 from rekindle.errors import RekindleError, extra_of
-
-
-class Command(NamedTuple):
-    """One command.
-
-    options: functions that each declare some options. function: runs the command; empty: an option
-    names the function. The command imports its module late, so that --help is fast. about: a
-    sentence for the command's own --help; empty: as `help`.
-    """
-
-    name: str
-    help: str
-    options: tuple[Callable[[argparse.ArgumentParser], None], ...]
-    function: str = ""
-    about: str = ""
-
 
 COMMANDS = (
     Command(
         "run",
         "run a distributed training script (torchrun's command line)",
-        (add_run_arguments,),
+        RUN,
         "rekindle.cli.run:run",
         about="Start the coordinator and the agents of a job, and run a script as its ranks.",
     ),
     Command(
         "inject",
         "inject a fault into a running job",
-        (declare.job, declare.fault),
+        (declare.JOB, *declare.FAULT),
         "rekindle.cli.jobs:inject",
         about="Inject a fault into a rank of a job that runs on this machine.",
     ),
     Command(
         "policy",
         "check a policy, and print it in a format of ModelArts or MindCluster",
-        (declare.policy,),
+        POLICY,
         "rekindle.cli.simulate:policy",
         about="Read a policy, or a job of ModelArts or MindCluster, and print the policy.",
     ),
     Command(
         "simulate",
         "estimate how much training time a recovery policy saves",
-        (declare.simulation,),
+        SIMULATION,
         "rekindle.cli.simulate:simulate",
         about="Simulate a recovery policy with faults drawn from published statistics.",
     ),
     Command(
         "checkpoints",
         "list, verify, copy, prune, export and import checkpoints",
-        (declare.checkpoints,),
-        "rekindle.cli.checkpoints:run",
+        function="rekindle.cli.checkpoints:run",
         about="Manage the checkpoints of a store: a folder, an s3:// location, or a job's.",
+        below=declare.CHECKPOINTS,
     ),
     Command(
         "kubernetes",
         "print the manifests of a job, check a cluster for it, or trace it",
-        (declare.kubernetes,),
         about="Print the objects of a job in a cluster, check the cluster, or trace the job.",
+        below=declare.KUBERNETES,
     ),
     Command(
         "diagnose",
         "report where the time of ranks goes, and which ranks are slow",
-        (declare.diagnosis,),
+        DIAGNOSIS,
         "rekindle.cli.diagnose:run",
         about="Read the records of light profiling of a job, or of a folder (also TaskD's).",
     ),
     Command(
         "npu-check",
         "report what is missing on this machine for ranks on Ascend NPUs",
-        (declare.as_json,),
+        (declare.AS_JSON,),
         "rekindle.cli.jobs:npu_check",
         about="Look for torch-npu, torch of the same version, CANN, the driver and devices.",
     ),
     Command(
         "status",
         "print the state of a job and of its ranks",
-        (declare.job, declare.as_json),
+        (declare.JOB, declare.AS_JSON),
         "rekindle.cli.jobs:status",
     ),
     Command(
         "incidents",
         "list the incidents of a job and what Rekindle did about each",
-        (declare.job, declare.as_json),
+        (declare.JOB, declare.AS_JSON),
         "rekindle.cli.jobs:incidents",
     ),
     Command(
         "approve",
         "approve or refuse the recovery that a job asks a person to approve",
-        (declare.job, declare.approval),
+        (declare.JOB, *declare.APPROVAL),
         "rekindle.cli.jobs:approve",
     ),
     Command(
         "report-fault",
         "report a health event of a node or device to a job",
-        (declare.job, declare.health_event),
+        (declare.JOB, *declare.HEALTH_EVENT),
         "rekindle.cli.jobs:report_fault",
     ),
     Command(
         "profile",
         "switch light profiling of a job's ranks on or off",
-        (declare.job, declare.profiling),
+        (declare.JOB, *declare.PROFILING),
         "rekindle.cli.jobs:profile",
     ),
     Command(
         "stop",
         "stop a job; it writes a final checkpoint first if its policy has dump",
-        (declare.job,),
+        (declare.JOB,),
         "rekindle.cli.jobs:stop",
     ),
     Command(
         "nodes",
         "list the nodes on which jobs had faults",
-        (declare.as_json, declare.cluster),
+        (declare.AS_JSON, declare.CLUSTER),
         "rekindle.cli.jobs:nodes",
     ),
     Command(
         "release-node",
         "allow jobs to use an isolated node again",
-        (declare.node, declare.cluster),
+        (declare.NODE, declare.CLUSTER),
         "rekindle.cli.jobs:release_node",
     ),
 )
@@ -162,13 +145,13 @@ def _status_of(argv: list[str] | None) -> int:
     module, _, function = options.function.partition(":")
     try:
         try:
-            status: int = getattr(importlib.import_module(module), function)(options)
+            status: int | None = getattr(importlib.import_module(module), function)(options)
         except ModuleNotFoundError as error:
             raise extra_of(error) from error
     except RekindleError as error:
         print(f"rekindle: {error}", file=sys.stderr)
         return error.exit_status
-    return status
+    return status or 0
 
 
 def _unread_outputs() -> list[int]:
@@ -196,12 +179,20 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"rekindle {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
-        about = each.about or f"{each.help[0].upper()}{each.help[1:]}."
-        command = commands.add_parser(each.name, help=each.help, description=about)
-        command.set_defaults(function=each.function)
-        for add_options in each.options:
-            add_options(command)
+        _add(commands, each)
     return parser
+
+
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], new: Command) -> None:
+    about = new.about or f"{new.help[0].upper()}{new.help[1:]}."
+    parser = commands.add_parser(new.name, help=new.help, description=about)
+    declare.add(parser, new.arguments)
+    if new.function:
+        parser.set_defaults(function=new.function)
+    if new.below:
+        below = parser.add_subparsers(required=True, metavar="ACTION", dest="action")
+        for each in new.below:
+            _add(below, each)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""Declare the command line of `rekindle run`: torchrun's options, and Rekindle's own.
+"""Declare the options of `rekindle run`, `policy`, `simulate` and `diagnose`.
 
-Torchrun's options are those in torch/distributed/run.py (2.13).
+These commands work without a running job. `rekindle run` has torchrun's options, as in
+torch/distributed/run.py (2.13), and its own.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rekindle import names
-from rekindle.cli.options import option
+from rekindle.cli.options import AS_JSON, Group, argument, option
 from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 
@@ -20,266 +22,334 @@ _IGNORED = (
 )
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `rekindle run`."""
-    _world(parser)
-    _program(parser)
-    _output(parser)
-    _recovery(parser)
-    _node_check(parser)
-    ignored = parser.add_argument_group("accepted for torchrun's sake, without effect")
-    for name in _IGNORED:
-        option(ignored, name, default=None)
-    option(ignored, "standalone", action="store_true")
-    option(ignored, "virtual_local_rank", action="store_true")
-    parser.add_argument("script", nargs="?", help="the training script, module or program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
-
-
-def _world(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("world")
+_WORLD = (
     option(
-        group,
         "nnodes",
         default="1",
         metavar="NODES",
         help="number of nodes, or MIN:MAX; on one machine they are simulated",
-    )
+    ),
     option(
-        group,
         "nproc_per_node",
         default="1",
         metavar="RANKS",
         help="ranks per node: a number, auto, cpu or gpu",
-    )
+    ),
     option(
-        group,
         "spares",
         type=int,
         default=0,
         metavar="NODES",
         help="spare nodes that replace lost ones",
-    )
-    option(group, "spare", action="store_true", help="join as a spare node")
+    ),
+    option("spare", action="store_true", help="join as a spare node"),
     option(
-        group,
         "node_rank",
         type=int,
         default=None,
         metavar="NODE",
         help="run this node only; the other nodes join",
-    )
+    ),
     option(
-        group,
         "coordinator",
         default=None,
         metavar="HOST:PORT",
         help="join the job of this coordinator",
-    )
+    ),
     option(
-        group,
         "listen",
         default=f"{names.LOOPBACK}:0",
         metavar="HOST:PORT",
         help="address of the coordinator; port 0: any free one",
-    )
+    ),
     option(
-        group,
         "join_timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
         help="how long to wait for the coordinator of --coordinator; 0: it must be there",
-    )
+    ),
     option(
-        group,
         "local_addr",
         default=None,
         metavar="ADDRESS",
         help="address of this machine for other nodes",
-    )
-    option(group, "master_addr", default="", metavar="ADDRESS", help="address of the ranks' store")
+    ),
+    option("master_addr", default="", metavar="ADDRESS", help="address of the ranks' store"),
     option(
-        group,
         "master_port",
         type=int,
         default=0,
         metavar="PORT",
         help="port of the ranks' store; 0: any free one",
-    )
-    option(group, "rdzv_id", default=None, metavar="ID", help="the job's id, as --job-id")
+    ),
+    option("rdzv_id", default=None, metavar="ID", help="the job's id, as --job-id"),
     option(
-        group,
         "job_id",
         default=None,
         metavar="ID",
         help="the job's id; an existing job of this id resumes; default: a new id",
-    )
+    ),
+)
 
-
-def _program(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("program")
-    option(group, "module", "-m", action="store_true", help="the script is a module name")
-    option(group, "no_python", action="store_true", help="the script is any program")
-    frameworks = [each.value for each in Framework]
+_FRAMEWORKS = [each.value for each in Framework]
+_PROGRAM = (
+    option("module", "-m", action="store_true", help="the script is a module name"),
+    option("no_python", action="store_true", help="the script is any program"),
     option(
-        group,
         "framework",
-        choices=frameworks,
-        default=frameworks[0],
+        choices=_FRAMEWORKS,
+        default=_FRAMEWORKS[0],
         help="framework of the script",
-    )
+    ),
     option(
-        group,
         "run_path",
         action="store_true",
         help="run the script with runpy.run_path, as by default",
-    )
-    option(
-        group, "role", default="default", help="role name; it starts each printed line of a rank"
-    )
+    ),
+    option("role", default="default", help="role name; it starts each printed line of a rank"),
+)
 
-
-def _output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
+_STREAMS = "0 none, 1 stdout, 2 stderr, 3 both"
+_OUTPUT = (
     option(
-        group,
         "log_dir",
         default=None,
         metavar="DIR",
         help="logs of ranks; default: logs in the job directory",
-    )
-    streams = "0 none, 1 stdout, 2 stderr, 3 both"
+    ),
     option(
-        group,
         "redirects",
         "-r",
         default="0",
         metavar="STREAMS",
-        help=f"streams that go only to files: {streams}",
-    )
+        help=f"streams that go only to files: {_STREAMS}",
+    ),
     option(
-        group,
         "tee",
         "-t",
         default="0",
         metavar="STREAMS",
-        help=f"streams that go to files and to the terminal: {streams}",
-    )
+        help=f"streams that go to files and to the terminal: {_STREAMS}",
+    ),
+)
 
-
-def _recovery(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("recovery")
-    option(group, "policy", default=None, metavar="FILE", help="recovery policy, as YAML")
+_RECOVERY = (
+    option("policy", default=None, metavar="FILE", help="recovery policy, as YAML"),
     option(
-        group,
         "max_restarts",
         type=int,
         default=None,
         metavar="RESTARTS",
         help="restarts of all ranks; default: the policy's number, else 0",
-    )
+    ),
     option(
-        group,
         "checkpoint_dir",
         default=None,
         metavar="STORE",
         help="folder or s3:// location of checkpoints; default: checkpoints in the job directory",
-    )
+    ),
     option(
-        group,
         "checkpoint_every",
         default="0",
         metavar="STEPS",
         help="steps between two checkpoints; 0: none; auto: Rekindle chooses the number",
-    )
+    ),
     option(
-        group,
         "keep_last",
         type=int,
         default=0,
         metavar="CHECKPOINTS",
         help="keep this many of the newest checkpoints; 0: no such rule",
-    )
+    ),
     option(
-        group,
         "keep_every",
         type=int,
         default=0,
         metavar="STEPS",
         help="keep the first checkpoint of each interval of this many steps; 0: no such rule",
-    )
+    ),
     option(
-        group,
         "keep_best",
         default="",
         metavar="N:NAME[:max]",
         help="keep the N checkpoints with the lowest (NAME) or highest (NAME:max) logged value",
-    )
+    ),
     option(
-        group,
         "keep_hours",
         type=float,
         default=0.0,
         metavar="HOURS",
         help="keep checkpoints that are younger than this; 0: no such rule",
-    )
+    ),
     option(
-        group,
         "snapshot_every",
         type=int,
         default=10,
         metavar="STEPS",
         help="steps between two snapshots in memory; 0: none",
-    )
+    ),
     option(
-        group,
         "fault_tables",
         default=None,
         metavar="FILE",
         help="TOML file with your own entries for the fault tables",
-    )
-    option(
-        group, "allow_injection", action="store_true", help="allow `rekindle inject` for this job"
-    )
+    ),
+    option("allow_injection", action="store_true", help="allow `rekindle inject` for this job"),
+)
 
-
-def _node_check(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("node check, before training, as dlrover-run's")
+_NODE_CHECK = (
     option(
-        group,
         "network_check",
         action="store_true",
         help="measure devices and links of each node; a faulty node takes no part",
-    )
+    ),
     option(
-        group,
         "exclude_straggler",
         action="store_true",
         help="a slow node takes no part either; implies --network-check",
-    )
+    ),
     option(
-        group,
         "compute_factor",
         type=float,
         default=FACTOR,
         metavar="FACTOR",
         help="a node is slow if its devices take this many times as long as others'",
-    )
+    ),
     option(
-        group,
         "link_factor",
         type=float,
         default=FACTOR,
         metavar="FACTOR",
         help="a node is slow if its links take this many times as long as others'",
-    )
-    said = "how long a node may take for one task of the check"
+    ),
     option(
-        group,
         "node_check_timeout",
         type=float,
         default=NodeCheckLimits().timeout_s,
         metavar="SECONDS",
-        help=said,
-    )
+        help="how long a node may take for one task of the check",
+    ),
+)
+
+# The options and arguments of `rekindle run`.
+RUN = (
+    Group("world", _WORLD),
+    Group("program", _PROGRAM),
+    Group("output", _OUTPUT),
+    Group("recovery", _RECOVERY),
+    Group("node check, before training, as dlrover-run's", _NODE_CHECK),
+    Group(
+        "accepted for torchrun's sake, without effect",
+        (
+            *(option(name, default=None) for name in _IGNORED),
+            option("standalone", action="store_true"),
+            option("virtual_local_rank", action="store_true"),
+        ),
+    ),
+    argument("script", nargs="?", help="the training script, module or program"),
+    argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script"),
+)
+
+# The options of `rekindle policy`.
+POLICY = (
+    argument("file", metavar="FILE", help="the policy or the job, as YAML or JSON"),
+    argument(
+        "--to",
+        choices=("own", "modelarts", "mindcluster"),
+        default="own",
+        help="the format to print: Rekindle's own, or that of a job of the platform; default: own",
+    ),
+)
+
+# The options of `rekindle simulate`.
+SIMULATION = (
+    argument("--policy", type=Path, metavar="FILE", required=True, help="the policy, as YAML"),
+    argument(
+        "--compare", type=Path, metavar="FILE", help="another policy, which meets the same faults"
+    ),
+    Group(
+        "world",
+        (
+            argument("--nodes", type=int, required=True, metavar="NODES", help="nodes that train"),
+            argument(
+                "--devices-per-node",
+                type=int,
+                default=8,
+                metavar="DEVICES",
+                help="devices of each node",
+            ),
+            argument(
+                "--spares",
+                type=int,
+                metavar="NODES",
+                help="number of spare nodes; default: without a limit",
+            ),
+            argument(
+                "--min-nodes",
+                type=int,
+                default=0,
+                metavar="NODES",
+                help="fewest nodes with which training continues; 0: all",
+            ),
+        ),
+    ),
+    Group(
+        "faults",
+        (
+            argument(
+                "--faults",
+                default="llama3",
+                metavar="MIX|FILE",
+                help="fault statistics: llama3, rsc1, rsc2, byterobust, or a file of your own",
+            ),
+            argument(
+                "--times",
+                type=Path,
+                metavar="FILE",
+                help="durations of recoveries, as TOML; default: measured ones",
+            ),
+            argument(
+                "--checkpoint-every",
+                type=float,
+                metavar="SECONDS",
+                help="time between two checkpoints; default: the best one",
+            ),
+        ),
+    ),
+    Group(
+        "runs",
+        (
+            argument("--days", type=float, default=30.0, metavar="DAYS", help="length of a run"),
+            argument(
+                "--runs", type=int, default=20, metavar="RUNS", help="number of simulated runs"
+            ),
+            argument(
+                "--seed",
+                type=int,
+                default=0,
+                metavar="SEED",
+                help="seed of the faults; the same seed draws the same faults",
+            ),
+        ),
+    ),
+    argument("--json", type=Path, metavar="FILE", help="write the result as JSON"),
+    argument("--plot", type=Path, metavar="FILE.png", help="write a plot of the result"),
+)
+
+# The options of `rekindle diagnose`.
+DIAGNOSIS = (
+    argument("job", metavar="JOB|DIR", help="a job's id, or a folder of records"),
+    argument("--steps", default="", metavar="FIRST:LAST", help="steps to report; default: all"),
+    argument(
+        "--per-node",
+        type=int,
+        metavar="RANKS",
+        help="ranks of a node; default: the job's number, 1 for a folder",
+    ),
+    argument("--trace", metavar="FILE", help="write a trace of these steps for Perfetto or Chrome"),
+    argument(
+        "--picture", metavar="FILE", help="write a heat map of ranks and steps, as PNG or SVG"
+    ),
+    AS_JSON,
+)

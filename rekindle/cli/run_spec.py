@@ -36,7 +36,8 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
     """Make the job's description from parsed options. Raises UsageError: an option is invalid."""
     if not options.script:
         raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
-    job_id = options.job_id or options.rdzv_id or _new_id()
+    job_id = options.job_id or options.rdzv_id
+    job_id = job_id or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
     directory = job_directory(job_id)
     least, most = _nodes(options.nnodes)
     return JobSpec(
@@ -144,10 +145,6 @@ def _policy(options: argparse.Namespace) -> Policy:
         return msgspec.structs.replace(policy, max_restarts=options.max_restarts)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _new_id() -> str:
-    return time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rekindle.errors import UsageError
@@ -21,13 +21,12 @@ _FEWEST_RUNS = 5  # fewer runs give almost no information about their spread
 _MOST_FAULTS = 10_000_000  # in a run: the limit of memory and of about an hour
 
 
-def policy(options: argparse.Namespace) -> int:
+def policy(options: argparse.Namespace) -> None:
     """Check a policy and print it. Raises UsageError: the file has no valid policy."""
     print(write_policy(read_policy(Path(options.file)), PolicyFormat(options.to)), end="")
-    return 0
 
 
-def simulate(options: argparse.Namespace) -> int:
+def simulate(options: argparse.Namespace) -> None:
     """Simulate, print and write.
 
     Raises UsageError: an option is invalid, or a file is not writable.
@@ -43,15 +42,12 @@ def simulate(options: argparse.Namespace) -> int:
     named = list(zip(_names(paths), estimates, strict=True))
     print(as_text(question, named), end="")
     if options.json is not None:
-        _write(options.json, json.dumps(as_json(question, estimates), indent=2) + "\n")
+        text = json.dumps(as_json(question, estimates), indent=2) + "\n"
+        _write(options.json, lambda path: path.write_text(text, encoding="utf-8"))
     if options.plot is not None:
         from rekindle.simulation.plot import draw  # matplotlib takes a second to import
 
-        try:
-            draw(question, named, options.plot)
-        except OSError as error:
-            raise _unwritable(options.plot, error) from error
-    return 0
+        _write(options.plot, lambda path: draw(question, named, path))
 
 
 def read_question(options: argparse.Namespace) -> Scenario:
@@ -96,12 +92,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file. Raises UsageError: the path is not writable."""
     try:
-        path.write_text(text, encoding="utf-8")
+        write(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path}: cannot be written ({error.strerror or error})")
+        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error

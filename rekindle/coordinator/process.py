@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
@@ -36,8 +37,10 @@ from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
 from rekindle.protocol import codec as wire
-from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.journal import journal
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 LOOK_S = 0.25
 PING_AFTER = 12  # checks: the coordinator pings an agent after 3 s of silence
@@ -109,7 +112,7 @@ OTHER_FILES = 64  # open files besides agents' connections: journal, followers, 
 
 
 @functools.cache
-def load_tables(user_file: str) -> Judge:
+def load_tables(user_file: str) -> Tables:
     """Return the tables of faults. Only the first call reads them.
 
     The coordinator makes this call before it needs the tables, if there is time.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode
@@ -173,14 +174,11 @@ class JobClient:
         return _Call(self._way, method, target, headers, body)
 
 
-class EventStream:
+class EventStream(AbstractContextManager["EventStream"]):
     """Yields the events of a job as they arrive, until the job has ended."""
 
     def __init__(self, call: _Call) -> None:
         self._call = call
-
-    def __enter__(self) -> EventStream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -211,7 +209,7 @@ class EventStream:
         self._call.close()
 
 
-class _Call:
+class _Call(AbstractContextManager["_Call"]):
     """One request and its answer; it turns refusals into errors."""
 
     def __init__(
@@ -232,9 +230,6 @@ class _Call:
             raise UnansweredError(f"{self.where} does not answer: {error}") from error
         if self.response.status != http.HTTPStatus.OK:
             self._refuse()
-
-    def __enter__(self) -> _Call:
-        return self
 
     def read(self) -> bytes:
         """Read the complete answer. Raises UnansweredError: it broke off."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import JobError
+from rekindle.job.journal_reader import complete_lines
 from rekindle.recovery.journal import journal
 from rekindle.waiting import retry
 
@@ -38,9 +39,7 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _lock(self._fd, path)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
+        lines = complete_lines(path)
         self.events: list[journal.Event] = list(journal.read(lines))
         self._path = path
         self._end = sum(map(len, lines))  # the length of all complete lines

@@ -25,6 +25,12 @@ def events_in(path: Path) -> list[journal.AnyEvent]:
         return []
 
 
+def complete_lines(path: Path) -> list[bytes]:
+    """Read the lines of a file, without a last line that a killed writer left incomplete."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+
+
 def is_over(path: Path) -> bool:
     """Return whether the newest attempt has ended, according to the journal file, if it exists."""
     try:
@@ -62,11 +68,8 @@ class JournalCopy:
 
     def _look(self, handle: int) -> None:
         """Find the end of the file, and cut off a line that a killed writer left incomplete."""
-        known = self.events()
+        lines = complete_lines(self._path)
+        known = journal.read(lines)
         self._last = known[-1].seq if known else 0
-        lines = self._path.read_bytes().splitlines(keepends=True)[: len(known)]
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
-            self._last = known[-2].seq if len(known) > 1 else 0
-        self._size = sum(map(len, lines))
+        self._size = sum(map(len, lines[: len(known)]))
         os.ftruncate(handle, self._size)

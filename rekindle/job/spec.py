@@ -238,10 +238,18 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDirectory:
-    """The files of one job on this machine."""
+    """The files of one job on this machine.
+
+    pods: describes the pods of a job in a cluster, for the engine. cluster: the address of the
+    cluster, while the cluster has the job. journal_file: the job's journal, one JSON event a line
+    (rekindle.recovery.journal.journal).
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.pods = self.path / names.PODS_FILE
+        self.cluster = self.path / names.CLUSTER_FILE
+        self.journal_file = self.path / names.JOURNAL_FILE
 
     def make(self) -> None:
         """Make the folder. Raises UsageError: the filesystem refuses."""
@@ -300,21 +308,6 @@ class JobDirectory:
     def announce(self, endpoint: Endpoint) -> None:
         """Write where the coordinator listens."""
         replace_file(self.path / names.ENDPOINT_FILE, msgspec.json.encode(endpoint))
-
-    @property
-    def pods(self) -> Path:
-        """The file that describes the pods of a job in a cluster, for the engine."""
-        return self.path / names.PODS_FILE
-
-    @property
-    def cluster(self) -> Path:
-        """The file with the address of the cluster, while the cluster has the job."""
-        return self.path / names.CLUSTER_FILE
-
-    @property
-    def journal_file(self) -> Path:
-        """The job's journal, one JSON event a line (rekindle.recovery.journal.journal)."""
-        return self.path / names.JOURNAL_FILE
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -6,8 +6,7 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry, StateOrigin
 from rekindle.protocol.rank import Message
-from rekindle.recovery.faults.invalid_states import Suspicion
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import Made, Suspicion
 
 # ---- agent -> coordinator
 

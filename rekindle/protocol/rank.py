@@ -9,8 +9,7 @@ import msgspec
 
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.faults.invalid_states import Suspicion
-from rekindle.recovery.policy.plan import Made, RankPlan
+from rekindle.recovery.policy.plan import Made, RankPlan, Suspicion
 
 
 def _tag(name: str) -> str:

@@ -14,9 +14,8 @@ import msgspec
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Past, Situation
-from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+from rekindle.recovery.policy.policy import INNER, JOBS, Policy, Strategy
 
-_JOBS = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
 _PODS = (Strategy.RESCHEDULE_POD,)
 # from history: counts how much of a budget the decisions used
 _Fold = Callable[[Iterable[Past]], int]
@@ -25,7 +24,7 @@ _Fold = Callable[[Iterable[Past]], int]
 _BUDGETS: dict[str, _Fold] = {
     "max_recoveries": history.recoveries_used,
     "max_restarts": history.restarts_used,
-    "max_reschedules": lambda past: history.used(past, _JOBS),
+    "max_reschedules": lambda past: history.used(past, JOBS),
     "max_pod_reschedules": lambda past: history.used(past, _PODS),
 }
 

@@ -35,15 +35,17 @@ def lasting_id(flow_run: FlowRun) -> UUID:
     return flow_run.parent_task_run_id or flow_run.id
 
 
-def job_of_this_run(name: str) -> str:
-    """Return the id of the job of this process's flow run.
-
-    Raises JobError: there is no flow run.
-    """
+def this_flow_run(job: str) -> FlowRun:
+    """Return this process's flow run. job: for the error. Raises JobError: there is none."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        raise JobError(f"job {name!r} belongs to a flow run; this is outside of one")
-    return job_id_of(lasting_id(context.flow_run), name)
+        raise JobError(f"job {job!r} belongs to a flow run; this is outside of one")
+    return context.flow_run
+
+
+def job_of_this_run(name: str) -> str:
+    """Return the id of the job of this process's flow run. Raises JobError: there is none."""
+    return job_id_of(lasting_id(this_flow_run(name)), name)
 
 
 def directory_of(job_id: str) -> JobDirectory:

@@ -15,7 +15,6 @@ from uuid import UUID
 import msgspec
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 
 from rekindle.engines.base import MOST_REVIVALS
@@ -87,10 +86,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
 
 
 def _notices(job_id: str) -> PrefectNotifier:
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
-        raise JobError(f"job {job_id} can be supervised inside a flow run only")
-    run = context.flow_run
+    run = jobs.this_flow_run(job_id)
     return PrefectNotifier(
         job_id=job_id,
         flow_run_id=run.id,

@@ -23,8 +23,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.faults.invalid_states import is_clean
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import Made, is_clean
 
 _ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005

@@ -30,8 +30,7 @@ from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleE
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import Made, Suspicion, is_clean
 
 KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 

@@ -33,7 +33,10 @@ _SAID = {
 
 
 class Admission:
-    """Admits agents as nodes or spares. It refuses an agent whose node fails the check."""
+    """Admits agents as nodes or spares. It refuses an agent whose node fails the check.
+
+    check: the check of new nodes. Nodes that the job awaits may be among them.
+    """
 
     def __init__(
         self, job: JobState, fleet: Fleet, recovery: Recovery, forming: Forming, takeover: Takeover
@@ -47,45 +50,36 @@ class Admission:
         self._spec = job.spec
         self._asked = False  # for missing nodes and spares, after a takeover
         # Checks nodes before they join. Without `network_check` no node is checked.
-        self._check = NodeCheckRun(job.spec, job.spec.nodes + job.spec.spares, job.do)
+        self.check = NodeCheckRun(job.spec, job.spec.nodes + job.spec.spares, job.do)
 
     # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """Handle the hello of an agent. If `network_check` is on, check a new node first."""
         if self._spec.network_check and self.is_to_be_checked(connection, hello):
-            self._check.on_hello(connection, hello)
+            self.check.on_hello(connection, hello)
         else:
             self._admit(connection, hello)
 
-    @property
-    def is_checking(self) -> bool:
-        """Return whether nodes are being checked. Nodes that the job awaits may be among them."""
-        return self._check.is_busy
-
-    def checks(self, connection: int) -> bool:
-        """Return whether this agent's node is being checked."""
-        return self._check.knows(connection)
-
     def on_check_news(self, connection: int, message: p.Message, now: float) -> None:
         """Handle a message of an agent during its check. Only answers have an effect."""
-        self._check.on_message(connection, message)
+        self.check.on_message(connection, message)
         self._take_verdicts(now)
 
     def on_check_timer(self, timer: Timer, now: float) -> None:
         """Continue the check after a time limit for answers, or for further agents."""
-        self._check.on_timer(timer)
+        self.check.on_timer(timer)
         self._take_verdicts(now)
 
     def on_lost(self, connection: int, now: float) -> bool:
         """Handle the loss of an agent. Return whether its node was being checked."""
-        if not self._check.on_lost(connection):
+        if not self.check.on_lost(connection):
             return False
         self._take_verdicts(now)
         return True
 
     def _take_verdicts(self, now: float) -> None:
-        for judged in self._check.take_judged():
+        for judged in self.check.take_judged():
             self.on_checked(judged.connection, judged.hello, judged.verdict, now)
 
     def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
@@ -120,8 +114,7 @@ class Admission:
         if fault is None or self._job.phase in ENDING:
             self._admit(connection, hello)
             return
-        self._job.do(Send(connection, p.Bye(status=1, refused=fault.message)))
-        self._job.sent_home.add(connection)
+        self._job.send_home(connection, p.Bye(status=1, refused=fault.message))
         if hello.host:
             self._job.isolation.add([hello.host], [])
             isolated = journal.Isolated(
@@ -202,8 +195,7 @@ class Admission:
 
         A job that has begun waits for another agent. It reports the reason if no other agent comes.
         """
-        self._job.do(Send(connection, p.Bye(status=1)))
-        self._job.sent_home.add(connection)
+        self._job.send_home(connection, p.Bye(status=1))
         text = f"the agent on {hello.host or hello.address} cannot work: {hello.unable}"
         if node != SPARE and not (self._job.has_begun or self._takeover.inherits):
             fault = Fault(kind=FaultKind.LAUNCH, message=text, node=node, host=hello.host)

@@ -20,9 +20,9 @@ from rekindle.coordinator.machine.ranks import GONE, Status
 from rekindle.coordinator.machine.roster import SnapshotSet
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind, root_cause
-from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED, STOPPED, SUCCEEDED
+from rekindle.recovery.policy.plan import is_clean
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL

@@ -161,8 +161,7 @@ class Fleet:
             node=node, address=agent.address, pid=agent.pid, reason=reason, replaced=replaced
         )
         self._job.record(left)
-        self._job.do(Send(agent.connection, p.Bye(status=1 if replaced else 0)))
-        self._job.sent_home.add(agent.connection)
+        self._job.send_home(agent.connection, p.Bye(status=1 if replaced else 0))
         self._injections.lost(self._roster.ranks_of(node))
         self._job.store.node_lost(node)
         self._roster.lose(agent)
@@ -171,8 +170,7 @@ class Fleet:
         """Dismiss the spares on an isolated host. The engine starts others on other hosts."""
         for connection, spare in list(self._roster.spares.items()):
             if spare.host == host and self._job.isolation.shuts_out(host):
-                self._job.do(Send(connection, p.Bye(status=1)))
-                self._job.sent_home.add(connection)
+                self._job.send_home(connection, p.Bye(status=1))
                 self.on_spare_lost(connection)
 
     def on_spare_lost(self, connection: int) -> None:

@@ -24,7 +24,6 @@ from rekindle.coordinator.machine.looks import Looks
 from rekindle.coordinator.machine.ranks import Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
-from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
@@ -32,12 +31,9 @@ from rekindle.recovery.policy.plan import (
     Plan,
     RankPlan,
     StateSource,
+    is_clean,
     make_plan,
 )
-
-
-def _has_trained(arrived: p.Arrived) -> bool:
-    return arrived.torn or bool(arrived.finished)
 
 
 class Generations:
@@ -270,7 +266,7 @@ class Generations:
         if plan.ranks[0].source is StateSource.FRESH:
             # The plan requires the state that the script built, and a rank that has trained has
             # changed it.
-            trained = [rank for rank in world if rank.arrived and _has_trained(rank.arrived)]
+            trained = [r for r in world if r.arrived and (r.arrived.torn or r.arrived.finished)]
             if trained:
                 return trained
         # A rank that joins needs a peer, and the peers may have ended since it arrived.

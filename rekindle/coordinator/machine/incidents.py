@@ -73,8 +73,7 @@ class Incidents:
 
     def note_storage(self, fault: Fault) -> journal.Event:
         """Create a separate incident for a fault that does not disturb training."""
-        self.number += 1
-        return journal.CheckpointFailed(incident=self.number, fault=fault)
+        return journal.CheckpointFailed(incident=self.aside(), fault=fault)
 
     def aside(self) -> int:
         """Return the number of an incident that closes immediately: nothing was training."""

@@ -11,14 +11,14 @@ from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
 from rekindle.recovery.faults.classification import explains
 from rekindle.recovery.faults.fault import Fault, FaultKind
-from rekindle.recovery.faults.invalid_states import Suspicion, suspicions
 from rekindle.recovery.faults.stragglers import BY_TRACE, Profiled
 from rekindle.recovery.faults.tables.verdict import Urgency
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
+from rekindle.recovery.policy.plan import Suspicion
 from rekindle.recovery.policy.policy import INNER, Strategy
 
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
@@ -134,10 +134,16 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
 def earlier(events: Sequence[journal.Event]) -> JobHistory:
     """Return the history of all attempts in these events."""
     formed = (event.generation for event in events if isinstance(event, journal.Formed))
+    profiled = [event for event in events if isinstance(event, Profiled)]
+    traced = [event.switch for event in profiled if event.by == BY_TRACE]
     return JobHistory(
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
-        suspicions=tuple(suspicions(events)),
+        suspicions=tuple(
+            (event.generation, event.clean)
+            for event in events
+            if isinstance(event, journal.Suspected)
+        ),
         signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
         past=_past(events),
         placements=_placements(events),
@@ -145,23 +151,13 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         checkpoint_every=next(
             (e.steps for e in reversed(events) if isinstance(e, journal.CheckpointInterval)), 0
         ),
-        profile=_profile(events),
-        traced=_traced(events),
+        profile=Profile(switch=profiled[-1].switch, since=profiled[-1].since)
+        if profiled
+        else Profile(),
+        traced=traced[-1] if traced else Switch(),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
     )
-
-
-def _profile(events: Sequence[journal.Event]) -> Profile:
-    """Return the newest profiling settings."""
-    told = (event for event in reversed(events) if isinstance(event, Profiled))
-    return next((Profile(switch=event.switch, since=event.since) for event in told), Profile())
-
-
-def _traced(events: Sequence[journal.Event]) -> Switch:
-    """Return the last position of MindCluster's switch; without one, all is off."""
-    told = (event for event in reversed(events) if isinstance(event, Profiled))
-    return next((event.switch for event in told if event.by == BY_TRACE), Switch())
 
 
 def interval_of(spec: JobSpec, before: JobHistory) -> Interval:
@@ -220,11 +216,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
 
 def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState | None:
     """Return the state to take over in `attempt`; None: the attempt has not begun."""
-    own: list[journal.Event] = []
-    for event in events:
-        if isinstance(event, journal.JobStarted):
-            own = []
-        own.append(event)
+    own = attempts.newest(events)
     if not own or not isinstance(own[0], journal.JobStarted) or own[0].attempt != attempt:
         return None
     formed = [event for event in own if isinstance(event, journal.Formed)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,10 +16,12 @@ from rekindle.coordinator.machine.roster import Roster
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.agent import Hello
-from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.health_events import HealthEventLog
 from rekindle.recovery.journal import journal
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 # Number of refused agents of one host, while nodes are awaited, after which waiting is useless. The
 # first agent may be the old one, restarted on its host. If the engine avoids the host only at a new
@@ -234,7 +237,7 @@ class JobState:
     """
 
     def __init__(
-        self, spec: JobSpec, tables: Callable[[], Judge], attempt: int, earlier: JobHistory
+        self, spec: JobSpec, tables: Callable[[], Tables], attempt: int, earlier: JobHistory
     ) -> None:
         self.spec = spec
         self.tables = tables
@@ -274,6 +277,11 @@ class JobState:
     def record(self, event: journal.Event) -> None:
         """Add the command to write an event to the journal."""
         self._commands.append(Record(event))
+
+    def send_home(self, connection: int, bye: p.Bye) -> None:
+        """Dismiss an agent. The machine ignores its later messages."""
+        self.do(Send(connection, bye))
+        self.sent_home.add(connection)
 
     def drain(self) -> list[Command]:
         """Return the commands since the last call."""

@@ -9,7 +9,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.ranks import Status, group_by_node
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node
@@ -61,7 +61,7 @@ class Losses:
 
     def on_agent_lost(self, connection: int, now: float) -> None:
         """Handle the loss of an agent's connection, which counts as the loss of its node."""
-        self._stragglers.on_lost(connection)
+        self._stragglers.check.on_lost(connection)
         if not self._admission.on_lost(connection, now):
             self._on_admitted_lost(connection, now)
         self._stragglers.end_check(now)
@@ -82,8 +82,7 @@ class Losses:
             lost = self._roster.nodes.get(number)
             if lost is None or ranks[0].status is not Status.ENDING:
                 continue  # given up because of another rank
-            self._job.do(Send(lost.connection, p.Bye(status=1)))
-            self._job.sent_home.add(lost.connection)
+            self._job.send_home(lost.connection, p.Bye(status=1))
             text = f"rank {ranks[0].rank} has not ended within {KILLED_S:g} s of SIGKILL"
             self._on_node_lost(lost, f"{text}; node {number} ({lost.address}) is given up", now)
 

@@ -8,7 +8,7 @@ before it, so later parts call earlier ones. Two calls lead upward: `report` (a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.checkpoints import Checkpoints
@@ -30,9 +30,11 @@ from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.classification import Judge
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 CHECKED_AFTER_S = 1.0
 _WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
@@ -48,7 +50,7 @@ class Machine:
     def __init__(
         self,
         spec: JobSpec,
-        tables: Callable[[], Judge],
+        tables: Callable[[], Tables],
         *,
         attempt: int = 0,
         earlier: JobHistory = _NOTHING,
@@ -121,7 +123,7 @@ class Machine:
         roster = self.job.roster
         if connection in self.job.sent_home:
             return  # the agent has not read yet that it must end
-        checked = self.admission.checks(connection)
+        checked = self.admission.check.knows(connection)
         if isinstance(message, p.ProfilingSwitchRead) and (checked or roster.knows(connection)):
             self.switch.on_traced(message, now)  # valid for the complete job, from any agent
         elif checked:
@@ -147,7 +149,7 @@ class Machine:
 
     def on_timer(self, timer: Timer, now: float) -> None:
         """Handle a time limit. While the job ends, most of them have no effect."""
-        if timer in _WAITS and self.admission.is_checking:
+        if timer in _WAITS and self.admission.check.is_busy:
             # The awaited nodes may be among the nodes that are being checked.
             self.job.do(SetTimer(timer, CHECKED_AFTER_S))
             return

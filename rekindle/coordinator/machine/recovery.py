@@ -25,11 +25,11 @@ from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import explained, explains, is_vague
 from rekindle.recovery.faults.fault import Fault, FaultKind
-from rekindle.recovery.faults.invalid_states import is_clean
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, reset_helps
+from rekindle.recovery.policy.plan import is_clean
 from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 

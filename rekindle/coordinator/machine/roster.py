@@ -10,8 +10,7 @@ from rekindle.coordinator.machine.ranks import Rank, RankIndex, Status
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.invalid_states import Suspicion, is_clean
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import Made, Suspicion, is_clean
 
 
 class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):

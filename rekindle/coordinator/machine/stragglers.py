@@ -226,10 +226,6 @@ class StragglerCheck:
         self.check.on_timer(timer)
         self.end_check(now)
 
-    def on_lost(self, connection: int) -> None:
-        """Handle the loss of an agent that may be part of the check."""
-        self.check.on_lost(connection)
-
     def end_check(self, now: float) -> None:
         """Take the verdicts, if every agent that still exists has one."""
         if self._examining and not self.check.is_busy:

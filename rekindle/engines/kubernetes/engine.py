@@ -20,7 +20,6 @@ from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
 from rekindle.engines.kubernetes.client.pod_status import pod_status
-from rekindle.engines.kubernetes.fault_tables import load_tables
 from rekindle.engines.kubernetes.labels import Role, selector
 from rekindle.engines.kubernetes.manifests.render import keeps_off
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
@@ -30,7 +29,7 @@ from rekindle.engines.kubernetes.placement.pod_membership import LostPods, PodMe
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
-from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers
+from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers, load_tables
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home

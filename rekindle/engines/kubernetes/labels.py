@@ -52,40 +52,26 @@ def slug(job_id: str) -> str:
     return f"{text[: LONGEST_SLUG - _DIGITS - 1].rstrip('-')}-{digest}"
 
 
-class Names(msgspec.Struct, frozen=True):
-    """The names of a job's objects. The ConfigMap is the root, which owns all others."""
+class Names:
+    """The names of a job's objects.
 
-    slug: str
+    - `root`: the ConfigMap, which owns all others.
+    - `workload`: the Job, JobSet and so on, and a TrainJob's TrainingRuntime.
+    - `secret`: the Secret with the job's secret and its description.
+    - `coordinator`: the coordinator's Deployment, Service and NetworkPolicy.
+    - `nodes`: the headless Service of the job's pods, and their NetworkPolicy.
+    """
+
+    def __init__(self, slug: str) -> None:
+        self.root = self.workload = slug
+        self.secret = f"{slug}-secret"
+        self.coordinator = f"{slug}-coordinator"
+        self.nodes = f"{slug}-nodes"
 
     @classmethod
     def of(cls, job_id: str) -> Names:
         """Return the names for a job."""
         return cls(slug(job_id))
-
-    @property
-    def root(self) -> str:
-        """Return the name of the ConfigMap that owns all others."""
-        return self.slug
-
-    @property
-    def workload(self) -> str:
-        """Return the name of the Job, JobSet and so on, and of a TrainJob's TrainingRuntime."""
-        return self.slug
-
-    @property
-    def secret(self) -> str:
-        """Return the name of the Secret with the job's secret and its description."""
-        return f"{self.slug}-secret"
-
-    @property
-    def coordinator(self) -> str:
-        """Return the name of the coordinator's Deployment, Service and NetworkPolicy."""
-        return f"{self.slug}-coordinator"
-
-    @property
-    def nodes(self) -> str:
-        """Return the name of the headless Service of the job's pods, and of their NetworkPolicy."""
-        return f"{self.slug}-nodes"
 
 
 def labels(job_id: str, role: Role | None = None, *, attempt: int | None = None) -> dict[str, str]:

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind
-from rekindle.recovery.faults.tables.escalation import Change
 from rekindle.recovery.faults.tables.keys import ascend_key
 from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency, Verdict
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 # A rank with any other kind of fault ends, or reports the fault itself.
 CERTAIN = (FaultKind.DEVICE, FaultKind.NODE, FaultKind.NODE_LOST, FaultKind.EVICTION)
 
 
-class Judge(Protocol):
-    """Define the queries of this module to the tables (`recovery.faults.tables.tables.Tables`)."""
-
-    def exit(self, exit_: Exit) -> Verdict: ...
-    def text(self, message: str) -> Verdict: ...
-    def kernel_line(self, line: str) -> Verdict: ...
-    def xid(self, number: int) -> Verdict: ...
-    def ascend(self, code: str, severity: Severity | None, origin: FaultOrigin) -> Verdict: ...
-    def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]: ...
-    def node_condition(self, condition: str, status: str) -> Verdict: ...
-    def pod_reason(self, reason: str) -> Verdict: ...
-
-
 def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
-    judge: Judge,
+    judge: Tables,
     exit_: Exit,
     error: ErrorRecord | None,
     *,
@@ -128,7 +117,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"{self.source.value} {self.what} on {where or f'node {self.node}'}"
 
 
-def verdict_of(judge: Judge, sign: HealthEvent) -> Verdict:
+def verdict_of(judge: Tables, sign: HealthEvent) -> Verdict:
     """Look a sign up. Raises UsageError: the sign is invalid."""
     what = sign.what.strip()
     if sign.source is not EventSource.ASCEND and (sign.severity, sign.origin) != (None, None):

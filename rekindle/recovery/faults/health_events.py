@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rekindle.recovery.faults.classification import (
     EventSource,
     HealthEvent,
-    Judge,
     gravest,
     verdict_of,
 )
@@ -15,6 +15,9 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.tables.escalation import Change
 from rekindle.recovery.faults.tables.verdict import Verdict
 from rekindle.recovery.journal import journal
+
+if TYPE_CHECKING:
+    from rekindle.recovery.faults.tables.tables import Tables
 
 _Place = tuple[str, int]  # a host and the number of its device
 
@@ -55,7 +58,7 @@ class HealthEventLog:
             self._answered.pop(place, None)
         return True
 
-    def recall(self, judge: Callable[[], Judge]) -> None:
+    def recall(self, judge: Callable[[], Tables]) -> None:
         """Mark the signs that earlier coordinators have answered as answered.
 
         `judge` reads the tables, which takes a moment. The method calls it only if there are signs.
@@ -68,7 +71,7 @@ class HealthEventLog:
             self.answer(host, device, verdict_of(judge(), sign))
         self.worse(judge(), until)
 
-    def worse(self, judge: Judge, now: float) -> list[tuple[str, int, Verdict]]:
+    def worse(self, judge: Tables, now: float) -> list[tuple[str, int, Verdict]]:
         """Return devices (host, number) whose codes occur too often or last too long, once each."""
         found = []
         for place, changes in self._changes.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from rekindle import names
 from rekindle.recovery.journal.journal import (
@@ -16,10 +17,12 @@ from rekindle.recovery.journal.journal import (
     Stopping,
 )
 
+E = TypeVar("E", bound=Event)
 
-def newest(history: Iterable[AnyEvent]) -> list[AnyEvent]:
+
+def newest(history: Iterable[E]) -> list[E]:
     """Return the part of the history that belongs to the newest attempt."""
-    part: list[AnyEvent] = []
+    part: list[E] = []
     for event in history:
         if isinstance(event, JobStarted):
             part = []
@@ -66,10 +69,6 @@ def nodes_missing(history: Iterable[AnyEvent]) -> list[int]:
 
 def under_way(events: Iterable[Event]) -> int | None:
     """Return the attempt that has started and not ended, or None."""
-    found: int | None = None
-    for event in events:
-        if isinstance(event, JobStarted):
-            found = event.attempt
-        elif isinstance(event, Ended):
-            found = None
-    return found
+    own = newest(events)
+    over = any(isinstance(event, Ended) for event in own)
+    return None if over else next((e.attempt for e in own if isinstance(e, JobStarted)), None)

@@ -382,8 +382,6 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.faults.append(fault)
             incident.reason = f"{fault.message}; another node is asked for"
             incident.detected = incident.first_step = event.at
-        case _:
-            pass
 
 
 def waits_for_approval(events: Iterable[Event]) -> Decided | None:

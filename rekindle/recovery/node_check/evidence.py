@@ -27,22 +27,20 @@ def blocks(nodes: Sequence[int]) -> list[list[int]]:
     return [block for block in found if len(block) > 1]
 
 
+# The pairs of each round, by the size of the block; the numbers are places in the block.
+_MEETINGS: dict[int, tuple[tuple[Edge, ...], ...]] = {
+    2: (((0, 1),), (), ()),
+    3: (((0, 1),), ((1, 2),), ((0, 2),)),
+    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))),
+}
+
+
 def within(nodes: Sequence[int]) -> list[list[Edge]]:
     """Return three rounds of pairs in which every two nodes of a block meet."""
     rounds: list[list[Edge]] = [[], [], []]
     for block in blocks(nodes):
-        a, b, *rest = block
-        if not rest:
-            rounds[0].append((a, b))
-        elif len(rest) == 1:
-            for found, edge in zip(rounds, ((a, b), (b, rest[0]), (a, rest[0])), strict=True):
-                found.append(edge)
-        else:
-            c, d = rest
-            for found, edges in zip(
-                rounds, (((a, b), (c, d)), ((a, c), (b, d)), ((a, d), (b, c))), strict=True
-            ):
-                found.extend(edges)
+        for found, pairs in zip(rounds, _MEETINGS[len(block)], strict=True):
+            found += [(block[one], block[other]) for one, other in pairs]
     return rounds
 
 
@@ -181,9 +179,10 @@ class Evidence:
     """Hold all measurements of some nodes.
 
     `beside_ranks` means that ranks held the devices during the measurements. `pairs` holds pairs in
-    a block, and pairs of a suspect and a reference node. `across` holds pairs of different blocks,
-    each once, before any reference node is used. They are separate, because a link between blocks
-    does not prove a fault of a node. But a node that has worked well across blocks is not at fault.
+    a block, and pairs of a suspect and a reference node. `pairs_of` holds them by node. `across`
+    holds pairs of different blocks, each once, before any reference node is used. They are
+    separate, because a link between blocks does not prove a fault of a node. But a node that has
+    worked well across blocks is not at fault.
     """
 
     def __init__(self, nodes: Iterable[int], *, beside_ranks: bool = False) -> None:
@@ -194,26 +193,23 @@ class Evidence:
         self.across: dict[Edge, Pair] = {}
         self._across_of: dict[int, Pair] = {}
         self._edges_across: dict[Edge, None] | None = None
-        self._pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
+        self.pairs_of: dict[int, list[Pair]] = {node: [] for node in self.nodes}
         self._usual: dict[Measurement, float] = {}  # time of healthy nodes, computed on demand
 
     def add(self, result: Alone | Pair, node: int = -1) -> None:
         """Add the result of a node alone, or of a pair."""
         self._usual.clear()
-        if isinstance(result, Pair) and self._is_across(result):
-            self.across[result.nodes] = result
-            self._across_of |= dict.fromkeys(result.nodes, result)
-        elif isinstance(result, Pair):
-            self.pairs.append(result)
-            for each in result.nodes:
-                self._pairs_of[each].append(result)
-        else:
+        if not isinstance(result, Pair):
             self.alone[node].append(result)
             self._edges_across = None
-
-    def _is_across(self, pair: Pair) -> bool:
         # A pair that has met across blocks may meet again when one of them is a reference node.
-        return pair.nodes in self.edges_across and pair.nodes not in self.across
+        elif result.nodes in self.edges_across and result.nodes not in self.across:
+            self.across[result.nodes] = result
+            self._across_of |= dict.fromkeys(result.nodes, result)
+        else:
+            self.pairs.append(result)
+            for each in result.nodes:
+                self.pairs_of[each].append(result)
 
     @property
     def working(self) -> list[int]:
@@ -259,7 +255,7 @@ class Evidence:
         A temporary disturbance slows a healthy node only once, but a slow node is always slow.
         """
         if part is Measurement.LINK:
-            own = [pair.seconds for pair in self.pairs_of(node) if not pair.error]
+            own = [pair.seconds for pair in self.pairs_of[node] if not pair.error]
         else:
             own = [each.seconds[part] for each in self.alone[node] if part in each.seconds]
         return min(own, default=None)
@@ -281,13 +277,9 @@ class Evidence:
 
     # ---- nodes in pairs
 
-    def pairs_of(self, node: int) -> list[Pair]:
-        """Return the results of a node with others."""
-        return self._pairs_of[node]
-
     def worked_with(self, node: int) -> set[int]:
         """Return the nodes with which a collective of the node succeeded."""
-        return {_other(pair, node) for pair in self.pairs_of(node) if not pair.error}
+        return {_other(pair, node) for pair in self.pairs_of[node] if not pair.error}
 
     def reaches_across(self, node: int) -> bool:
         """Return whether the collective with a node of another block succeeded."""
@@ -295,7 +287,7 @@ class Evidence:
 
     def failed_with(self, node: int) -> set[int]:
         """Return the nodes with which a collective failed, and none succeeded."""
-        tried = [pair for pair in self.pairs_of(node) if pair.error and self.is_measured(pair)]
+        tried = [pair for pair in self.pairs_of[node] if pair.error and self.is_measured(pair)]
         return {_other(pair, node) for pair in tried} - self.worked_with(node)
 
 

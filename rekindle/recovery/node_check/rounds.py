@@ -84,7 +84,7 @@ def _with_references(evidence: Evidence, limits: NodeCheckLimits, later: set[Edg
     for node in evidence.nodes:
         if evidence.is_broken(node) or node in references:
             continue
-        met = {other for pair in evidence.pairs_of(node) for other in pair.nodes}
+        met = {other for pair in evidence.pairs_of[node] for other in pair.nodes}
         fresh = [each for each in free if each not in met]
         if fresh and sum(node in edge for edge in later) < REFERENCE_NODES:
             free.remove(fresh[0])

@@ -225,7 +225,7 @@ def _failed(
     evidence: Evidence, node: int, references: set[int], called: Mapping[int, str]
 ) -> tuple[Health, str] | None:
     """Return the verdict on a node without a successful collective, if it has tried some."""
-    tried = evidence.pairs_of(node)
+    tried = evidence.pairs_of[node]
     if not tried or _works(evidence, node):
         return None
     errors = [pair.error for pair in tried if evidence.is_measured(pair)]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rekindle.errors import UsageError
-from rekindle.recovery.policy.policy import ALLOWABLE, INNER, MOST, Policy, Strategy
+from rekindle.recovery.policy.policy import ALLOWABLE, INNER, JOBS, MOST, Policy, Strategy
 
 UNLIMITED = MOST  # MindCluster has no bound if no limit is given
 
@@ -33,7 +33,7 @@ _LABELS = (PROCESS_RECOVER, FAULT_SCHEDULING, FAULT_RETRY_TIMES, POD_RESCHEDULIN
 KNOWN = (*_MODELARTS, *_LABELS, RECOVER_STRATEGY, WAIT_RESCHEDULE)
 
 _MOST_RETRIES = 100
-_SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
+SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
 _RECOVERING = {
     "retry": Strategy.RETRY,
     "recover": Strategy.RECOVER,
@@ -46,8 +46,7 @@ _OWN_OF_MODELARTS = (
     Strategy.HANG_RESTART,
     Strategy.RESTART,
     Strategy.RESCHEDULE_POD,
-    Strategy.RESCHEDULE_JOB_ISOLATED,
-    Strategy.RESCHEDULE_JOB,
+    *JOBS,
 )
 
 
@@ -67,11 +66,7 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
     pods = _number(own, POD_RETRY_NUM, 1, 128) or 0
     chosen: set[Strategy] = set()
     if retries:
-        chosen = {
-            Strategy.RESTART,
-            Strategy.RESCHEDULE_JOB_ISOLATED,
-            Strategy.RESCHEDULE_JOB,
-        }
+        chosen = {Strategy.RESTART, *JOBS}
         chosen |= {Strategy.HANG_RESTART} if _flag(own, HANG_RETRY) else set()
         chosen |= {Strategy.RESCHEDULE_POD} if pods else set()
     base = base or Policy()
@@ -120,12 +115,12 @@ def from_mindcluster(
     """
     base = Policy(strategies=())
     process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
-    scheduling = _choice(labels, FAULT_SCHEDULING, _SCHEDULING, "off")
+    scheduling = _choice(labels, FAULT_SCHEDULING, SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
     inner = _recovering(annotations)
     chosen = set(inner) if process else set()
     if scheduling != "off":
-        chosen |= {Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB}
+        chosen |= {*JOBS}
         if labels.get(POD_RESCHEDULING) == "on":
             chosen.add(Strategy.RESCHEDULE_POD)
     backoff = backoff_limit if backoff_limit and backoff_limit > 0 else UNLIMITED
@@ -173,8 +168,7 @@ def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int 
 
 def _places_jobs(policy: Policy) -> bool:
     """Return whether the platform may place the whole job again."""
-    rungs = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
-    return policy.max_reschedules > 0 and any(rung in policy.strategies for rung in rungs)
+    return policy.max_reschedules > 0 and any(each in policy.strategies for each in JOBS)
 
 
 def _merge(

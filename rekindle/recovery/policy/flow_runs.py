@@ -24,10 +24,10 @@ from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Verdict
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Past, Situation
-from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.recovery.policy.policy import JOBS, Policy, Strategy
 
 # A repeated run is another process, on any node; nothing is isolated.
-AGAIN = (Strategy.RESTART, Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
+AGAIN = (Strategy.RESTART, *JOBS)
 
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
@@ -122,7 +122,7 @@ def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> D
         session=False,
         formed=False,
         newest=0,
-        engine=AGAIN[1:],
+        engine=JOBS,
         incident=number,
         past=tuple(past),
     )

@@ -12,6 +12,15 @@ import msgspec
 # later generation may repeat a step with slightly different results, which makes another state.
 Made = tuple[int, int]
 
+# (generation, clean): states after `clean` steps, of generations up to this one, may be invalid.
+Suspicion = tuple[int, int]
+
+
+def is_clean(made: Made, suspicions: Iterable[Suspicion]) -> bool:
+    """Return whether no report concerns this state."""
+    step, generation = made
+    return all(generation > told or step <= clean for told, clean in suspicions)
+
 
 class StateSource(str, enum.Enum):
     """Name the sources of a rank's training state, the nearest first."""

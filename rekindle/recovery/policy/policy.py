@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rekindle.settings import CHOICES, check_limits
+from rekindle.settings import CHOICES, check_limits, choices_of
 
 
 class Strategy(str, enum.Enum):
@@ -37,11 +37,8 @@ class Stragglers(str, enum.Enum):
 
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
 ANEW = (Strategy.HANG_RESTART, Strategy.RESTART)
-OUTER = (
-    Strategy.RESCHEDULE_POD,
-    Strategy.RESCHEDULE_JOB_ISOLATED,
-    Strategy.RESCHEDULE_JOB,
-)
+JOBS = (Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
+OUTER = (Strategy.RESCHEDULE_POD, *JOBS)
 LADDER = (*INNER, *ANEW, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
@@ -206,7 +203,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Raises ValueError: a strategy is not allowed or occurs twice, or a number is outside its
         limits.
         """
-        for name, choice in (("strategies", ALLOWABLE), ("approve", LADDER)):
+        for name, choice in choices_of(Policy).items():
             _check_strategies(name, getattr(self, name), choice)
         check_limits(self, "policy")
 

@@ -9,7 +9,7 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import INNER, Policy, Strategy
+from rekindle.recovery.policy.policy import INNER, JOBS, Policy, Strategy
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -162,7 +162,8 @@ def _reschedule_job_isolated(policy: Policy, case: Situation) -> Option | None:
 def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
     """Place the job again, if no other strategy helps or a pod's reschedule has failed."""
     fault = case.fault
-    degraded = case.failed_already(Strategy.RESCHEDULE_POD) or _user_wore_it_out(case)
+    worn_out_by_user = fault.user_caused and (fault.reset_failed or bool(case.worn_out))
+    degraded = case.failed_already(Strategy.RESCHEDULE_POD) or worn_out_by_user
     isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
     if fault.kind is FaultKind.HANG or (isolates and not degraded):
         return None
@@ -243,10 +244,6 @@ def _comes_back(policy: Policy, case: Situation) -> str:
     return "a new node may come to the host that is to be left" if possible else ""
 
 
-def _user_wore_it_out(case: Situation) -> bool:
-    return case.fault.user_caused and (case.fault.reset_failed or bool(case.worn_out))
-
-
 # ---- obstacles of a strategy
 
 
@@ -325,8 +322,7 @@ def _same_place(case: Situation) -> list[Strategy]:
 
 
 def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
-    both = (Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED)
-    used = history.used(case.past, both)
+    used = history.used(case.past, JOBS)
     if history.counts(case.fault) and used >= policy.max_reschedules:
         return f"{used} of {policy.max_reschedules} reschedules are used"
     return _not_offered(strategy, case)

@@ -16,7 +16,7 @@ from training_jobs.record import Record
 from waiting import bound_s
 
 from rekindle.engines.kubernetes.manifests.render import render
-from rekindle.engines.kubernetes.preflight.permissions import needed, useful
+from rekindle.engines.kubernetes.preflight.preflight import needed, useful
 from rekindle.errors import JobError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal

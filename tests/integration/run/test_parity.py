@@ -15,7 +15,8 @@ from jobs import Place, Run
 from waiting import run_command
 
 from rekindle import names
-from rekindle.cli import run_options as arguments
+from rekindle.cli.options import add
+from rekindle.cli.run_options import RUN
 
 TELL = """
 import json, os, sys, threading
@@ -151,7 +152,7 @@ def test_every_option_of_torchrun_is_taken() -> None:
     from torch.distributed.run import get_args_parser
 
     parser = argparse.ArgumentParser()
-    arguments.add_run_arguments(parser)
+    add(parser, RUN)
     known = {spelling for action in parser._actions for spelling in action.option_strings}
     theirs = {s for action in get_args_parser()._actions for s in action.option_strings}
     assert theirs <= known, sorted(theirs - known)

@@ -7,13 +7,14 @@ import argparse
 import pytest
 
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.run_options import add_run_arguments
+from rekindle.cli.options import add
+from rekindle.cli.run_options import RUN
 from rekindle.cli.run_spec import read_spec
 
 
 def parsed(*options: str) -> tuple[object, Retention]:
     parser = argparse.ArgumentParser()
-    add_run_arguments(parser)
+    add(parser, RUN)
     spec = read_spec(parser.parse_args([*options, "train.py"]))
     return spec.checkpoint_every, spec.keep
 

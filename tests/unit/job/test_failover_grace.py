@@ -9,7 +9,8 @@ from jobs.driver import Driver, spec_of
 from jobs.trained import trained
 
 from rekindle import names
-from rekindle.cli.run_options import add_run_arguments
+from rekindle.cli.options import add
+from rekindle.cli.run_options import RUN
 from rekindle.cli.run_spec import read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import check
@@ -61,5 +62,5 @@ def test_the_command_line_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator knows the job's description, not the environment it was described in."""
     monkeypatch.setenv(names.ENV_FAILOVER_GRACE, "7")
     parser = argparse.ArgumentParser()
-    add_run_arguments(parser)
+    add(parser, RUN)
     assert read_spec(parser.parse_args(["train.py"])).failover_grace_s == 7.0

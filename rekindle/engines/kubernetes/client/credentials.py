@@ -34,13 +34,15 @@ class Credentials:
     The client repeats a kubeconfig's command when the token expires, and reads a service account's
     token every minute. It keeps other tokens forever. Raises UsageError: there is no cluster, or
     its file, context or user is invalid.
+
+    trouble: the error of the last attempt to read the credentials; "": there was no error.
     """
 
     def __init__(self, kubeconfig: str = "", context: str = "") -> None:
         self._kubeconfig = kubeconfig
         self._context = context
         self.configuration = Configuration()
-        self._trouble = ""
+        self.trouble = ""
         where = kubeconfig or _USUAL
         try:
             self._read()
@@ -50,13 +52,8 @@ class Credentials:
                 "--context NAME"
             ) from error
         settings = self.configuration
-        if self._trouble and not (settings.api_key or settings.cert_file):
-            raise UsageError(f"the kubeconfig's user cannot log in: {self._trouble} ({where})")
-
-    @property
-    def trouble(self) -> str:
-        """Return the error of the last attempt to read the credentials; "": there was no error."""
-        return self._trouble
+        if self.trouble and not (settings.api_key or settings.cert_file):
+            raise UsageError(f"the kubeconfig's user cannot log in: {self.trouble} ({where})")
 
     def connections(self) -> urllib3.PoolManager:
         """Return a pool without open connections that uses the settings for proxies and TLS."""
@@ -86,7 +83,7 @@ class Credentials:
         try:
             self._read()
         except _UNREADABLE as error:
-            self._trouble = str(error)
+            self.trouble = str(error)
         return bool(self.configuration.api_key != before)
 
     def _read(self) -> None:
@@ -111,7 +108,7 @@ class Credentials:
             logging.getLogger().removeHandler(ear)
             # On a terminal the command writes its messages to the terminal.
             above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
-            self._trouble = "; ".join(ear.heard) + above
+            self.trouble = "; ".join(ear.heard) + above
 
 
 class _Ear(logging.Handler):

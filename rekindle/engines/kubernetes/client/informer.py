@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +15,11 @@ from dataclasses import dataclass, field
 from rekindle.engines.kubernetes.client.api import Api, Object
 from rekindle.engines.kubernetes.client.errors import ApiError, ExpiredError, MissingObjectError
 from rekindle.engines.kubernetes.client.streams import Stream
+from rekindle.waiting import join_all
 
 WATCH_S = 290  # the server ends a watch after this time; the next watch continues from its version
 SILENCE_S = 320.0  # longer than a watch: after it the server, or the connection, is down
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-
-
-def _whole(found: Object) -> Object:
-    return found
 
 
 @dataclass(slots=True)
@@ -38,7 +34,7 @@ class Informer:
     path: str
     labels: str = ""
     fields: str = ""
-    keep: Callable[[Object], Object] = _whole
+    keep: Callable[[Object], Object] = lambda found: found
     objects: dict[str, Object] = field(default_factory=dict)
     lists: int = 0
     watches: int = 0
@@ -156,6 +152,4 @@ def beside(
         yield
     finally:
         stop()
-        deadline = time.monotonic() + limit_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        join_all(threads, limit_s)

@@ -63,10 +63,6 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether it has no order to end, so that its kubelet restarts its container."""
         return not self.ending and not self.is_over
 
-    def is_of(self, address: str, at: float) -> bool:
-        """Return whether it had this address at that time; the cluster assigns addresses again."""
-        return self.ip == address and self.created <= at
-
     def ran(self, at: float) -> bool:
         """Return whether its container has run since that time or earlier, without an end."""
         return 0 < self.started <= at

@@ -6,30 +6,23 @@ resumable training, AscendJob and process-level recovery.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from rekindle.engines.kubernetes.manifests import Manifest, given
 from rekindle.recovery.policy import annotations as words
 from rekindle.settings import CHOICES
-
-Manifest = dict[str, Any]
 
 FRAMEWORK = "framework"
 ACCELERATOR = "ring-controller.atlas"
 SCHEDULE_POLICY = "huawei.com/schedule_policy"
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 
-FRAMEWORKS = ("pytorch", "mindspore", "tensorflow")
-SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
-PROCESS = ("on", "pause", "off")
-SUB_HEALTHY = ("ignore", "graceExit", "forceExit", "hotSwitch")
-TOR_AFFINITY = ("large-model-schema", "normal-schema", "null")
-STRATEGIES = ("retry", "recover", "recover-in-place", "dump", "exit", "elastic-training")
-
 TRACE_FOLDER = "/user/cluster-info/datatrace-config"
 JOB_PORT, TTP_PORT, TASKD_PORT = 2222, 8000, 9601
+_PORTS = (("ascendjob-port", JOB_PORT), ("ttp-port", TTP_PORT), ("taskd-port", TASKD_PORT))
 _WAIT_MINDX_S = 60
 
 
@@ -39,7 +32,7 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     framework: Annotated[
         str,
         Meta(
-            extra={CHOICES: FRAMEWORKS},
+            extra={CHOICES: ("pytorch", "mindspore", "tensorflow")},
             description="Framework of an AscendJob; it names the roles of its pods.",
         ),
     ] = "pytorch"
@@ -52,7 +45,7 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     fault_scheduling: Annotated[
         str,
         Meta(
-            extra={CHOICES: ("", *SCHEDULING)},
+            extra={CHOICES: ("", *words.SCHEDULING)},
             description="Label fault-scheduling: whether MindCluster handles faults, and how.",
         ),
     ] = ""
@@ -68,17 +61,23 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     process_recover: Annotated[
         str,
         Meta(
-            extra={CHOICES: ("", *PROCESS)},
+            extra={CHOICES: ("", "on", "pause", "off")},
             description="Label process-recover-enable. Empty: on if recover_strategy is given.",
         ),
     ] = ""
     sub_healthy: Annotated[
         str,
-        Meta(extra={CHOICES: ("", *SUB_HEALTHY)}, description="Label subHealthyStrategy."),
+        Meta(
+            extra={CHOICES: ("", "ignore", "graceExit", "forceExit", "hotSwitch")},
+            description="Label subHealthyStrategy.",
+        ),
     ] = ""
     tor_affinity: Annotated[
         str,
-        Meta(extra={CHOICES: ("", *TOR_AFFINITY)}, description="Label tor-affinity."),
+        Meta(
+            extra={CHOICES: ("", "large-model-schema", "normal-schema", "null")},
+            description="Label tor-affinity.",
+        ),
     ] = ""
     podgroup_scheduling: Annotated[bool, Meta(description="Label podgroup-sched-enable.")] = False
     custom_job_key: Annotated[str, Meta(description="Label customJobKey.")] = ""
@@ -149,42 +148,38 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def job_labels(ascend: Ascend, *, process_level: bool) -> dict[str, str]:
     """Return the labels of the workload. process_level: MindCluster shall recover processes."""
     process = ascend.process_recover or ("on" if process_level else "")
-    return {
-        key: value
-        for key, value in (
-            (ACCELERATOR, ascend.accelerator),
-            (words.FAULT_SCHEDULING, ascend.fault_scheduling),
-            (words.FAULT_RETRY_TIMES, _number(ascend.fault_retry_times)),
-            (words.POD_RESCHEDULING, "on" if ascend.pod_rescheduling else ""),
-            (words.PROCESS_RECOVER, process),
-            ("subHealthyStrategy", ascend.sub_healthy),
-            ("tor-affinity", ascend.tor_affinity),
-            ("podgroup-sched-enable", "true" if ascend.podgroup_scheduling else ""),
-            ("customJobKey", ascend.custom_job_key),
-            ("custom-job-id", ascend.custom_job_id),
-        )
-        if value
-    }
+    return given(
+        {
+            ACCELERATOR: ascend.accelerator,
+            words.FAULT_SCHEDULING: ascend.fault_scheduling,
+            words.FAULT_RETRY_TIMES: _number(ascend.fault_retry_times),
+            words.POD_RESCHEDULING: "on" if ascend.pod_rescheduling else "",
+            words.PROCESS_RECOVER: process,
+            "subHealthyStrategy": ascend.sub_healthy,
+            "tor-affinity": ascend.tor_affinity,
+            "podgroup-sched-enable": "true" if ascend.podgroup_scheduling else "",
+            "customJobKey": ascend.custom_job_key,
+            "custom-job-id": ascend.custom_job_id,
+        }
+    )
 
 
 def job_annotations(ascend: Ascend, strategies: tuple[str, ...]) -> dict[str, str]:
     """Return the annotations of the workload."""
-    return {
-        key: value
-        for key, value in (
-            (words.RECOVER_STRATEGY, ",".join(strategies)),
-            (words.WAIT_RESCHEDULE, _number(ascend.wait_reschedule_timeout_s)),
-            (SCHEDULE_POLICY, ascend.schedule_policy),
-            ("sp-block", _number(ascend.sp_block)),
-            ("ra-block", _number(ascend.ra_block)),
-            ("huawei.com/recover_policy_path", ascend.recover_policy_path),
-            ("huawei.com/schedule_minAvailable", _number(ascend.min_available)),
-            ("huawei.com/affinity-config", ascend.affinity_config),
-            ("huawei.com/schedule.filter.faultCode", ascend.fault_filter_codes),
-            ("huawei.com/schedule.filter.faultLevel", ascend.fault_filter),
-        )
-        if value
-    }
+    return given(
+        {
+            words.RECOVER_STRATEGY: ",".join(strategies),
+            words.WAIT_RESCHEDULE: _number(ascend.wait_reschedule_timeout_s),
+            SCHEDULE_POLICY: ascend.schedule_policy,
+            "sp-block": _number(ascend.sp_block),
+            "ra-block": _number(ascend.ra_block),
+            "huawei.com/recover_policy_path": ascend.recover_policy_path,
+            "huawei.com/schedule_minAvailable": _number(ascend.min_available),
+            "huawei.com/affinity-config": ascend.affinity_config,
+            "huawei.com/schedule.filter.faultCode": ascend.fault_filter_codes,
+            "huawei.com/schedule.filter.faultLevel": ascend.fault_filter,
+        }
+    )
 
 
 def _number(value: int | None) -> str:
@@ -228,7 +223,9 @@ def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level:
         folders.append(("ascend-driver", driver, driver, True))
     return Extras(
         env=_env(place.device, process_level=process_level) if wanted(ascend.env) else [],
-        ports=_ports() if wanted(ascend.ports) else [],
+        ports=[{"name": name, "containerPort": port} for name, port in _PORTS]
+        if wanted(ascend.ports)
+        else [],
         mounts=[_mount(name, path, read_only=ro) for name, path, _, ro in folders],
         volumes=[{"name": name, "hostPath": {"path": source}} for name, _, source, _ in folders],
     )
@@ -247,11 +244,6 @@ def _env(device: str, *, process_level: bool) -> list[Manifest]:
             {"name": "TASKD_PROCESS_ENABLE", "value": "on"},
         ]
     return found
-
-
-def _ports() -> list[Manifest]:
-    named = (("ascendjob-port", JOB_PORT), ("ttp-port", TTP_PORT), ("taskd-port", TASKD_PORT))
-    return [{"name": name, "containerPort": port} for name, port in named]
 
 
 def field_of_pod(name: str, path: str) -> Manifest:

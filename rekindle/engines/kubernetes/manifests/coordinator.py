@@ -9,17 +9,15 @@ from __future__ import annotations
 import base64
 import copy
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from rekindle import names
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.labels import Names, Role
+from rekindle.engines.kubernetes.manifests import Manifest, given
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, Peer
 from rekindle.job.spec import JobSpec, job_directory
-
-Manifest = dict[str, Any]
 
 _USER = 65532  # a user id without an account; the image does not need to have it
 _PORT = "http"
@@ -70,13 +68,12 @@ def deployment(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
 
 
 def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
-    found: Manifest = {}
-    if pods.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
+    pull_secrets = [{"name": name} for name in pods.image_pull_secrets]
     claim = pods.coordinator.claim
     kept = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     told = {"secretName": Names.of(spec.job_id).secret, "defaultMode": 0o440}
-    return found | {
+    return {
+        **given({"imagePullSecrets": pull_secrets}),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -107,13 +104,11 @@ def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
 
 
 def _container(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
-    given = pods.coordinator
-    found: Manifest = {"name": "coordinator", "image": given.image or pods.image}
-    if pods.image_pull_policy:
-        found["imagePullPolicy"] = pods.image_pull_policy
-    requests = {"cpu": given.cpu, "memory": given.memory}
-    limits = {"memory": given.memory}
-    return found | {
+    own = pods.coordinator
+    return {
+        "name": "coordinator",
+        "image": own.image or pods.image,
+        **given({"imagePullPolicy": pods.image_pull_policy}),
         "command": [
             *("python", "-m", "rekindle.coordinator.pod_process"),
             *("--directory", directory(spec.job_id)),
@@ -127,8 +122,8 @@ def _container(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
         "ports": [{"name": _PORT, "containerPort": names.POD_PORT}],
         "readinessProbe": {"tcpSocket": {"port": _PORT}, "periodSeconds": 2},
         "resources": {
-            "requests": {key: value for key, value in requests.items() if value},
-            "limits": {key: value for key, value in limits.items() if value},
+            "requests": given({"cpu": own.cpu, "memory": own.memory}),
+            "limits": given({"memory": own.memory}),
         },
         "volumeMounts": [
             {"name": "record", "mountPath": names.POD_HOME},

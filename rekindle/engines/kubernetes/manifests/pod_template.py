@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
 from rekindle import names
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.labels import Names, Role
-from rekindle.engines.kubernetes.manifests import ascend
+from rekindle.engines.kubernetes.manifests import Manifest, ascend, given
 from rekindle.engines.kubernetes.manifests.settings import (
     KubernetesSettings,
     Volume,
@@ -20,8 +19,6 @@ from rekindle.engines.kubernetes.manifests.settings import (
 from rekindle.engines.kubernetes.manifests.strategic_merge import merge
 from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec
-
-Manifest = dict[str, Any]
 
 # The container name that the operator of a kind requires.
 _CONTAINERS = {
@@ -62,42 +59,41 @@ def pod_template(
         by_mindcluster=pods.by_mindcluster,
         process_level=pods.process_level,
     )
-    metadata: Manifest = {"labels": _labels(spec, pods, attempt)}
-    if pods.annotations:
-        metadata["annotations"] = dict(pods.annotations)
+    shared = given({"sizeLimit": pods.shared_memory})
     template = {
-        "metadata": metadata,
+        "metadata": given(
+            {"labels": _labels(spec, pods, attempt), "annotations": dict(pods.annotations)}
+        ),
         "spec": {
             **_placed(spec, pods),
-            **({"restartPolicy": restart} if restart else {}),
+            **given({"restartPolicy": restart}),
             "terminationGracePeriodSeconds": grace_s(spec, pods),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             **_network(spec, pods),
             "containers": [_container(spec, pods, extras)],
-            "volumes": [_shared_memory(pods), *map(_source, pods.volumes), *extras.volumes],
+            "volumes": [
+                {"name": "shm", "emptyDir": {"medium": "Memory"} | shared},
+                *map(_source, pods.volumes),
+                *extras.volumes,
+            ],
         },
     }
     _refuse_our_names(pods.pod_overrides)
     new = merge(template, pods.pod_overrides, "pod_overrides")
-    _keep_our_labels(template, new)
+    keep_our_labels(template, new, "pod_overrides")
     return new
 
 
 def _labels(spec: JobSpec, pods: KubernetesSettings, attempt: int) -> dict[str, str]:
-    found = dict(pods.labels)
-    if pods.ascend.accelerator:
-        found[ascend.ACCELERATOR] = pods.ascend.accelerator
-    return found | labels.labels(spec.job_id, Role.WORKER, attempt=attempt)
+    kind = given({ascend.ACCELERATOR: pods.ascend.accelerator})
+    return pods.labels | kind | labels.labels(spec.job_id, Role.WORKER, attempt=attempt)
 
 
 def _container(spec: JobSpec, pods: KubernetesSettings, extras: ascend.Extras) -> Manifest:
-    found: Manifest = {"name": container_name(pods.kind), "image": pods.image}
-    if pods.image_pull_policy:
-        found["imagePullPolicy"] = pods.image_pull_policy
-    found["command"] = ["rekindle", "run", "--coordinator", address(spec, pods)]
-    found["command"] += ["--join-timeout", JOIN_S, "--local-addr", f"$({names.ENV_POD_IP})"]
-    found["env"] = [
+    command = ["rekindle", "run", "--coordinator", address(spec, pods)]
+    command += ["--join-timeout", JOIN_S, "--local-addr", f"$({names.ENV_POD_IP})"]
+    env = [
         {
             "name": names.ENV_SECRET,
             "valueFrom": {
@@ -110,45 +106,47 @@ def _container(spec: JobSpec, pods: KubernetesSettings, extras: ascend.Extras) -
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *extras.env,
     ]
-    if pods.env_from_secrets:
-        found["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
-    if extras.ports:
-        found["ports"] = extras.ports
-    found["resources"] = _resources(spec, pods)
-    found["volumeMounts"] = [
-        {"name": "shm", "mountPath": _SHM},
-        *map(_mount, pods.volumes),
-        *extras.mounts,
-    ]
-    found["terminationMessagePolicy"] = "FallbackToLogsOnError"
-    found["securityContext"] = {"allowPrivilegeEscalation": False}
-    return found
+    return {
+        "name": container_name(pods.kind),
+        "image": pods.image,
+        **given({"imagePullPolicy": pods.image_pull_policy}),
+        "command": command,
+        "env": env,
+        **given(
+            {
+                "envFrom": [{"secretRef": {"name": name}} for name in pods.env_from_secrets],
+                "ports": extras.ports,
+            }
+        ),
+        "resources": _resources(spec, pods),
+        "volumeMounts": [
+            {"name": "shm", "mountPath": _SHM},
+            *map(_mount, pods.volumes),
+            *extras.mounts,
+        ],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
 
 
 def _resources(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     """Return requests and limits. CPUs have no limit, so that a pod may use idle ones."""
-    limits: Manifest = {"memory": pods.memory} if pods.memory else {}
-    if count := devices(spec, pods):
-        limits[pods.device] = str(count)
-    requests = ({"cpu": pods.cpu} if pods.cpu else {}) | limits
-    return {name: value for name, value in (("requests", requests), ("limits", limits)) if value}
+    count = devices(spec, pods)
+    limits = given({"memory": pods.memory, pods.device: str(count) if count else ""})
+    return given({"requests": given({"cpu": pods.cpu}) | limits, "limits": limits})
 
 
 def _placed(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
-    found: Manifest = {}
-    if pods.service_account:
-        found["serviceAccountName"] = pods.service_account
-    if pods.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in pods.image_pull_secrets]
-    if pods.priority_class:
-        found["priorityClassName"] = pods.priority_class
-    if pods.node_selector:
-        found["nodeSelector"] = dict(pods.node_selector)
-    if affinity := _affinity(spec, pods):
-        found["affinity"] = affinity
-    if pods.tolerations:
-        found["tolerations"] = [dict(one) for one in pods.tolerations]
-    return found
+    return given(
+        {
+            "serviceAccountName": pods.service_account,
+            "imagePullSecrets": [{"name": name} for name in pods.image_pull_secrets],
+            "priorityClassName": pods.priority_class,
+            "nodeSelector": dict(pods.node_selector),
+            "affinity": _affinity(spec, pods),
+            "tolerations": [dict(one) for one in pods.tolerations],
+        }
+    )
 
 
 def _affinity(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
@@ -171,24 +169,20 @@ def _network(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     return found
 
 
-def _shared_memory(pods: KubernetesSettings) -> Manifest:
-    limit = {"sizeLimit": pods.shared_memory} if pods.shared_memory else {}
-    return {"name": "shm", "emptyDir": {"medium": "Memory"} | limit}
+# The field of a pod's volume for each source, and the field below it that names the source.
+_SOURCES = {
+    "claim": ("persistentVolumeClaim", "claimName"),
+    "host_path": ("hostPath", "path"),
+    "config_map": ("configMap", "name"),
+    "secret": ("secret", "secretName"),
+}
 
 
 def _source(volume: Volume) -> Manifest:
-    found: Manifest = {"name": volume.name}
-    if volume.claim:
-        found["persistentVolumeClaim"] = {"claimName": volume.claim}
-    elif volume.host_path:
-        found["hostPath"] = {"path": volume.host_path}
-    elif volume.config_map:
-        found["configMap"] = {"name": volume.config_map}
-    elif volume.secret:
-        found["secret"] = {"secretName": volume.secret}
-    else:
-        found["emptyDir"] = {}
-    return found
+    for field, (kind, name) in _SOURCES.items():
+        if source := getattr(volume, field):
+            return {"name": volume.name, kind: {name: source}}
+    return {"name": volume.name, "emptyDir": {}}
 
 
 def _mount(volume: Volume) -> Manifest:
@@ -208,15 +202,15 @@ def _refuse_our_names(patch: Manifest) -> None:
                 raise UsageError(f"pod_overrides: {name} is set by Rekindle itself; leave it out")
 
 
-def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
-    """Check a patch.
+def keep_our_labels(manifest: Manifest, patched: Manifest, name: str) -> None:
+    """Check a patch of this name.
 
-    Raises UsageError: it changes a label by which Rekindle finds the job's pods.
+    Raises UsageError: it changes a label by which Rekindle finds the job's objects.
     """
     kept = (patched.get("metadata") or {}).get("labels") or {}
-    for key, value in template["metadata"]["labels"].items():
+    for key, value in manifest["metadata"]["labels"].items():
         if key.startswith(labels.PREFIX) and kept.get(key) != value:
-            raise UsageError(f"pod_overrides: label {key} is set by Rekindle itself; leave it out")
+            raise UsageError(f"{name}: label {key} is set by Rekindle itself; leave it out")
 
 
 def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:

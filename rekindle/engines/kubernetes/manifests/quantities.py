@@ -16,21 +16,11 @@ _UNITS = {
     **{unit: Decimal(1024) ** (place + 1) for place, unit in enumerate(_BINARY)},
     **{unit: Decimal(1000) ** (place - 3) for place, unit in enumerate(_DECIMAL)},
 }
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _KEY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-_CIDR = re.compile(r"[0-9a-fA-F.:]+/\d{1,3}")
-
-
-def is_label(text: str) -> bool:
-    """Return whether this is a DNS label."""
-    return bool(_LABEL.fullmatch(text))
-
-
-def is_cidr(text: str) -> bool:
-    """Return whether this looks like a range of addresses."""
-    return bool(_CIDR.fullmatch(text))
+CIDR = re.compile(r"[0-9a-fA-F.:]+/\d{1,3}")
 
 
 def quantity(where: str, text: str) -> None:
@@ -51,7 +41,7 @@ def amount(text: object) -> Decimal:
 
 def label(where: str, text: str) -> None:
     """Check a DNS label. Raises UsageError: it is invalid."""
-    if not _LABEL.fullmatch(text):
+    if not LABEL.fullmatch(text):
         raise UsageError(
             f"{where} is {text!r}; use at most 63 of a-z 0-9 -, a letter or digit at both ends"
         )

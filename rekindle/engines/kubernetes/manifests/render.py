@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 
 from rekindle.engines.kubernetes import labels
-from rekindle.engines.kubernetes.manifests import ascend, coordinator
+from rekindle.engines.kubernetes.manifests import Manifest, ascend, coordinator
 from rekindle.engines.kubernetes.manifests.kinds.base import Adapter, Rendered
 from rekindle.engines.kubernetes.manifests.kinds.batch import INDEXED_JOB, JOBSET
 from rekindle.engines.kubernetes.manifests.kinds.kubeflow import PYTORCHJOB, TRAINJOB
 from rekindle.engines.kubernetes.manifests.kinds.volcano import ASCENDJOB, VOLCANO_JOB
-from rekindle.engines.kubernetes.manifests.pod_template import keep_off, pod_template
+from rekindle.engines.kubernetes.manifests.pod_template import (
+    keep_off,
+    keep_our_labels,
+    pod_template,
+)
 from rekindle.engines.kubernetes.manifests.settings import (
     IsolationMode,
     KubernetesSettings,
@@ -22,8 +26,6 @@ from rekindle.engines.kubernetes.manifests.strategic_merge import merge
 from rekindle.engines.kubernetes.manifests.validation import check_pods
 from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec, KeepsOff
-
-Manifest = dict[str, Any]
 
 _ADAPTERS: dict[WorkloadKind, Adapter] = {
     WorkloadKind.INDEXED_JOB: INDEXED_JOB,
@@ -133,9 +135,7 @@ def _patched(workload: Manifest, pods: KubernetesSettings) -> Manifest:
             raise UsageError(
                 f"overrides: {'.'.join(where)} cannot be changed: it is how the job is found again"
             )
-    for key, value in workload["metadata"]["labels"].items():
-        if key.startswith(labels.PREFIX) and _at(new, ("metadata", "labels", key)) != value:
-            raise UsageError(f"overrides: label {key} is set by Rekindle itself; leave it out")
+    keep_our_labels(workload, new, "overrides")
     return new
 
 

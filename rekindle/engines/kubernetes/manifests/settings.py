@@ -9,11 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from rekindle.engines.kubernetes.manifests.ascend import STRATEGIES, Ascend
+from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.job.spec import JobSpec
 from rekindle.settings import CHOICES
-
-PULL = ("", "Always", "IfNotPresent", "Never")
 
 
 class WorkloadKind(str, enum.Enum):
@@ -163,7 +161,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     image_pull_policy: Annotated[
         str,
         Meta(
-            extra={CHOICES: PULL},
+            extra={CHOICES: ("", "Always", "IfNotPresent", "Never")},
             title="Image pull policy",
             description="When the node pulls images. Empty: the default of the cluster.",
         ),
@@ -290,7 +288,12 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     recover_strategy: Annotated[
         tuple[str, ...],
         Meta(
-            extra={CHOICES: STRATEGIES},
+            extra={
+                CHOICES: (
+                    *("retry", "recover", "recover-in-place"),
+                    *("dump", "exit", "elastic-training"),
+                )
+            },
             title="MindCluster's strategies",
             description="Strategies of MindCluster for processes, in its order; for the kind "
             "ascendjob.",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.errors import UsageError
-
-Manifest = dict[str, Any]
 
 PATCH = "$patch"
 _DELETE, _REPLACE = "delete", "replace"
@@ -59,14 +58,14 @@ def _map(old: Manifest, patch: Manifest, where: str) -> Manifest:
         at = f"{where}.{key}" if where else str(key)
         if value is None or _is_deletion(value, at):
             new.pop(key, None)
-        elif key in old and old[key] is not None:
-            new[key] = _value(key, old[key], value, at)
         else:
-            new[key] = _fresh(key, value, at)
+            new[key] = _value(key, old.get(key), value, at)
     return new
 
 
 def _value(key: str, old: Any, value: Any, where: str) -> Any:
+    if old is None:  # as if an empty value existed
+        old = {} if isinstance(value, dict) else [] if isinstance(value, list) else ""
     if isinstance(old, dict) != isinstance(value, dict) or (
         isinstance(old, list) != isinstance(value, list)
     ):
@@ -96,15 +95,6 @@ def _list(key: str, old: list[Any], patch: list[Any], where: str) -> list[Any]:
         else:
             new.append(_clean(item, at))
     return new
-
-
-def _fresh(key: str, value: Any, where: str) -> Any:
-    """Return the value of a patch for an absent field, as if an empty one existed."""
-    if isinstance(value, dict):
-        return _map({}, value, where)
-    if isinstance(value, list):
-        return _list(key, [], value, where)
-    return value
 
 
 def _clean(value: Any, where: str) -> Any:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 
+import msgspec
+
 from rekindle.checkpoints.location import S3Location, parse
 from rekindle.engines.kubernetes.labels import PREFIX
-from rekindle.engines.kubernetes.manifests import ascend as words
 from rekindle.engines.kubernetes.manifests import quantities as check
-from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
-    PULL,
     KubernetesSettings,
     Volume,
     WorkloadKind,
@@ -20,7 +19,7 @@ from rekindle.engines.kubernetes.manifests.settings import (
 )
 from rekindle.errors import UsageError
 from rekindle.job.spec import Framework, JobSpec
-from rekindle.settings import check_limits
+from rekindle.settings import check_limits, choices_of
 
 _TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 
@@ -66,13 +65,25 @@ def check_words(pods: KubernetesSettings) -> None:
         raise UsageError(str(error)) from error
     if not pods.image.strip() or any(sign.isspace() for sign in pods.image):
         raise UsageError(f"image is {pods.image!r}; name the image that holds the training script")
+    _check_choices(pods)
+    _check_choices(pods.ascend, "ascend.")
     _check_names(pods)
     _check_amounts(pods)
     _check_keys(pods)
     _check_volumes(pods)
     _check_coordinator(pods)
     _check_recovery(pods)
-    check_ascend(pods.ascend)
+    for name in ("accelerator", "custom_job_key", "custom_job_id"):
+        check.value(f"ascend.{name}", getattr(pods.ascend, name))
+
+
+def _check_choices(settings: msgspec.Struct, prefix: str = "") -> None:
+    """Check the texts that have choices. Raises UsageError: one of them is no choice."""
+    for name, choices in choices_of(type(settings)).items():
+        said = getattr(settings, name)
+        for word in (said,) if isinstance(said, str) else said:
+            if word not in choices:
+                raise check.no_choice(f"{prefix}{name}", word, filter(None, choices))
 
 
 def _check_names(pods: KubernetesSettings) -> None:
@@ -87,8 +98,6 @@ def _check_names(pods: KubernetesSettings) -> None:
             check.subdomain(where, name)
     if pods.queue:
         check.subdomain("queue", pods.queue)
-    if pods.image_pull_policy not in PULL:
-        raise check.no_choice("image_pull_policy", pods.image_pull_policy, PULL[1:])
     if pods.device:
         check.device(pods.device)
     if pods.topology_key:
@@ -141,7 +150,7 @@ def _check_volumes(pods: KubernetesSettings) -> None:
     paths: set[str] = set()
     for volume in pods.volumes:
         where = f"volumes: {volume.name or '(without a name)'}"
-        if not check.is_label(volume.name):
+        if not check.LABEL.fullmatch(volume.name):
             raise UsageError(f"{where}: name it with at most 63 of a-z 0-9 -")
         if volume.name in taken:
             raise UsageError(f"{where}: this name is taken; choose another")
@@ -208,7 +217,7 @@ def _check_coordinator(pods: KubernetesSettings) -> None:
             raise UsageError(f"{where}: cidr stands alone; give it a peer of its own")
         if not (peer.cidr or peer.namespace or peer.labels):
             raise UsageError(f"{where}: give namespace, labels or cidr")
-        if peer.cidr and not check.is_cidr(peer.cidr):
+        if peer.cidr and not check.CIDR.fullmatch(peer.cidr):
             raise UsageError(f"{where}: cidr is {peer.cidr!r}; give addresses, as 10.0.0.0/8")
         if peer.namespace:
             check.label(f"{where}.namespace", peer.namespace)
@@ -235,28 +244,8 @@ def _check_recovery(pods: KubernetesSettings) -> None:
             f"recover_strategy: MindCluster recovers the processes of an ascendjob alone, not of a "
             f"{kind.value}"
         )
-    for word in pods.recover_strategy:
-        if word not in words.STRATEGIES:
-            raise check.no_choice("recover_strategy", word, words.STRATEGIES)
     if len(set(pods.recover_strategy)) < len(pods.recover_strategy):
         raise UsageError("recover_strategy names one twice; keep one")
-
-
-def check_ascend(ascend: Ascend) -> None:
-    """Check the words of MindCluster. Raises UsageError: MindCluster does not have one."""
-    for name, choice in (
-        ("framework", words.FRAMEWORKS),
-        ("fault_scheduling", words.SCHEDULING),
-        ("process_recover", words.PROCESS),
-        ("sub_healthy", words.SUB_HEALTHY),
-        ("tor_affinity", words.TOR_AFFINITY),
-        ("recover_policy_path", ("pod",)),
-    ):
-        value = getattr(ascend, name)
-        if value not in choice and (value or name == "framework"):
-            raise check.no_choice(f"ascend.{name}", value, choice)
-    for name in ("accelerator", "custom_job_key", "custom_job_id"):
-        check.value(f"ascend.{name}", getattr(ascend, name))
 
 
 def _listed(kinds: Iterable[WorkloadKind]) -> str:

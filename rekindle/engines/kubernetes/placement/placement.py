@@ -105,7 +105,7 @@ class Placement:
         if theirs == ours and not over and phase is not WorkloadPhase.SUSPENDED:
             return  # the process that placed it ended then, or is another one
         suspend = self.kind.suspend_patch()
-        resume = self.kind.resume_patch(wanted.workload, self._isolated())
+        resume = self.kind.resume_patch(wanted.workload, self._hosts.isolated())
         if suspend is None or resume is None or over:
             self._delete(path, found)
             ensure(self._api, wanted.workload)
@@ -183,11 +183,8 @@ class Placement:
             self._pods,
             secret=self.secret(),
             attempt=attempt,
-            avoid=tuple(sorted(isolated.union(self._isolated()))),
+            avoid=tuple(sorted(isolated.union(self._hosts.isolated()))),
         )
-
-    def _isolated(self) -> tuple[str, ...]:
-        return self._hosts.isolated()
 
     def _is_suspended(self, path: str) -> bool:
         """Return whether the workload may change: it is suspended and has no active pods."""
@@ -280,7 +277,7 @@ class Placement:
     @property
     def workers(self) -> str:
         """Return the label selector of the pods of nodes and spares."""
-        return f"{self.kind.pods_selector(self.names.workload)},{selector(self._job_id)}"
+        return f"{self.kind.pods_label}={self.names.workload},{selector(self._job_id)}"
 
     @property
     def workload_path(self) -> str:

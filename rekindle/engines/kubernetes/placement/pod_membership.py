@@ -118,8 +118,8 @@ class Joined(msgspec.Struct, frozen=True):
     at: float
 
     def is_pod(self, seen: PodStatus) -> bool:
-        """Return whether this is the pod."""
-        return seen.is_of(self.address, self.at)
+        """Return whether this is the pod; the cluster assigns addresses again."""
+        return seen.ip == self.address and seen.created <= self.at
 
 
 class LostPods(msgspec.Struct, frozen=True):

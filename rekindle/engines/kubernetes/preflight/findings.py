@@ -34,19 +34,23 @@ class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}: {self.said}" + (f" ({self.do})" if self.do else "")
 
 
-def ok(what: str, said: str = "") -> PreflightFinding:
+def ok(what: str, said: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that a requirement is met."""
-    return PreflightFinding(what=what, state=FindingState.OK, said=said)
+    return PreflightFinding(what=what, state=FindingState.OK, said=said, optional=optional)
 
 
-def missing(what: str, said: str, do: str = "") -> PreflightFinding:
+def missing(what: str, said: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that a requirement is not met."""
-    return PreflightFinding(what=what, state=FindingState.MISSING, said=said, do=do)
+    return PreflightFinding(
+        what=what, state=FindingState.MISSING, said=said, do=do, optional=optional
+    )
 
 
-def unknown(what: str, said: str, do: str = "") -> PreflightFinding:
+def unknown(what: str, said: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that the result is unknown."""
-    return PreflightFinding(what=what, state=FindingState.UNKNOWN, said=said, do=do)
+    return PreflightFinding(
+        what=what, state=FindingState.UNKNOWN, said=said, do=do, optional=optional
+    )
 
 
 def lacking(found: Iterable[PreflightFinding]) -> list[PreflightFinding]:

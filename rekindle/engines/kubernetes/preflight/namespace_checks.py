@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api
 from rekindle.engines.kubernetes.client.errors import ForbiddenError, MissingObjectError
 from rekindle.engines.kubernetes.client.objects import collection
+from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.engines.kubernetes.manifests.quantities import amount
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 from rekindle.engines.kubernetes.preflight.findings import PreflightFinding, missing, ok, unknown
-
-Manifest = dict[str, Any]
 
 
 def pod_templates(kind: WorkloadKind, wanted: Manifests) -> list[Manifest]:

@@ -24,7 +24,7 @@ from rekindle.engines.kubernetes.client.objects import (
     plural_of,
 )
 from rekindle.engines.kubernetes.labels import JOB, ROLE, Role
-from rekindle.engines.kubernetes.manifests.render import Manifests, render
+from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.preflight import namespace_checks as fitting
 from rekindle.engines.kubernetes.preflight.findings import (
@@ -34,15 +34,6 @@ from rekindle.engines.kubernetes.preflight.findings import (
     missing,
     ok,
     unknown,
-)
-from rekindle.engines.kubernetes.preflight.permissions import (
-    NODES,
-    PODS,
-    Right,
-    named,
-    needed,
-    place,
-    useful,
 )
 from rekindle.errors import UsageError
 from rekindle.job.spec import JobSpec
@@ -170,7 +161,7 @@ def _right_to(named: str) -> str:
 
 def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
     """Check a right; all refused verbs are one finding."""
-    what, optional = _right_to(right.named), bool(right.without)
+    what, optional = _right_to(named(right.group, right.resource)), bool(right.without)
     where = "" if right.everywhere else namespace
 
     def is_given(verb: str) -> bool:
@@ -179,19 +170,13 @@ def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
     try:
         refused = [verb for verb in right.verbs if not is_given(verb)]
     except ApiError as error:
-        return PreflightFinding(
-            what=what, state=FindingState.UNKNOWN, said=str(error), optional=optional
-        )
+        return unknown(what, str(error), optional=optional)
     if not refused:
-        return PreflightFinding(
-            what=what, state=FindingState.OK, said=", ".join(right.verbs), optional=optional
-        )
+        return ok(what, ", ".join(right.verbs), optional=optional)
     said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
     role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
     do = f"have an administrator grant it, as {role} does"
-    return PreflightFinding(
-        what=what, state=FindingState.MISSING, said=said, do=do, optional=optional
-    )
+    return missing(what, said, do, optional=optional)
 
 
 def _kind(obj: Object) -> str:
@@ -305,3 +290,94 @@ def _taken(api: Api, what: str, one: Object) -> PreflightFinding:
     if found is None or theirs.get(JOB) == one["metadata"]["labels"][JOB]:
         return ok(what, "it is there already")
     return missing(what, "there is one that is not of this job", "give the job another name")
+
+
+# ---- the rights that the engine needs; deploy/base/role.yaml grants them
+
+
+class Right(msgspec.Struct, frozen=True, kw_only=True):
+    """The right to use these verbs on one resource.
+
+    resource: with its subresource, such as pods/log. without: the function that needs it; "": a job
+    does. everywhere: the resource does not belong to a namespace.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    without: str = ""
+    everywhere: bool = False
+
+
+# Nodes do not belong to a namespace. An optional ClusterRole grants this right.
+NODES = Right(
+    group="",
+    resource="nodes",
+    verbs=("get", "list", "watch", "patch"),
+    without="nodes cannot be cordoned or tainted; jobs keep off them by affinity all the same",
+    everywhere=True,
+)
+
+# Only for dry runs: controllers create the pods of jobs. The Role of deploy/ does not grant it.
+PODS = Right(
+    group="",
+    resource="pods",
+    verbs=("create",),
+    without="only the run shows whether quotas, limits and webhooks let them in",
+)
+
+
+def needed(kind: WorkloadKind, wanted: Manifests, *, inside: bool = False) -> tuple[Right, ...]:
+    """Return the rights that a job of these objects requires.
+
+    inside: the process that steers it is a pod of the cluster, and reaches its coordinator
+    directly.
+    """
+    secret, *others = wanted.around
+    verbs: dict[tuple[str, str], dict[str, None]] = {}
+
+    def ask(group: str, resource: str, *asked: str) -> None:
+        verbs.setdefault((group, resource), {}).update(dict.fromkeys(asked))
+
+    # The engine deletes the root, and the cluster deletes the objects that the root owns.
+    ask(*place(wanted.root), "create", "get", "delete")
+    ask(*place(secret), "create", "get")
+    for each in (*others, *wanted.beside):
+        ask(*place(each), "create", "patch")  # by a server-side apply
+    ask("apps", "deployments", "get")
+    ask("", "services", "get")
+    if not inside:
+        ask("", "services/proxy", "create", "get")
+    ask(*place(wanted.workload), "create", "get", "delete")
+    if adapter(kind).suspend is not None or adapter(kind).follows:
+        ask(*place(wanted.workload), "patch")
+    ask("", "pods", "list", "watch", "delete", "deletecollection")
+    return tuple(
+        Right(group=group, resource=resource, verbs=tuple(asked))
+        for (group, resource), asked in verbs.items()
+    )
+
+
+def useful(kind: WorkloadKind) -> Iterator[Right]:
+    """Yield the optional rights of the role."""
+    gvk = adapter(kind).gvk
+    for group, resource, verbs, without in (
+        (gvk.group, gvk.plural, ("list", "watch"), "workloads cannot be followed"),
+        ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
+        ("", "pods", ("get",), "a single pod cannot be looked at"),
+        ("", "pods/log", ("get",), "the output of pods cannot be read"),
+        ("", "events", ("list", "watch"), "the log does not say why pods are not let in"),
+        ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
+        ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
+    ):
+        yield Right(group=group, resource=resource, verbs=verbs, without=without)
+
+
+def place(obj: Object) -> tuple[str, str]:
+    """Return the group and the resource that rights to an object name."""
+    return obj["apiVersion"].rpartition("/")[0], plural_of(obj)
+
+
+def named(group: str, resource: str) -> str:
+    """Return a resource in kubectl's format."""
+    return f"{resource}.{group}" if group else resource

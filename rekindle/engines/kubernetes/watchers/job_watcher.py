@@ -66,10 +66,8 @@ class HealthEventQueue:
     def _is_told(self, sign: HealthEvent) -> bool:
         try:
             self._report(sign)
-        except UnansweredError:
-            return False
-        except JobError:
-            return True
+        except JobError as error:
+            return not isinstance(error, UnansweredError)
         return True
 
 

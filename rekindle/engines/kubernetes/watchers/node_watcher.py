@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Api, Object, may
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.objects import collection
-from rekindle.engines.kubernetes.fault_tables import has_user_file, load_tables
 from rekindle.engines.kubernetes.manifests.pod_template import container_name
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.placement.quarantine import NODES
@@ -42,7 +42,7 @@ class NodeWatcher:
         self._hosts: dict[int, str] = {}  # hosts of the job's nodes, now or when they were lost
         self._ailing: dict[str, _Ailments] = {}
         self._lock = threading.Lock()
-        self._report: Callable[[HealthEvent], None] = _to_nobody
+        self._report: Callable[[HealthEvent], None] = lambda sign: None  # before open()
 
     @contextmanager
     def open(
@@ -93,15 +93,16 @@ class NodeWatcher:
                 self._say(node, host, condition, gone=gone)
 
     def _say(self, node: int, host: str, condition: str, *, gone: bool) -> None:
-        sign = HealthEvent(
-            source=EventSource.NODE_CONDITION,
-            what=condition,
-            node=node,
-            gone=gone,
-            by=BY,
-            host=host,
+        self._report(
+            HealthEvent(
+                source=EventSource.NODE_CONDITION,
+                what=condition,
+                node=node,
+                gone=gone,
+                by=BY,
+                host=host,
+            )
         )
-        self._report(sign)
 
 
 def _ailments(node: Object, tables: Tables) -> _Ailments:
@@ -120,8 +121,19 @@ def _conditions_alone(node: Object) -> Object:
     return {"metadata": metadata, "status": {"conditions": conditions}}
 
 
-def _to_nobody(sign: HealthEvent) -> None:
-    """Ignore an event before open()."""
+def has_user_file(user_file: str) -> bool:
+    """Return whether the job has no tables of its own, or this machine also has their file."""
+    return not user_file or Path(user_file).is_file()
+
+
+def load_tables(user_file: str) -> Tables:
+    """Read the tables, and the user's file if this machine has it; the image of the pods has it.
+
+    The coordinator reads the file of its image, and refuses an invalid one.
+
+    Raises UsageError: the file here is invalid.
+    """
+    return Tables.load(Path(user_file) if user_file and has_user_file(user_file) else None)
 
 
 class LogAndNodeWatchers:
@@ -160,5 +172,3 @@ class LogAndNodeWatchers:
                 file = self._logs and self._logs.file_of(self._addresses.get(fault.node, ""))
                 if file:
                     self._tell(f"the output of lost node {fault.node} is in {file}")
-            case _:
-                pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 # Hexadecimal: 8 digits (chip, node) or 9 (public); or a bus switch with its fault, peer and port.
@@ -70,15 +69,3 @@ class Key(NamedTuple):
     key: Any
     field: str
     element: int
-
-
-def keys_of(field: str, keys: Iterable[Any]) -> list[Key]:
-    return [Key(key, field, element) for element, key in enumerate(keys)]
-
-
-def keys_of_codes(codes: Iterable[str]) -> list[Key]:
-    return [
-        Key(key, "codes", element)
-        for element, code in enumerate(codes)
-        for key in ascend_keys(code)
-    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import warnings
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -18,8 +18,7 @@ from rekindle.recovery.faults.tables.keys import (
     AscendCode,
     Key,
     ascend_key,
-    keys_of,
-    keys_of_codes,
+    ascend_keys,
     shown,
 )
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
@@ -32,7 +31,21 @@ Texts: TypeAlias = Annotated[list[str], Meta(min_length=1, description="one text
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="more than 0, at most 1e9")]
 
 
-class FrequencyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Keyed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold the keys of an entry. `KEYS` names the fields with lists of them."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("codes",)
+
+    def found_by(self) -> list[Key]:
+        return [
+            Key(key, field, element)
+            for field in self.KEYS
+            for element, value in enumerate(getattr(self, field))
+            for key in (ascend_keys(value) if isinstance(value, AscendCode) else (value,))
+        ]
+
+
+class FrequencyRow(Keyed, frozen=True, kw_only=True):
     """Set the `level` of a code that occurs `times` times within `window_s`.
 
     The device is released when the code has been absent for more than `release_s` seconds. Without
@@ -46,11 +59,8 @@ class FrequencyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     level: str
     release_s: Seconds | None = None
 
-    def found_by(self) -> list[Key]:
-        return keys_of_codes(self.codes)
 
-
-class DurationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DurationRow(Keyed, frozen=True, kw_only=True):
     """Set the `level` of a code that is present for more than `after_s`.
 
     The level applies until the code has been absent for more than `clear_after_s`. Times are
@@ -61,9 +71,6 @@ class DurationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     after_s: Annotated[float, Meta(ge=0, le=600, description="0 to 600 seconds")]
     clear_after_s: Annotated[float, Meta(ge=0, le=86_400, description="0 to 86400 seconds")]
     level: str
-
-    def found_by(self) -> list[Key]:
-        return keys_of_codes(self.codes)
 
 
 class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +87,7 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [Key((self.source, self.name), "name", 0)]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Row(Keyed, frozen=True, kw_only=True):
     """Hold the fields of every entry; they are those of `Verdict`.
 
     A missing value comes from the entry's level. Without a level the defaults apply: `now`, no
@@ -115,9 +122,6 @@ class AscendRow(Row, frozen=True, kw_only=True):
     codes: Codes
     level: str
 
-    def found_by(self) -> list[Key]:
-        return keys_of_codes(self.codes)
-
     def spelling(self, key: int | str) -> str:
         """Return the entry's spelling of one of its codes, so that equal codes are equal texts."""
         same = (code for code in self.codes if ascend_key(code) == key)
@@ -127,14 +131,13 @@ class AscendRow(Row, frozen=True, kw_only=True):
 class XidRow(Row, frozen=True, kw_only=True):
     """Describe XIDs; their level is NVIDIA's immediate resolution."""
 
+    KEYS = ("numbers",)
+
     numbers: Annotated[
         list[Annotated[int, Meta(ge=1, le=999)]],
         Meta(min_length=1, description="one XID or more, 1 to 999"),
     ]
     level: str
-
-    def found_by(self) -> list[Key]:
-        return keys_of("numbers", self.numbers)
 
 
 class Expression(str):
@@ -161,6 +164,8 @@ class Expression(str):
 class PatternRow(Row, frozen=True, kw_only=True):
     """Describe regular expressions; each example is a text that one of them matches."""
 
+    KEYS = ("patterns",)
+
     patterns: Annotated[list[Expression], Meta(min_length=1)]
     kind: FaultKind
     says: str
@@ -171,9 +176,6 @@ class PatternRow(Row, frozen=True, kw_only=True):
         for index, example in enumerate(self.examples):
             if not any(each.pattern.search(example) for each in self.patterns):
                 raise FieldError("no pattern of this entry finds this example", "examples", index)
-
-    def found_by(self) -> list[Key]:
-        return keys_of("patterns", self.patterns)
 
 
 class SignalName(str):
@@ -188,6 +190,8 @@ class SignalName(str):
 class ExitRow(Row, frozen=True, kw_only=True):
     """Describe statuses that a process returned, or signals that ended it."""
 
+    KEYS = ("codes", "signals")
+
     codes: Annotated[
         list[Annotated[int, Meta(ge=0, le=255)]], Meta(description="exit statuses, 0 to 255")
     ] = []
@@ -199,9 +203,6 @@ class ExitRow(Row, frozen=True, kw_only=True):
         super().__post_init__()
         if not self.codes and not self.signals:
             raise FieldError("codes and signals are empty; name at least one")
-
-    def found_by(self) -> list[Key]:
-        return [*keys_of("codes", self.codes), *keys_of("signals", self.signals)]
 
 
 class ConditionRow(Row, frozen=True, kw_only=True):
@@ -223,12 +224,11 @@ class ConditionRow(Row, frozen=True, kw_only=True):
 class ReasonRow(Row, frozen=True, kw_only=True):
     """Describe Kubernetes' reasons for the state of a pod or container."""
 
+    KEYS = ("reasons",)
+
     reasons: Texts
     kind: FaultKind
     says: str
-
-    def found_by(self) -> list[Key]:
-        return keys_of("reasons", self.reasons)
 
 
 # An empty level: training cannot continue, and the place at fault is unknown.

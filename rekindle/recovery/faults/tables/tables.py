@@ -202,17 +202,11 @@ class Tables:
             return unlisted(FaultKind.UNKNOWN, f"{said}: no fault that a table lists", Urgency.NONE)
         return judge(row, f"{said}: {row.says}")
 
-    def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
-        """Return the verdict on why a pod or container does not run, or must leave.
-
-        `exit_code` is that of the container. It decides if the reason has no entry (`Error` has
-        none).
-        """
+    def pod_reason(self, reason: str) -> Verdict:
+        """Return the verdict on why a pod or container does not run, or must leave."""
         row = self._rows["pod_reason"].get(reason)
         if row is not None:
             return judge(row, f"pod reason {reason}: {row.says}")
-        if exit_code is not None:
-            return self.exit(Exit(code=exit_code))
         return unlisted(FaultKind.UNKNOWN, f"pod reason {reason}: no table lists it")
 
     def _coded(self, text: str) -> Verdict | None:

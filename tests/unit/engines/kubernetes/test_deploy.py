@@ -19,7 +19,7 @@ from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
 pytest.importorskip("kubernetes.client")
 from rendered.fields import wrong_fields
 
-from rekindle.engines.kubernetes.preflight.permissions import NODES, needed, useful
+from rekindle.engines.kubernetes.preflight.preflight import NODES, needed, useful
 
 
 def objects(folder: str) -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_whoever_is_inside_needs_no_proxy() -> None:
         "services/proxy"
     }
     found = needed(WorkloadKind.VOLCANO_JOB, rendered("volcano-job"))
-    (workload,) = [each for each in found if each.named == "jobs.batch.volcano.sh"]
+    (workload,) = [each for each in found if each.group == "batch.volcano.sh"]
     assert "patch" not in workload.verbs
 
 

@@ -101,7 +101,7 @@ def test_the_message_is_passed_on(kind: str) -> None:
 )
 def test_selectors(kind: str, said: str) -> None:
     """Pods are found by the label that the kind's controller sets."""
-    assert adapter_of(kind).pods_selector("demo") == said
+    assert f"{adapter_of(kind).pods_label}=demo" == said
 
 
 @pytest.mark.parametrize(("min_nodes", "least"), [(0, 2), (1, 1)])

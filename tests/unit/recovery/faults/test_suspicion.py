@@ -2,8 +2,9 @@
 
 import pytest
 
-from rekindle.recovery.faults.invalid_states import is_clean, suspicions
+from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.recovery.journal.journal import Suspected
+from rekindle.recovery.policy.plan import is_clean
 
 
 @pytest.mark.parametrize(
@@ -12,4 +13,4 @@ from rekindle.recovery.journal.journal import Suspected
 def test_what_a_rank_says_to_be_wrong(made: tuple[int, int], clean: bool) -> None:
     """Of the generations up to that one; what later ones made anew is right."""
     told = [Suspected(generation=2, clean=7, rank=1), Suspected(generation=1, clean=9, rank=0)]
-    assert is_clean(made, suspicions(told)) == clean
+    assert is_clean(made, earlier(told).suspicions) == clean

@@ -9,7 +9,7 @@ import pytest
 from jobs.driver import Driver, tables
 from jobs.trained import trained
 
-from rekindle.cli.options import health_event
+from rekindle.cli.options import HEALTH_EVENT, add
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent, verdict_of
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency
@@ -72,7 +72,7 @@ def test_severity_and_origin_are_of_ascend_codes() -> None:
 def test_the_command_line_takes_both() -> None:
     """In the words of the documentation."""
     parser = argparse.ArgumentParser()
-    health_event(parser)
+    add(parser, HEALTH_EVENT)
     line = "--node 1 --source ascend --severity minor --origin network 80FF0001"
     options = parser.parse_args(line.split())
     assert (options.severity, options.origin) == ("minor", "network")

@@ -9,10 +9,9 @@ from typing import Any
 import msgspec
 
 from rekindle.engines.kubernetes.labels import Names
+from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, replicas
 from rekindle.job.spec import JobSpec
-
-Manifest = dict[str, Any]
 
 FOREVER = 2**31 - 1  # a practically infinite limit of retries: the coordinator decides when to stop
 
@@ -134,24 +133,18 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
         """Return the merge patch that makes later pods avoid the same nodes as this workload."""
         return {"spec": self.next_templates(workload["spec"]) if self.next_templates else {}}
 
-    def pods_selector(self, name: str) -> str:
-        """Return the label selector for the pods of the workload of this name."""
-        return f"{self.pods_label}={name}"
-
 
 def workload(gvk: Gvk, job: Rendered, spec: Manifest) -> Manifest:
     """Return a manifest with its fields in the usual order."""
-    metadata: Manifest = {
-        "name": job.name,
-        "namespace": job.pods.namespace,
-        "labels": job.labels,
-    }
-    if job.annotations:
-        metadata["annotations"] = job.annotations
     return {
         "apiVersion": gvk.api_version,
         "kind": gvk.kind,
-        "metadata": metadata,
+        "metadata": {
+            "name": job.name,
+            "namespace": job.pods.namespace,
+            "labels": job.labels,
+            "annotations": job.annotations,
+        },
         "spec": spec,
     }
 

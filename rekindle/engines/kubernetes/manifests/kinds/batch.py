@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.engines.kubernetes.manifests.kinds.base import (
     FOREVER,
     Adapter,
     Gvk,
-    Manifest,
     Observed,
     Rendered,
     by_conditions,
@@ -31,10 +31,6 @@ def job_spec(job: Rendered) -> Manifest:
     }
 
 
-def _job_status(obj: Manifest) -> Observed:
-    return by_conditions(obj, bool((obj.get("status") or {}).get("active")))
-
-
 def suspend(on: bool) -> Manifest:
     """Return the part of a spec that suspends or resumes."""
     return {"suspend": on}
@@ -46,7 +42,7 @@ INDEXED_JOB = Adapter(
     pods_label="batch.kubernetes.io/job-name",
     spec=job_spec,
     holders=lambda spec: [spec],
-    status=_job_status,
+    status=lambda obj: by_conditions(obj, bool((obj.get("status") or {}).get("active"))),
     suspend=suspend,
     next_templates=lambda spec: {"template": next_attempt(spec["template"])},
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rekindle.engines.kubernetes.manifests import Manifest, given
 from rekindle.engines.kubernetes.manifests.kinds.base import (
     FOREVER,
     Adapter,
     Gvk,
-    Manifest,
     Observed,
     Rendered,
     WorkloadPhase,
@@ -98,12 +98,10 @@ def last_condition(obj: Manifest) -> Observed:
 def _pytorchjob_spec(job: Rendered) -> Manifest:
     run: Manifest = {"backoffLimit": FOREVER, "cleanPodPolicy": "Running"}
     if job.pods.gang:
-        policy: Manifest = {"minAvailable": job.least}
-        if job.pods.queue:
-            policy["queue"] = job.pods.queue
-        if job.pods.priority_class:
-            policy["priorityClass"] = job.pods.priority_class
-        run["schedulingPolicy"] = policy
+        run["schedulingPolicy"] = {
+            "minAvailable": job.least,
+            **given({"queue": job.pods.queue, "priorityClass": job.pods.priority_class}),
+        }
     # A Master that ends with success would end the job. It would also make workers wait for its
     # name.
     return {"runPolicy": run, "pytorchReplicaSpecs": replica_specs(job, "", "OnFailure")}

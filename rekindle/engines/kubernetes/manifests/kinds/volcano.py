@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rekindle.engines.kubernetes.manifests import ascend
+from rekindle.engines.kubernetes.manifests import Manifest, ascend, given
 from rekindle.engines.kubernetes.manifests.kinds.base import (
     FOREVER,
     Adapter,
     Gvk,
-    Manifest,
     Observed,
     Rendered,
     WorkloadPhase,
@@ -28,9 +27,11 @@ _REFUSED = "JobValidFailed"  # the operator will never create pods for the workl
 
 def _spec(job: Rendered) -> Manifest:
     pods = job.pods
-    policy: Manifest = {"minAvailable": job.least, "queue": pods.queue or "default"}
-    if pods.priority_class:
-        policy["priorityClass"] = pods.priority_class
+    policy = {
+        "minAvailable": job.least,
+        "queue": pods.queue or "default",
+        **given({"priorityClass": pods.priority_class}),
+    }
     run: Manifest = {"cleanPodPolicy": "Running"}
     if pods.ascend.backoff_limit is not None:
         run["backoffLimit"] = pods.ascend.backoff_limit
@@ -129,18 +130,14 @@ _VOLCANO_PHASES = {
 
 def _volcano_spec(job: Rendered) -> Manifest:
     pods = job.pods
-    spec: Manifest = {
+    return {
         "schedulerName": "volcano",
         "minAvailable": job.least if pods.gang is not False else 1,
         "queue": pods.queue or "default",
         "maxRetry": FOREVER,
+        **given({"priorityClassName": pods.priority_class, "policies": _policies(job)}),
+        "tasks": [{"name": TASK, "replicas": job.replicas, "template": job.template}],
     }
-    if pods.priority_class:
-        spec["priorityClassName"] = pods.priority_class
-    if policies := _policies(job):
-        spec["policies"] = policies
-    spec["tasks"] = [{"name": TASK, "replicas": job.replicas, "template": job.template}]
-    return spec
 
 
 def _policies(job: Rendered) -> list[Manifest]:
