@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import reset_device
+from rekindle.agent.devices.tools import reset_device
 from rekindle.agent.environment import rank_environment
 from rekindle.agent.fork_server import ForkServer, fork_with_line
 from rekindle.agent.fork_server_process import ForkOrder, RunRank

@@ -1,5 +1,7 @@
 """Runs the tools of a node's devices (npu-smi, DCMI, nvidia-smi), and watches fault codes.
 
+The devices of a simulated host have no tool: a file next to the host's file lists their faults.
+
 The commands and their output follow the manuals of Huawei and NVIDIA; there was no device for a
 test.
 """
@@ -15,7 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle import names
 from rekindle.agent.devices.dcmi import Found
+from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
 from rekindle.protocol.agent import Conditions, Message
 from rekindle.protocol.monitoring import Condition
@@ -32,13 +36,48 @@ _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, but not e
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
 
 
+class SimulatedCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """The faults of a simulated host.
+
+    broken: everything on the host fails. sick_devices: devices that no reset repairs.
+    """
+
+    broken: bool = False
+    sick_devices: tuple[int, ...] = ()
+
+
+def condition_file(host: Path) -> Path:
+    """Return the file that lists the faults of a host. host: the file of the host."""
+    return host.with_name(f"{host.name}{names.CONDITION_SUFFIX}")
+
+
+def read_condition(host: Path) -> SimulatedCondition:
+    """Read the faults of a host. Without a file it has none.
+
+    Raises JobError: the file is not valid.
+    """
+    path = condition_file(host)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SimulatedCondition)
+    except FileNotFoundError:
+        return SimulatedCondition()
+    except msgspec.DecodeError as error:
+        raise JobError(f"{path}: {error}") from error
+
+
 def are_there() -> bool:
     """Return whether this machine has devices with a known tool."""
     return NPU_MANAGER.exists() or GPU_MANAGER.exists()
 
 
-async def reset(device: int) -> str:
-    """Reset a device that no process uses; return the reason of a failure, or ""."""
+async def reset_device(device: int, host_file: Path | None) -> str:
+    """Reset a device that no process uses; return the reason of a failure, or "".
+
+    host_file: the file of the device's simulated host; None: the device is real.
+    """
+    if host_file is not None:
+        sick = device in read_condition(host_file).sick_devices
+        return "it stays broken" if sick else ""
     if NPU_MANAGER.exists():
         place, error = await _npu(_visible(device))
         return error or (await _run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
