@@ -7,12 +7,12 @@ import collections
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
 
-from rekindle.agent.fork_server_process import MAX_ORDER, Forked, ForkOrder
+from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework
 
@@ -23,30 +23,14 @@ PRELOAD = {
 }
 
 
-Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
-
-
-async def fork_with_line(
-    fork: Fork, order: ForkOrder, fds: Sequence[int] = ()
-) -> tuple[int, socket.socket]:
-    """Fork a process with a socket connection; return its pid and our end of the connection.
-
-    fds: the descriptors that follow the connection's. Raises the errors of `fork`.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        try:
-            return await fork(order, [theirs.fileno(), *fds]), ours
-        except BaseException:
-            ours.close()
-            raise
-
-
-class _Blank(NamedTuple):
-    """A forked process that waits for its order on `line`."""
+class Forked(NamedTuple):
+    """A child of this process, and our end of its connection."""
 
     pid: int
     line: socket.socket
+
+
+Fork = Callable[[ForkOrder, list[int]], Awaitable[Forked]]
 
 
 class ForkServer:
@@ -58,8 +42,8 @@ class ForkServer:
     def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        self._answers: collections.deque[asyncio.Future[Forked]] = collections.deque()
-        self._reserve: _Blank | None = None
+        self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
+        self._reserve: Forked | None = None
         self._preparing = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
         command += ["--socket", str(theirs.fileno())]
@@ -72,8 +56,8 @@ class ForkServer:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
-    async def start(self, order: ForkOrder, fds: list[int]) -> int:
-        """Let a forked process carry out `order`; it is a child of this one. Return its pid.
+    async def start(self, order: ForkOrder, fds: list[int]) -> Forked:
+        """Let a forked process carry out `order`, with these descriptors. Return the process.
 
         Raises RekindleError: the order is too long, the fork server or the process has ended, or
         the machine cannot start a process.
@@ -82,12 +66,11 @@ class ForkServer:
         if len(data) > MAX_ORDER:
             raise RekindleError(f"environment and arguments have {len(data)} bytes, too many")
         blank, self._reserve = self._reserve, None
-        if blank is not None and _give(blank, data, fds):
-            return blank.pid
-        blank = await self._fork()
-        if not _give(blank, data, fds):
-            raise RekindleError(f"process {blank.pid} ended before it had its order")
-        return blank.pid
+        if blank is None or not _give(blank, data, fds):
+            blank = await self._fork()
+            if not _give(blank, data, fds):
+                raise RekindleError(f"process {blank.pid} ended before it had its order")
+        return blank
 
     async def keep_one_ready(self) -> None:
         """Fork a process in advance, so that the next order does not wait for a fork."""
@@ -99,8 +82,8 @@ class ForkServer:
         finally:
             self._preparing = False
 
-    async def _fork(self) -> _Blank:
-        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+    async def _fork(self) -> Forked:
+        answer: asyncio.Future[ForkAnswer] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -116,7 +99,7 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        return _Blank(forked.pid, ours)
+        return Forked(forked.pid, ours)
 
     def _on_answer(self) -> None:
         try:
@@ -134,7 +117,7 @@ class ForkServer:
             return
         answer = self._answers.popleft()
         if not answer.done():
-            answer.set_result(msgspec.msgpack.decode(data, type=Forked))
+            answer.set_result(msgspec.msgpack.decode(data, type=ForkAnswer))
 
     def close(self) -> None:
         """End the fork server and the process in reserve, whose connection closes."""
@@ -147,11 +130,13 @@ class ForkServer:
         self.process.wait()
 
 
-def _give(blank: _Blank, data: bytes, fds: list[int]) -> bool:
+def _give(blank: Forked, data: bytes, fds: list[int]) -> bool:
     """Send a waiting process its order; False: the process has ended."""
-    with blank.line as line:
-        try:
-            socket.send_fds(line, [data], fds)
-        except ConnectionError:
-            return False
+    try:
+        socket.send_fds(blank.line, [data], fds)
+    except OSError as error:
+        blank.line.close()
+        if not isinstance(error, ConnectionError):
+            raise
+        return False
     return True

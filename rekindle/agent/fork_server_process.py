@@ -5,7 +5,8 @@ rank becomes a child of the agent, which is a child subreaper. The agent sees th
 directly, and the death of the fork server ends no rank.
 
 Each request has one file descriptor: the connection of the new process, on which the process waits
-for its order. So the fork server can fork a process in advance, and only the order remains.
+for its order. So the fork server can fork a process in advance, and only the order remains. The
+connection then becomes the channel of a rank, or of the process that hosts the store.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
-    """Become a rank. Its descriptors: channel, heartbeat page, stdout, stderr."""
+    """Become a rank. Its descriptors: heartbeat page, stdout, stderr."""
 
     kind: str
     target: str
@@ -44,12 +45,12 @@ class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
 
 
 class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
-    """Become the host of the ranks' store. Its descriptor: the channel."""
+    """Become the host of the ranks' store."""
 
     port: int
 
 
-class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
     """The answer to a request: a child of the agent, or an error."""
 
     pid: int
@@ -106,13 +107,13 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         try:
             child = fork_twice(agent)
         except OSError as error:
-            answer = Forked(pid=0, error=f"cannot fork: {error}")
+            answer = ForkAnswer(pid=0, error=f"cannot fork: {error}")
         else:
             if child is None:
                 wire.close()
                 return lambda: handle(line)
             forked.add(child)
-            answer = Forked(pid=child)
+            answer = ForkAnswer(pid=child)
         line.close()
         with contextlib.suppress(ConnectionError):  # the agent died; the next read shows it
             wire.send(msgspec.msgpack.encode(answer))
@@ -120,21 +121,26 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
 
 def handle(line: socket.socket) -> None:
     """Wait for this process's order and carry it out."""
-    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
-    line.close()
+    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 3)
     if not data:
         os._exit(0)  # the agent never used this process
     order = _ORDER.decode(data)
-    if isinstance(order, RunStore):
-        host_store(socket.socket(fileno=fds[0]), order.port)
-        return
-    if isinstance(order, RunScheduler):
-        host_scheduler(socket.socket(fileno=fds[0]), order)
-        return
-    channel, page, stdout, stderr = fds
-    program.take_streams(stdout, stderr)
-    environment = program.with_descriptors(order.environment, channel, page)
-    program.run(order.kind, order.target, order.arguments, environment, order.working_directory)
+    match order:
+        case RunStore():
+            host_store(line, order.port)
+        case RunScheduler():
+            host_scheduler(line, order)
+        case RunRank():
+            page, stdout, stderr = fds
+            program.take_streams(stdout, stderr)
+            descriptors = {
+                names.ENV_CHANNEL_FD: str(line.detach()),
+                names.ENV_HEARTBEAT_FD: str(page),
+            }
+            environment = order.environment | descriptors
+            program.run(
+                order.kind, order.target, order.arguments, environment, order.working_directory
+            )
 
 
 def fork_twice(agent: int) -> int | None:

@@ -26,7 +26,7 @@ PATIENCE_S = 1800
 
 
 class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
-    """Become MindSpore's scheduler. Its descriptor: the channel. log: the file for its output.
+    """Become MindSpore's scheduler. log: the file for its output.
 
     port: 0: any free one.
     """

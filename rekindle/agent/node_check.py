@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.agent.fork_server import Fork, fork_with_line
+from rekindle.agent.fork_server import Fork, Forked
 from rekindle.agent.fork_server_process import RunRank
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.errors import RekindleError
@@ -58,15 +57,16 @@ class CheckerError(RekindleError):
 class Checker:
     """The process of one checker."""
 
-    def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
+    def __init__(self, device: int, forked: Forked, oom: OomCounter) -> None:
         self.device = device
         self._oom = oom
-        self._pid, self._line, self._pidfd = pid, line, os.pidfd_open(pid)
+        self._pid, self._line = forked
+        self._pidfd = os.pidfd_open(self._pid)
         self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
         self._end = ""
-        line.setblocking(False)
+        self._line.setblocking(False)
         loop = asyncio.get_running_loop()
-        loop.add_reader(line, self._readable)
+        loop.add_reader(self._line, self._readable)
         loop.add_reader(self._pidfd, self._ended)
 
     async def ask(self, task: Task) -> Done:
@@ -235,8 +235,7 @@ class NodeCheckRunner:
         )
         # A checker has no heartbeat page, so any descriptor works. Its output goes to the agent's
         # own.
-        pid, line = await fork_with_line(self._fork, request, [1, 1, 2])
-        return Checker(device, pid, line, self._oom)
+        return Checker(device, await self._fork(request, [1, 1, 2]), self._oom)
 
     async def _alone(self, order: CheckAlone) -> Done:
         work = DeviceWork(serial=order.serial, beside_ranks=order.beside_ranks)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rekindle import names
+from rekindle.agent.fork_server import Forked
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import codec as wire
@@ -28,27 +29,24 @@ class RankProcess:
     logs: the directory of its output, its error file and its stacks.
     """
 
-    def __init__(self, rank: int, line: socket.socket, page: HeartbeatPage, logs: Path) -> None:
+    def __init__(self, rank: int, forked: Forked, page: HeartbeatPage, logs: Path) -> None:
         self.rank = rank
-        self.pid = 0
         self.page = page
-        self.ending = False
-        self._line = line
+        self.pid, self._line = forked
         self.stack_file = logs / names.STACK_FILE
         self._error_file = logs / names.ERROR_FILE
         self._pidfd = -1
         self._on_message: Callable[[RankProcess, protocol.Message], None] | None = None
-        line.setblocking(False)
+        self._line.setblocking(False)
 
     def watch(
         self,
-        pid: int,
         on_message: Callable[[RankProcess, protocol.Message], None],
         on_exit: Callable[[RankProcess, Exit], None],
     ) -> None:
         """Watch the process and its messages; the kernel reports its end."""
-        self.pid, self._on_message = pid, on_message
-        self._pidfd = os.pidfd_open(pid)
+        self._on_message = on_message
+        self._pidfd = os.pidfd_open(self.pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, self._ended, on_exit)
         loop.add_reader(self._line, self._readable)

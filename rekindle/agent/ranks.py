@@ -20,7 +20,7 @@ import msgspec
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
 from rekindle.agent.environment import rank_environment
-from rekindle.agent.fork_server import ForkServer, fork_with_line
+from rekindle.agent.fork_server import Forked, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
@@ -217,7 +217,7 @@ class RankSupervisor:
                 self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
             for started in live:
                 rank = self._ranks[started.rank]
-                rank.watch(started.pid, self._on_message, self._on_exit)
+                rank.watch(self._on_message, self._on_exit)
 
     async def _reset(self, rank: int) -> str:
         """Reset the device of a rank without a process; return the reason of a failure, or ""."""
@@ -233,9 +233,8 @@ class RankSupervisor:
             page.new_life()
             request = self._request(rank, spawn, logs.directory)
             fds = [page_fd, *(stream.fd for stream in streams)]
-            pid, line = await fork_with_line(self.fork, request, fds)
-        process = RankProcess(rank, line, page, logs.directory)
-        process.pid = pid
+            forked = await self.fork(request, fds)
+        process = RankProcess(rank, forked, page, logs.directory)
         self._starts[rank] += 1
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
@@ -260,7 +259,7 @@ class RankSupervisor:
             working_directory=self._spec.working_directory,
         )
 
-    async def fork(self, request: ForkOrder, fds: list[int]) -> int:
+    async def fork(self, request: ForkOrder, fds: list[int]) -> Forked:
         """Fork from the fork server. If the kernel has killed it, start another one first."""
         assert self._fork_server is not None
         if self._fork_server.process.poll() is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from rekindle.agent.fork_server import Fork, fork_with_line
+from rekindle.agent.fork_server import Fork, Forked
 from rekindle.agent.fork_server_process import ForkOrder, RunStore
 from rekindle.agent.mindspore_scheduler import scheduler_order
 from rekindle.errors import RekindleError
@@ -37,29 +37,24 @@ async def start_store(
     if spec.framework is Framework.MINDSPORE:
         what = scheduler_order(spec, order, environment)
     try:
-        pid, line = await fork_with_line(fork, what)
+        forked = await fork(what, [])
     except RekindleError as error:
         send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
         return None
-    return StoreProcess(pid, line, order, send)
+    return StoreProcess(forked, order, send)
 
 
 class StoreProcess:
     """The process of the ranks' store or of their scheduler. The fork server forks it."""
 
-    def __init__(
-        self,
-        pid: int,
-        line: socket.socket,
-        order: protocol.HostStore,
-        send: Send,
-    ) -> None:
-        self._pid, self._line, self._order, self._send = pid, line, order, send
+    def __init__(self, forked: Forked, order: protocol.HostStore, send: Send) -> None:
+        self._pid, self._line = forked
+        self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
         self._restart: int | None = None  # the first restart whose ranks use it
-        line.setblocking(False)
-        asyncio.get_running_loop().add_reader(line, self._readable)
+        self._line.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._line, self._readable)
 
     def serves(self, restart: int) -> None:
         """Record that ranks of this restart use it."""

@@ -34,14 +34,6 @@ def take_streams(stdout: int, stderr: int) -> None:
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
 
 
-def with_descriptors(environment: dict[str, str], channel: int, page: int) -> dict[str, str]:
-    """Add the descriptors of the rank's channel and heartbeat page to its environment."""
-    return environment | {
-        names.ENV_CHANNEL_FD: str(channel),
-        names.ENV_HEARTBEAT_FD: str(page),
-    }
-
-
 def run(
     kind: str,
     target: str,
