@@ -80,23 +80,28 @@ def _common(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
-    """Run the scheduler until the agent ends this process; first send the port (or the error)."""
+def free_port(wanted: int) -> tuple[int, str]:
+    """Find a port for a server that another library starts: `wanted`, or any if that is 0."""
     with socket.socket() as probe:
         try:
-            probe.bind(("", order.port))
-            port = probe.getsockname()[1]
+            probe.bind(("", wanted))
         except OSError as error:
-            told = {"port": 0, "error": f"port {order.port}: {error.strerror}"}
-            channel.send(msgspec.msgpack.encode(told))
-            os._exit(1)
+            return 0, f"port {wanted}: {error.strerror}"
+        return probe.getsockname()[1], ""
+
+
+def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
+    """Run the scheduler until the agent ends this process; first send the port (or the error)."""
+    port, error = free_port(order.port)
+    channel.send(msgspec.msgpack.encode({"port": port, "error": error}))
+    if error:
+        os._exit(1)
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ.clear()
     os.environ.update(order.environment, MS_SCHED_HOST="0.0.0.0", MS_SCHED_PORT=str(port))
-    channel.send(msgspec.msgpack.encode({"port": port, "error": ""}))  # ranks wait until it listens
-    from mindspore.communication import init
+    from mindspore.communication import init  # ranks wait until it listens
 
     init()  # it returns, or exits, after the end of all ranks
     os._exit(0)

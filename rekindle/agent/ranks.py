@@ -203,9 +203,11 @@ class RankSupervisor:
             self._store.serves(spawn.restart)
         try:
             for number in spawn.ranks:
-                if number in spawn.reset and (error := await self._reset(number)):
-                    self._send(protocol.DeviceResetFailed(rank=number, error=error))
-                    continue
+                if number in spawn.reset:
+                    device = number - self._state.ranks.start
+                    if error := await reset_device(device, self._state.host):
+                        self._send(protocol.DeviceResetFailed(rank=number, error=error))
+                        continue
                 try:
                     process = await self._start(number, spawn)
                 except (RekindleError, OSError) as error:
@@ -218,10 +220,6 @@ class RankSupervisor:
             for started in live:
                 rank = self._ranks[started.rank]
                 rank.watch(self._on_message, self._on_exit)
-
-    async def _reset(self, rank: int) -> str:
-        """Reset the device of a rank without a process; return the reason of a failure, or ""."""
-        return await reset_device(rank - self._state.ranks.start, self._state.host)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))

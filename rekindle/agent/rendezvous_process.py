@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from rekindle.agent.fork_server import Fork, Forked
 from rekindle.agent.fork_server_process import ForkOrder, RunStore
-from rekindle.agent.mindspore_scheduler import scheduler_order
+from rekindle.agent.mindspore_scheduler import free_port, scheduler_order
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
@@ -94,13 +93,3 @@ class StoreProcess:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-
-
-def free_port(wanted: int) -> tuple[int, str]:
-    """Find a port for a program that hosts its own store: `wanted`, or any if that is 0."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", wanted))
-        except OSError as error:
-            return 0, f"port {wanted}: {error.strerror}"
-        return probe.getsockname()[1], ""
