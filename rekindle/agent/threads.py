@@ -13,6 +13,7 @@ import asyncio
 import concurrent.futures
 import functools
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
@@ -100,3 +101,16 @@ class Worker:
             except Exception:  # an error must not lose the next work
                 traceback.print_exc()
             self.done += 1
+
+
+class Problems:
+    """Prints the problems of work that continues, and a repeated one only once."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}  # the newest problem, by subject
+
+    def report(self, subject: str, text: str, more: str = "") -> None:
+        """Print a problem, unless it is the subject's newest one. more: a stack."""
+        if self._last.get(subject) != text:
+            self._last[subject] = text
+            print(f"rekindle agent: {text}{more}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.dcmi import Found
+from rekindle.agent.threads import Problems
 from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
 from rekindle.protocol.agent import Conditions, Message
@@ -80,10 +81,10 @@ async def reset_device(device: int, host_file: Path | None) -> str:
         return "it stays broken" if sick else ""
     if NPU_MANAGER.exists():
         place, error = await _npu(_visible(device))
-        return error or (await _run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
+        return error or (await run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
     if GPU_MANAGER.exists():
         gpu = _visible(device)
-        return (await _run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
+        return (await run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
     return ""  # a CPU has nothing to reset
 
 
@@ -98,7 +99,7 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
 
 async def conditions(devices: Iterable[int]) -> Found:
     """Return DCMI's report about NPUs; it omits devices that DCMI does not name."""
-    told, error = await _run(ASK_TIMEOUT_S, *ASK_DCMI)
+    told, error = await run(ASK_TIMEOUT_S, *ASK_DCMI)
     if error:
         return Found(problems=(error,))
     try:  # the last line, because the driver may have printed something before
@@ -115,10 +116,10 @@ async def _utilisation(device: int) -> str:
     if NPU_MANAGER.exists():
         place, _ = await _npu(_visible(device))
         command = ("npu-smi", "info", "-t", "usages", *place)
-        said = _NPU_USE.findall((await _run(ASK_TIMEOUT_S, *command))[0]) if place else []
+        said = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
         return said[0] if said else ""
     query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-    return (await _run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
+    return (await run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
 
 
 def _visible(device: int) -> str:
@@ -130,14 +131,14 @@ def _visible(device: int) -> str:
 
 async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
     """Return the arguments that name an NPU by its card and chip, or an error."""
-    told, error = await _run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
+    told, error = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
     for card, chip, number in _MAPPED.findall(told):
         if number == logical:
             return ("-i", card, "-c", chip), ""
     return (), error or f"npu-smi knows no chip with the logical number {logical}"
 
 
-async def _run(limit_s: float, *command: str) -> tuple[str, str]:
+async def run(limit_s: float, *command: str) -> tuple[str, str]:
     """Run a tool; return its output, and an error if it failed.
 
     A tool that hangs in the driver does not run again until it has ended. Otherwise the number of
@@ -181,7 +182,7 @@ class DeviceMonitor:
     ) -> None:
         self._devices, self._send = devices, send
         self._last: dict[int, Condition] = {}
-        self._said: set[str] = set()
+        self._problems = Problems()
 
     async def run(self) -> None:
         """Look at intervals, as long as there may be faults to see."""
@@ -191,7 +192,8 @@ class DeviceMonitor:
             try:
                 goes_on = await self.look()
             except Exception as error:  # a bug of ours, which ends only this look
-                self._say(f"fault codes of devices could not be read: {error!r}")
+                text = f"fault codes of devices could not be read: {error!r}"
+                self._problems.report(text, text)
 
     async def look(self) -> bool:
         """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
@@ -205,16 +207,10 @@ class DeviceMonitor:
         found = await conditions(asked)
         for problem in (found.absent, *found.problems):
             if problem:
-                self._say(f"fault codes of devices are not read: {problem}")
+                self._problems.report(problem, f"fault codes of devices are not read: {problem}")
         now = self._devices()
         known = {at: each for at, each in found.devices.items() if now.get(at) == asked[at]}
         if any(each.codes or self._last.get(at) != each for at, each in known.items()):
             self._send(Conditions(devices=known))
         self._last |= known
         return not found.absent
-
-    def _say(self, what: str) -> None:
-        """Print a text once."""
-        if what not in self._said:
-            self._said.add(what)
-            print(f"rekindle agent: {what}", file=sys.stderr, flush=True)
