@@ -67,7 +67,7 @@ def run(
         end(_status(request), orderly=True)
     except BaseException as error:
         record_error(error)
-        show_error(error)
+        sys.stderr.write("".join(_frames_of_script(error)))
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
 
@@ -128,10 +128,6 @@ def record_error(error: BaseException) -> None:
         },
     }
     Path(path).write_text(json.dumps({"message": message}))
-
-
-def show_error(error: BaseException) -> None:
-    sys.stderr.write("".join(_frames_of_script(error)))
 
 
 def _frames_of_script(error: BaseException) -> list[str]:
