@@ -14,7 +14,7 @@ from rekindle.profiling.steps import StepTimes, step_times
 from rekindle.profiling.switch import switch_of
 from rekindle.protocol.rank import Profile
 from rekindle.rank import environment as rank_environment
-from rekindle.training.devices.base import CpuDevice
+from rekindle.training.devices import CpuDevice
 from rekindle.training.torch import profiler as torch_profiler
 from rekindle.training.torch.profiler import TorchProfiler
 
