@@ -119,7 +119,9 @@ class RankSupervisor:
         in_background(self.watchdog.look(order), self._tasks)
 
     def _form(self, form: protocol.FormGeneration) -> None:
-        self._state.formed(form)
+        state = self._state
+        state.generation, state.profile = form.generation, form.settings.profile
+        state.formed_ns = time.time_ns()
         self._waiting.clear()
         self._snapshots.formed(form)
         for rank in self._ranks.values():
