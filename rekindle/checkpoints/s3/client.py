@@ -49,8 +49,8 @@ class Body:
 class Slice:
     """Some bytes, as the file from which botocore reads a request's body."""
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
-        self._views = views
+    def __init__(self, chunks: Sequence[Bytes]) -> None:
+        self._views = views = [memoryview(chunk) for chunk in chunks]
         self._bytes = sum(map(len, views))
         self._at = 0
         self._md5: bytes | None = None

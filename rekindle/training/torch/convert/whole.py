@@ -19,7 +19,7 @@ import torch
 
 from rekindle.checkpoints.files import explained, sync_directory
 from rekindle.checkpoints.format import read_header
-from rekindle.checkpoints.store import Checkpoint, bytes_of
+from rekindle.checkpoints.store import Checkpoint, bytes_of, read_file
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch.convert.dcp_reader import Box, check_cover
@@ -120,7 +120,7 @@ class Loaded:
     def __init__(self, checkpoint: Checkpoint, file: str) -> None:
         """Read the file. Raises CorruptError: it has changed since, or its metadata are wrong."""
         self.file = f"{file} of {checkpoint.location}"
-        data = checkpoint.read(file)
+        data = read_file(checkpoint, file)
         header = read_header(data)
         with self._explained():
             said = header.metadata.get(METADATA_PIECES, "{}")
