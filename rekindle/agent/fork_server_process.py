@@ -26,7 +26,6 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.agent.mindspore_scheduler import RunScheduler, host_scheduler
 from rekindle.rank import program
 
 MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
@@ -48,6 +47,17 @@ class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
     """Become the host of the ranks' store."""
 
     port: int
+
+
+class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
+    """Become MindSpore's scheduler. log: the file for its output.
+
+    port: 0: any free one.
+    """
+
+    port: int
+    environment: dict[str, str]
+    log: str
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
@@ -229,6 +239,33 @@ def host_store(channel: socket.socket, port: int) -> None:
     with contextlib.suppress(OSError):
         channel.recv(1)
     os._exit(0)  # a normal end would wait for the store's clients
+
+
+def free_port(wanted: int) -> tuple[int, str]:
+    """Find a port for a server that another library starts: `wanted`, or any if that is 0."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", wanted))
+        except OSError as error:
+            return 0, f"port {wanted}: {error.strerror}"
+        return probe.getsockname()[1], ""
+
+
+def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
+    """Run the scheduler until the agent ends this process; first send the port (or the error)."""
+    port, error = free_port(order.port)
+    channel.send(msgspec.msgpack.encode({"port": port, "error": error}))
+    if error:
+        os._exit(1)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(order.environment, MS_SCHED_HOST="0.0.0.0", MS_SCHED_PORT=str(port))
+    from mindspore.communication import init  # ranks wait until it listens
+
+    init()  # it returns, or exits, after the end of all ranks
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,9 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
-from rekindle.agent.environment import rank_environment
+from rekindle.agent.environment import rank_environment, worker_environment
 from rekindle.agent.fork_server import Forked, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
-from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess

@@ -1,4 +1,9 @@
-"""The process of the ranks' store, or of their scheduler, seen from the agent of its node."""
+"""The process of the ranks' store, or of their scheduler, seen from the agent of its node.
+
+MindSpore forms its collectives through a scheduler. On CPU a scheduler serves one set of processes
+only, and processes cannot meet again after an interrupted collective. So each start of all ranks
+has a new scheduler, at a new port; PyTorch's ranks have a new store.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
+from rekindle.agent.environment import scheduler_environment
 from rekindle.agent.fork_server import Fork, Forked
-from rekindle.agent.fork_server_process import ForkOrder, RunStore
-from rekindle.agent.mindspore_scheduler import free_port, scheduler_order
+from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
@@ -27,14 +33,22 @@ async def start_store(
     send: Send,
     environment: Mapping[str, str],
 ) -> StoreProcess | None:
-    """Start the ranks' store or scheduler, and report its port; None: no process runs."""
+    """Start the ranks' store or scheduler, and report its port; None: no process runs.
+
+    environment: that of the agent.
+    """
     if spec.entry is EntryKind.PROGRAM:
         port, error = free_port(order.port)
         send(protocol.StoreUp(serial=order.serial, port=port, error=error))
         return None
     what: ForkOrder = RunStore(port=order.port)
     if spec.framework is Framework.MINDSPORE:
-        what = scheduler_order(spec, order, environment)
+        own = scheduler_environment(spec, environment)
+        what = RunScheduler(
+            port=order.port,
+            environment={**environment, **own, "MS_ROLE": "MS_SCHED"},
+            log=str(Path(spec.log_directory, f"scheduler_{order.serial}.log")),
+        )
     try:
         forked = await fork(what, [])
     except RekindleError as error:
