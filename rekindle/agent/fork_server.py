@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 import msgspec
 
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework
+from rekindle.rank.channel import MAX_MESSAGE
+from rekindle.recovery.faults.fault import Exit
 
 PRELOAD = {
     Framework.TORCH: "torch,torch.distributed,torch._dynamo,rekindle.training.torch",
@@ -23,14 +27,67 @@ PRELOAD = {
 }
 
 
-class Forked(NamedTuple):
-    """A child of this process, and our end of its connection."""
-
-    pid: int
-    line: socket.socket
+_REAP_S = 1.0
 
 
-Fork = Callable[[ForkOrder, list[int]], Awaitable[Forked]]
+class Child:
+    """A forked process, which leads a session, and our end of its connection."""
+
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid, self.line = pid, line
+        line.setblocking(False)
+
+    def watch(self, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]) -> None:
+        """Call `on_data` with each message of the process, and `on_exit` after its end."""
+        pidfd = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._ended, pidfd, on_data, on_exit)
+        loop.add_reader(self.line, self._readable, on_data)
+
+    def signal(self, number: int) -> None:
+        """Signal the process and the processes it started in its session."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:  # it does not yet lead its session, or it has ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _readable(self, on_data: Callable[[bytes], None]) -> None:
+        try:
+            while data := self.line.recv(MAX_MESSAGE):
+                on_data(data)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass  # the process has ended with a message unread
+        asyncio.get_running_loop().remove_reader(self.line)
+
+    def _ended(
+        self, pidfd: int, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._readable(on_data)  # messages just before its end still count
+        loop.remove_reader(self.line)
+        self.line.close()
+        # Kill its helpers (data loader workers) before the kernel reuses its pid.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        # They are our children now, and the kernel ends them soon.
+        loop.call_later(_REAP_S, _reap, self.pid)
+        on_exit(Exit.of(os.waitstatus_to_exitcode(status)))
+
+
+def _reap(group: int) -> None:
+    """Reap the rest of a process group whose leader is already reaped."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+
+
+Fork = Callable[[ForkOrder, list[int]], Awaitable[Child]]
 
 
 class ForkServer:
@@ -43,7 +100,7 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
-        self._reserve: Forked | None = None
+        self._reserve: Child | None = None
         self._preparing = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
         command += ["--socket", str(theirs.fileno())]
@@ -56,7 +113,7 @@ class ForkServer:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
-    async def start(self, order: ForkOrder, fds: list[int]) -> Forked:
+    async def start(self, order: ForkOrder, fds: list[int]) -> Child:
         """Let a forked process carry out `order`, with these descriptors. Return the process.
 
         Raises RekindleError: the order is too long, the fork server or the process has ended, or
@@ -82,7 +139,7 @@ class ForkServer:
         finally:
             self._preparing = False
 
-    async def _fork(self) -> Forked:
+    async def _fork(self) -> Child:
         answer: asyncio.Future[ForkAnswer] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -99,7 +156,7 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        return Forked(forked.pid, ours)
+        return Child(forked.pid, ours)
 
     def _on_answer(self) -> None:
         try:
@@ -130,7 +187,7 @@ class ForkServer:
         self.process.wait()
 
 
-def _give(blank: Forked, data: bytes, fds: list[int]) -> bool:
+def _give(blank: Child, data: bytes, fds: list[int]) -> bool:
     """Send a waiting process its order; False: the process has ended."""
     try:
         socket.send_fds(blank.line, [data], fds)

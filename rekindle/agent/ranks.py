@@ -20,7 +20,7 @@ import msgspec
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
 from rekindle.agent.environment import rank_environment, worker_environment
-from rekindle.agent.fork_server import Forked, ForkServer
+from rekindle.agent.fork_server import Child, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
@@ -232,8 +232,8 @@ class RankSupervisor:
             page.new_life()
             request = self._request(rank, spawn, logs.directory)
             fds = [page_fd, *(stream.fd for stream in streams)]
-            forked = await self.fork(request, fds)
-        process = RankProcess(rank, forked, page, logs.directory)
+            child = await self.fork(request, fds)
+        process = RankProcess(rank, child, page, logs.directory)
         self._starts[rank] += 1
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
@@ -258,7 +258,7 @@ class RankSupervisor:
             working_directory=self._spec.working_directory,
         )
 
-    async def fork(self, request: ForkOrder, fds: list[int]) -> Forked:
+    async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
         """Fork from the fork server. If the kernel has killed it, start another one first."""
         assert self._fork_server is not None
         if self._fork_server.process.poll() is not None:

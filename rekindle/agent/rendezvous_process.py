@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.agent.environment import scheduler_environment
-from rekindle.agent.fork_server import Fork, Forked
+from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
@@ -50,23 +50,22 @@ async def start_store(
             log=str(Path(spec.log_directory, f"scheduler_{order.serial}.log")),
         )
     try:
-        forked = await fork(what, [])
+        child = await fork(what, [])
     except RekindleError as error:
         send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
         return None
-    return StoreProcess(forked, order, send)
+    return StoreProcess(child, order, send)
 
 
 class StoreProcess:
     """The process of the ranks' store or of their scheduler. The fork server forks it."""
 
-    def __init__(self, forked: Forked, order: protocol.HostStore, send: Send) -> None:
-        self._pid, self._line = forked
+    def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
+        self._pid, self._line = child.pid, child.line
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
         self._restart: int | None = None  # the first restart whose ranks use it
-        self._line.setblocking(False)
         asyncio.get_running_loop().add_reader(self._line, self._readable)
 
     def serves(self, restart: int) -> None:
