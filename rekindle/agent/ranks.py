@@ -300,11 +300,7 @@ class RankSupervisor:
             self._send(message)
 
     def _on_snapshot_room(self, rank: RankProcess, asked: protocol.BufferRequest) -> None:
-        answer = functools.partial(self._answer, rank)
-        if asked.copy is not None:
-            self._snapshots.fetch(asked, answer)
-        else:
-            self._snapshots.room(asked, answer)
+        self._snapshots.room(asked, functools.partial(self._answer, rank))
 
     def _on_snapshot_taken(self, _: RankProcess, taken: protocol.SnapshotTaken) -> None:
         self._snapshots.taken(taken)

@@ -141,12 +141,8 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """Return the complete object."""
-
-        def once() -> bytes:
-            data: bytes = self._do("get_object", Key=key)["Body"].read()
-            return data
-
-        return self._try("read", key, once)
+        read = lambda: bytes(self._do("get_object", Key=key)["Body"].read())  # noqa: E731
+        return self._try("read", key, read)
 
     def fetch(self, key: str, begin: int, view: memoryview) -> None:
         """Fill the view with the object's bytes, starting at `begin`.
@@ -208,11 +204,8 @@ class Bucket:
 
     def begin_upload(self, key: str) -> Upload:
         """Begin a multipart upload."""
-
-        def once() -> str:
-            return str(self._do("create_multipart_upload", Key=key)["UploadId"])
-
-        return Upload(key, self._try("write", key, once), time.time())
+        begin = lambda: str(self._do("create_multipart_upload", Key=key)["UploadId"])  # noqa: E731
+        return Upload(key, self._try("write", key, begin), time.time())
 
     def sent(self, upload: Upload) -> dict[int, tuple[int, str]]:
         """Return the parts of this upload on the server: bytes and ETag by number."""
