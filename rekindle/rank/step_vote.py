@@ -243,9 +243,9 @@ class StepVote:
 
 
 class VotingGenerations:
-    """What generations share in a framework whose ranks vote before each step.
+    """The common part of the adapters of frameworks whose ranks vote before each step.
 
-    formed: the generation is formed. gate: that of the generation.
+    formed: whether this generation is formed. gate: the gate of this generation.
     """
 
     def __init__(self, state: HeldState, progress: ProgressReporter) -> None:
