@@ -141,8 +141,7 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """Return the complete object."""
-        read = lambda: bytes(self._do("get_object", Key=key)["Body"].read())  # noqa: E731
-        return self._try("read", key, read)
+        return self._try("read", key, lambda: bytes(self._do("get_object", Key=key)["Body"].read()))
 
     def fetch(self, key: str, begin: int, view: memoryview) -> None:
         """Fill the view with the object's bytes, starting at `begin`.
@@ -204,8 +203,10 @@ class Bucket:
 
     def begin_upload(self, key: str) -> Upload:
         """Begin a multipart upload."""
-        begin = lambda: str(self._do("create_multipart_upload", Key=key)["UploadId"])  # noqa: E731
-        return Upload(key, self._try("write", key, begin), time.time())
+        upload = self._try(
+            "write", key, lambda: str(self._do("create_multipart_upload", Key=key)["UploadId"])
+        )
+        return Upload(key, upload, time.time())
 
     def sent(self, upload: Upload) -> dict[int, tuple[int, str]]:
         """Return the parts of this upload on the server: bytes and ETag by number."""
