@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from rekindle.agent.fork_server_process import MAX_ORDER, Forked, ForkOrder
+from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework
+from rekindle.rank.channel import MAX_MESSAGE
+from rekindle.recovery.faults.fault import Exit
 
 PRELOAD = {
     Framework.TORCH: "torch,torch.distributed,torch._dynamo,rekindle.training.torch",
@@ -23,30 +27,67 @@ PRELOAD = {
 }
 
 
-Fork = Callable[[ForkOrder, list[int]], Awaitable[int]]
+_REAP_S = 1.0
 
 
-async def fork_with_line(
-    fork: Fork, order: ForkOrder, fds: Sequence[int] = ()
-) -> tuple[int, socket.socket]:
-    """Fork a process with a socket connection; return its pid and our end of the connection.
+class Child:
+    """A forked process, which leads a session, and our end of its connection."""
 
-    fds: the descriptors that follow the connection's. Raises the errors of `fork`.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid, self.line = pid, line
+        line.setblocking(False)
+
+    def watch(self, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]) -> None:
+        """Call `on_data` with each message of the process, and `on_exit` after its end."""
+        pidfd = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._ended, pidfd, on_data, on_exit)
+        loop.add_reader(self.line, self._readable, on_data)
+
+    def signal(self, number: int) -> None:
+        """Signal the process and the processes it started in its session."""
         try:
-            return await fork(order, [theirs.fileno(), *fds]), ours
-        except BaseException:
-            ours.close()
-            raise
+            os.killpg(self.pid, number)
+        except ProcessLookupError:  # it does not yet lead its session, or it has ended
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _readable(self, on_data: Callable[[bytes], None]) -> None:
+        try:
+            while data := self.line.recv(MAX_MESSAGE):
+                on_data(data)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass  # the process has ended with a message unread
+        asyncio.get_running_loop().remove_reader(self.line)
+
+    def _ended(
+        self, pidfd: int, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._readable(on_data)  # messages just before its end still count
+        loop.remove_reader(self.line)
+        self.line.close()
+        # Kill its helpers (data loader workers) before the kernel reuses its pid.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        # They are our children now, and the kernel ends them soon.
+        loop.call_later(_REAP_S, _reap, self.pid)
+        on_exit(Exit.of(os.waitstatus_to_exitcode(status)))
 
 
-class _Blank(NamedTuple):
-    """A forked process that waits for its order on `line`."""
+def _reap(group: int) -> None:
+    """Reap the rest of a process group whose leader is already reaped."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
 
-    pid: int
-    line: socket.socket
+
+Fork = Callable[[ForkOrder, list[int]], Awaitable[Child]]
 
 
 class ForkServer:
@@ -58,8 +99,8 @@ class ForkServer:
     def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        self._answers: collections.deque[asyncio.Future[Forked]] = collections.deque()
-        self._reserve: _Blank | None = None
+        self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
+        self._reserve: Child | None = None
         self._preparing = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
         command += ["--socket", str(theirs.fileno())]
@@ -72,8 +113,8 @@ class ForkServer:
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
 
-    async def start(self, order: ForkOrder, fds: list[int]) -> int:
-        """Let a forked process carry out `order`; it is a child of this one. Return its pid.
+    async def start(self, order: ForkOrder, fds: list[int]) -> Child:
+        """Let a forked process carry out `order`, with these descriptors. Return the process.
 
         Raises RekindleError: the order is too long, the fork server or the process has ended, or
         the machine cannot start a process.
@@ -82,12 +123,11 @@ class ForkServer:
         if len(data) > MAX_ORDER:
             raise RekindleError(f"environment and arguments have {len(data)} bytes, too many")
         blank, self._reserve = self._reserve, None
-        if blank is not None and _give(blank, data, fds):
-            return blank.pid
-        blank = await self._fork()
-        if not _give(blank, data, fds):
-            raise RekindleError(f"process {blank.pid} ended before it had its order")
-        return blank.pid
+        if blank is None or not _give(blank, data, fds):
+            blank = await self._fork()
+            if not _give(blank, data, fds):
+                raise RekindleError(f"process {blank.pid} ended before it had its order")
+        return blank
 
     async def keep_one_ready(self) -> None:
         """Fork a process in advance, so that the next order does not wait for a fork."""
@@ -99,8 +139,8 @@ class ForkServer:
         finally:
             self._preparing = False
 
-    async def _fork(self) -> _Blank:
-        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+    async def _fork(self) -> Child:
+        answer: asyncio.Future[ForkAnswer] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -116,7 +156,7 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        return _Blank(forked.pid, ours)
+        return Child(forked.pid, ours)
 
     def _on_answer(self) -> None:
         try:
@@ -134,7 +174,7 @@ class ForkServer:
             return
         answer = self._answers.popleft()
         if not answer.done():
-            answer.set_result(msgspec.msgpack.decode(data, type=Forked))
+            answer.set_result(msgspec.msgpack.decode(data, type=ForkAnswer))
 
     def close(self) -> None:
         """End the fork server and the process in reserve, whose connection closes."""
@@ -147,11 +187,13 @@ class ForkServer:
         self.process.wait()
 
 
-def _give(blank: _Blank, data: bytes, fds: list[int]) -> bool:
+def _give(blank: Child, data: bytes, fds: list[int]) -> bool:
     """Send a waiting process its order; False: the process has ended."""
-    with blank.line as line:
-        try:
-            socket.send_fds(line, [data], fds)
-        except ConnectionError:
-            return False
+    try:
+        socket.send_fds(blank.line, [data], fds)
+    except OSError as error:
+        blank.line.close()
+        if not isinstance(error, ConnectionError):
+            raise
+        return False
     return True

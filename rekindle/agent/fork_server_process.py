@@ -5,7 +5,8 @@ rank becomes a child of the agent, which is a child subreaper. The agent sees th
 directly, and the death of the fork server ends no rank.
 
 Each request has one file descriptor: the connection of the new process, on which the process waits
-for its order. So the fork server can fork a process in advance, and only the order remains.
+for its order. So the fork server can fork a process in advance, and only the order remains. The
+connection then becomes the channel of a rank, or of the process that hosts the store.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.agent.mindspore_scheduler import RunScheduler, host_scheduler
 from rekindle.rank import program
 
 MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
@@ -34,7 +34,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
-    """Become a rank. Its descriptors: channel, heartbeat page, stdout, stderr."""
+    """Become a rank. Its descriptors: heartbeat page, stdout, stderr."""
 
     kind: str
     target: str
@@ -44,12 +44,23 @@ class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
 
 
 class RunStore(msgspec.Struct, frozen=True, kw_only=True, tag="store"):
-    """Become the host of the ranks' store. Its descriptor: the channel."""
+    """Become the host of the ranks' store."""
 
     port: int
 
 
-class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+class RunScheduler(msgspec.Struct, frozen=True, kw_only=True, tag="scheduler"):
+    """Become MindSpore's scheduler. log: the file for its output.
+
+    port: 0: any free one.
+    """
+
+    port: int
+    environment: dict[str, str]
+    log: str
+
+
+class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
     """The answer to a request: a child of the agent, or an error."""
 
     pid: int
@@ -106,13 +117,13 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         try:
             child = fork_twice(agent)
         except OSError as error:
-            answer = Forked(pid=0, error=f"cannot fork: {error}")
+            answer = ForkAnswer(pid=0, error=f"cannot fork: {error}")
         else:
             if child is None:
                 wire.close()
                 return lambda: handle(line)
             forked.add(child)
-            answer = Forked(pid=child)
+            answer = ForkAnswer(pid=child)
         line.close()
         with contextlib.suppress(ConnectionError):  # the agent died; the next read shows it
             wire.send(msgspec.msgpack.encode(answer))
@@ -120,21 +131,26 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
 
 def handle(line: socket.socket) -> None:
     """Wait for this process's order and carry it out."""
-    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 4)
-    line.close()
+    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 3)
     if not data:
         os._exit(0)  # the agent never used this process
     order = _ORDER.decode(data)
-    if isinstance(order, RunStore):
-        host_store(socket.socket(fileno=fds[0]), order.port)
-        return
-    if isinstance(order, RunScheduler):
-        host_scheduler(socket.socket(fileno=fds[0]), order)
-        return
-    channel, page, stdout, stderr = fds
-    program.take_streams(stdout, stderr)
-    environment = program.with_descriptors(order.environment, channel, page)
-    program.run(order.kind, order.target, order.arguments, environment, order.working_directory)
+    match order:
+        case RunStore():
+            host_store(line, order.port)
+        case RunScheduler():
+            host_scheduler(line, order)
+        case RunRank():
+            page, stdout, stderr = fds
+            program.take_streams(stdout, stderr)
+            descriptors = {
+                names.ENV_CHANNEL_FD: str(line.detach()),
+                names.ENV_HEARTBEAT_FD: str(page),
+            }
+            environment = order.environment | descriptors
+            program.run(
+                order.kind, order.target, order.arguments, environment, order.working_directory
+            )
 
 
 def fork_twice(agent: int) -> int | None:
@@ -223,6 +239,33 @@ def host_store(channel: socket.socket, port: int) -> None:
     with contextlib.suppress(OSError):
         channel.recv(1)
     os._exit(0)  # a normal end would wait for the store's clients
+
+
+def free_port(wanted: int) -> tuple[int, str]:
+    """Find a port for a server that another library starts: `wanted`, or any if that is 0."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", wanted))
+        except OSError as error:
+            return 0, f"port {wanted}: {error.strerror}"
+        return probe.getsockname()[1], ""
+
+
+def host_scheduler(channel: socket.socket, order: RunScheduler) -> None:
+    """Run the scheduler until the agent ends this process; first send the port (or the error)."""
+    port, error = free_port(order.port)
+    channel.send(msgspec.msgpack.encode({"port": port, "error": error}))
+    if error:
+        os._exit(1)
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ.clear()
+    os.environ.update(order.environment, MS_SCHED_HOST="0.0.0.0", MS_SCHED_PORT=str(port))
+    from mindspore.communication import init  # ranks wait until it listens
+
+    init()  # it returns, or exits, after the end of all ranks
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,8 @@ def memory_cgroups(root: Path = ROOT, proc: Path = PROC) -> list[Path]:
     A container sees only some cgroups above its own, or none; then its own is the root.
     root: where the cgroup file systems are mounted.
     """
-    try:
-        lines = (proc / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
     folders: list[Path] = []
-    for line in lines:
+    for line in _lines(proc / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -36,6 +32,14 @@ def memory_cgroups(root: Path = ROOT, proc: Path = PROC) -> list[Path]:
         own = mounted / os.path.normpath(path).lstrip("/")
         folders += [each for each in (own, *own.parents) if each.is_relative_to(mounted)]
     return [folder for folder in folders if folder.is_dir()]
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; empty: the kernel lacks it, and its values are unknown."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _left(cgroup: Path) -> int | None:
@@ -59,11 +63,7 @@ def _number(cgroup: Path, *names: str) -> int | None:
 
 def _cached(cgroup: Path) -> int:
     """Return the bytes that the kernel can free, mainly of files; shared memory does not count."""
-    try:
-        lines = (cgroup / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    stat = dict(line.split() for line in lines)
+    stat = dict(line.split() for line in _lines(cgroup / "memory.stat"))
     # In v1 the counts with "total" include the cgroups below, as the usage does.
     kinds = ("active_file", "inactive_file", "slab_reclaimable")
     return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
@@ -81,9 +81,7 @@ class OomCounter:
     root: where the cgroup file systems are mounted.
     """
 
-    def __init__(
-        self, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc/self")
-    ) -> None:
+    def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
         own = memory_cgroups(root, proc)[:1]  # the cgroups above also count other processes
         files = (folder / name for folder in own for name in _FILES)
         self._file = next((file for file in files if file.exists()), None)
@@ -102,11 +100,5 @@ class OomCounter:
         return now - self._risen_at < NEAR_S
 
     def _read(self) -> int:
-        if self._file is None:
-            return 0
-        try:
-            lines = self._file.read_text().splitlines()
-        except OSError:  # a kernel without the controller; then the count is unknown
-            return 0
-        counts = (line.split() for line in lines)
+        counts = map(str.split, _lines(self._file) if self._file is not None else ())
         return next((int(words[1]) for words in counts if words[:1] == [_COUNT]), 0)

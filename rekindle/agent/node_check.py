@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.agent.fork_server import Fork, fork_with_line
+from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import RunRank
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.errors import RekindleError
@@ -35,7 +34,6 @@ from rekindle.protocol.node_check import (
     Task,
 )
 from rekindle.protocol.rank import Message
-from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import Exit
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 
@@ -58,22 +56,19 @@ class CheckerError(RekindleError):
 class Checker:
     """The process of one checker."""
 
-    def __init__(self, device: int, pid: int, line: socket.socket, oom: OomCounter) -> None:
+    def __init__(self, device: int, child: Child, oom: OomCounter) -> None:
         self.device = device
         self._oom = oom
-        self._pid, self._line, self._pidfd = pid, line, os.pidfd_open(pid)
+        self._child = child
         self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
         self._end = ""
-        line.setblocking(False)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(line, self._readable)
-        loop.add_reader(self._pidfd, self._ended)
+        child.watch(lambda data: self._heard.put_nowait(_SAID.decode(data)), self._ended)
 
     async def ask(self, task: Task) -> Done:
         """Send it a task; return its result. Raises CheckerError: it failed or ended."""
         if not self._end:
             with contextlib.suppress(ConnectionError):  # it is about to end
-                self._line.send(msgspec.msgpack.encode(task))
+                self._child.line.send(msgspec.msgpack.encode(task))
         while True:
             said = await self._hear()
             if isinstance(said, Done) and said.serial == task.serial:
@@ -98,8 +93,7 @@ class Checker:
     def kill(self) -> None:
         """Kill it and its children; the agent reaps it after its end."""
         if not self._end:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+            self._child.signal(signal.SIGKILL)
 
     async def gone(self) -> None:
         """Wait until it has ended."""
@@ -107,22 +101,9 @@ class Checker:
             while True:
                 await self._hear()
 
-    def _readable(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while data := self._line.recv(MAX_MESSAGE):
-                self._heard.put_nowait(_SAID.decode(data))
-            asyncio.get_running_loop().remove_reader(self._line)
-
-    def _ended(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._readable()
-        loop.remove_reader(self._line)
-        self._line.close()
-        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self._end = str(Exit.of(code))
-        if code == -signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
+    def _ended(self, exit_: Exit) -> None:
+        self._end = str(exit_)
+        if exit_.signal == signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
             self._end += f", {KILLED}"
         self._heard.put_nowait(None)
 
@@ -235,8 +216,7 @@ class NodeCheckRunner:
         )
         # A checker has no heartbeat page, so any descriptor works. Its output goes to the agent's
         # own.
-        pid, line = await fork_with_line(self._fork, request, [1, 1, 2])
-        return Checker(device, pid, line, self._oom)
+        return Checker(device, await self._fork(request, [1, 1, 2]), self._oom)
 
     async def _alone(self, order: CheckAlone) -> Done:
         work = DeviceWork(serial=order.serial, beside_ranks=order.beside_ranks)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rekindle.protocol.rank import FormGeneration, Profile
+from rekindle.protocol.rank import Profile
 
 
 @dataclass(slots=True)
@@ -33,8 +32,3 @@ class NodeState:
     def ranks(self) -> range:
         """The slots of the node's ranks."""
         return range(self.node * self.processes, (self.node + 1) * self.processes)
-
-    def formed(self, form: FormGeneration) -> None:
-        """Record that the node's ranks form this generation."""
-        self.generation, self.profile = form.generation, form.settings.profile
-        self.formed_ns = time.time_ns()

@@ -27,8 +27,7 @@ import psutil
 from rekindle import names
 from rekindle.agent.coordinator_line import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.simulated_host import read_condition
-from rekindle.agent.devices.tools import DeviceMonitor
+from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.environment import agent_environment
 from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
@@ -179,20 +178,15 @@ class Agent:
         If the agent cannot read the store, its Hello has the reason, and the coordinator ends it.
         """
         try:
-            await self._offer_newest()
+            found = await in_thread(self._store.newest)
+            for passed in found.passed_over:
+                self.send(protocol.CheckpointInvalid(path=passed.location, reason=passed.reason))
+            if found.checkpoint is not None:
+                newest = found.checkpoint.manifest
+                at_most = (newest.step, newest.generation)
+                self._offer(await in_thread(functools.partial(self._store.keys, at_most=at_most)))
         except CheckpointError as error:
             self._hello = _unable(self._hello, error)
-
-    async def _offer_newest(self) -> None:
-        found = await in_thread(self._store.newest)
-        for passed in found.passed_over:
-            self.send(protocol.CheckpointInvalid(path=passed.location, reason=passed.reason))
-        if found.checkpoint is None:
-            self._offer([])
-            return
-        newest = found.checkpoint.manifest
-        at_most = (newest.step, newest.generation)
-        self._offer(await in_thread(functools.partial(self._store.keys, at_most=at_most)))
 
     def _offer(self, checkpoints: list[Key]) -> None:
         offers = tuple(checkpoints[: names.OFFERS])
@@ -289,11 +283,6 @@ class Agent:
             os._exit(self.status)  # only this ends the process while a thread still writes
 
 
-def adopt_orphans() -> None:
-    """Make this process the parent of orphans: ranks are forked twice, and may leave helpers."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 @contextlib.asynccontextmanager
 async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run the work until the block ends.
@@ -320,10 +309,6 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:
     print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
     return msgspec.structs.replace(hello, unable=str(error))
-
-
-def _cancel(task: asyncio.Task[int]) -> None:
-    task.cancel()
 
 
 def _host_name() -> str:
@@ -358,8 +343,8 @@ async def serve(options: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     # The coordinator stops a job; an agent that receives a signal ends together with its ranks.
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, functools.partial(_cancel, task))
-    lifeline.watch(options.lifeline_fd, functools.partial(_cancel, task))
+        loop.add_signal_handler(number, task.cancel)
+    lifeline.watch(options.lifeline_fd, task.cancel)
     try:
         try:
             store = open_store(spec.checkpoint_store, os.environ | spec.environment)
@@ -384,7 +369,8 @@ def main() -> None:
     parser.add_argument("--address", default=names.LOOPBACK)
     parser.add_argument("--simulated-host", type=Path)  # this process inherits it open and locked
     parser.add_argument("--lifeline-fd", type=int, default=-1)
-    adopt_orphans()
+    # Ranks are forked twice, and may leave helpers: this process becomes the parent of orphans.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.exit(asyncio.run(serve(parser.parse_args())))
 
 

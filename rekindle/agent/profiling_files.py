@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.threads import in_thread
+from rekindle.agent.threads import Problems, in_thread
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.profiling.files import ENV_TASK, LOOK_S, Follower, age, task_folder
 from rekindle.profiling.markers import UNREADABLE, Ranges, marks
@@ -127,7 +126,7 @@ class ProfilingFiles:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
         self._read, self._cap_bytes = read, cap_bytes
         self._said: Switch | None = None
-        self._refused: dict[str, str] = {}  # the last error, by subject
+        self._problems = Problems()
 
     async def run(self) -> None:
         """Read switch and records without end."""
@@ -155,13 +154,13 @@ class ProfilingFiles:
         except FileNotFoundError:
             return
         except OSError as error:
-            self._refuse("switch", f"{self._file}: {error}")
+            self._problems.report("switch", f"{self._file}: {error}")
             return
         try:
             said = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
         except UNREADABLE as error:
             why = f"{self._file} is not understood, and stays without effect: {error}"
-            self._refuse("switch", why)
+            self._problems.report("switch", why)
             return
         if said != self._said:
             self._said = said
@@ -177,12 +176,7 @@ class ProfilingFiles:
         try:
             yield
         except (OSError, ValueError) as error:
-            self._refuse(what, f"{what}: {error}")
+            self._problems.report(what, f"{what}: {error}")
         except Exception as error:
             stack = "\n" + "".join(traceback.format_exception(error))
-            self._refuse(what, f"{what}, which is a bug of Rekindle: {error!r}", stack)
-
-    def _refuse(self, what: str, why: str, more: str = "") -> None:
-        if why != self._refused.get(what):
-            self._refused[what] = why
-            print(f"rekindle agent: {why}{more}", file=sys.stderr, flush=True)
+            self._problems.report(what, f"{what}, which is a bug of Rekindle: {error!r}", stack)

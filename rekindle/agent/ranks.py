@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import reset_device
-from rekindle.agent.environment import rank_environment
-from rekindle.agent.fork_server import ForkServer, fork_with_line
+from rekindle.agent.devices.tools import reset_device
+from rekindle.agent.environment import rank_environment, worker_environment
+from rekindle.agent.fork_server import Child, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
-from rekindle.agent.mindspore_scheduler import worker_environment
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess
@@ -119,7 +118,9 @@ class RankSupervisor:
         in_background(self.watchdog.look(order), self._tasks)
 
     def _form(self, form: protocol.FormGeneration) -> None:
-        self._state.formed(form)
+        state = self._state
+        state.generation, state.profile = form.generation, form.settings.profile
+        state.formed_ns = time.time_ns()
         self._waiting.clear()
         self._snapshots.formed(form)
         for rank in self._ranks.values():
@@ -203,9 +204,11 @@ class RankSupervisor:
             self._store.serves(spawn.restart)
         try:
             for number in spawn.ranks:
-                if number in spawn.reset and (error := await self._reset(number)):
-                    self._send(protocol.DeviceResetFailed(rank=number, error=error))
-                    continue
+                if number in spawn.reset:
+                    device = number - self._state.ranks.start
+                    if error := await reset_device(device, self._state.host):
+                        self._send(protocol.DeviceResetFailed(rank=number, error=error))
+                        continue
                 try:
                     process = await self._start(number, spawn)
                 except (RekindleError, OSError) as error:
@@ -217,11 +220,7 @@ class RankSupervisor:
                 self._send(protocol.Spawned(ranks=tuple(live), generation=spawn.generation))
             for started in live:
                 rank = self._ranks[started.rank]
-                rank.watch(started.pid, self._on_message, self._on_exit)
-
-    async def _reset(self, rank: int) -> str:
-        """Reset the device of a rank without a process; return the reason of a failure, or ""."""
-        return await reset_device(rank - self._state.ranks.start, self._state.host)
+                rank.watch(self._on_message, self._on_exit)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
@@ -233,9 +232,8 @@ class RankSupervisor:
             page.new_life()
             request = self._request(rank, spawn, logs.directory)
             fds = [page_fd, *(stream.fd for stream in streams)]
-            pid, line = await fork_with_line(self.fork, request, fds)
-        process = RankProcess(rank, line, page, logs.directory)
-        process.pid = pid
+            child = await self.fork(request, fds)
+        process = RankProcess(rank, child, page, logs.directory)
         self._starts[rank] += 1
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
@@ -260,7 +258,7 @@ class RankSupervisor:
             working_directory=self._spec.working_directory,
         )
 
-    async def fork(self, request: ForkOrder, fds: list[int]) -> int:
+    async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
         """Fork from the fork server. If the kernel has killed it, start another one first."""
         assert self._fork_server is not None
         if self._fork_server.process.poll() is not None:
@@ -302,11 +300,7 @@ class RankSupervisor:
             self._send(message)
 
     def _on_snapshot_room(self, rank: RankProcess, asked: protocol.BufferRequest) -> None:
-        answer = functools.partial(self._answer, rank)
-        if asked.copy is not None:
-            self._snapshots.fetch(asked, answer)
-        else:
-            self._snapshots.room(asked, answer)
+        self._snapshots.room(asked, functools.partial(self._answer, rank))
 
     def _on_snapshot_taken(self, _: RankProcess, taken: protocol.SnapshotTaken) -> None:
         self._snapshots.taken(taken)

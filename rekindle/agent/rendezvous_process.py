@@ -1,4 +1,9 @@
-"""The process of the ranks' store, or of their scheduler, seen from the agent of its node."""
+"""The process of the ranks' store, or of their scheduler, seen from the agent of its node.
+
+MindSpore forms its collectives through a scheduler. On CPU a scheduler serves one set of processes
+only, and processes cannot meet again after an interrupted collective. So each start of all ranks
+has a new scheduler, at a new port; PyTorch's ranks have a new store.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,14 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from rekindle.agent.fork_server import Fork, fork_with_line
-from rekindle.agent.fork_server_process import ForkOrder, RunStore
-from rekindle.agent.mindspore_scheduler import scheduler_order
+from rekindle.agent.environment import scheduler_environment
+from rekindle.agent.fork_server import Child, Fork
+from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
@@ -28,38 +33,40 @@ async def start_store(
     send: Send,
     environment: Mapping[str, str],
 ) -> StoreProcess | None:
-    """Start the ranks' store or scheduler, and report its port; None: no process runs."""
+    """Start the ranks' store or scheduler, and report its port; None: no process runs.
+
+    environment: that of the agent.
+    """
     if spec.entry is EntryKind.PROGRAM:
         port, error = free_port(order.port)
         send(protocol.StoreUp(serial=order.serial, port=port, error=error))
         return None
     what: ForkOrder = RunStore(port=order.port)
     if spec.framework is Framework.MINDSPORE:
-        what = scheduler_order(spec, order, environment)
+        own = scheduler_environment(spec, environment)
+        what = RunScheduler(
+            port=order.port,
+            environment={**environment, **own, "MS_ROLE": "MS_SCHED"},
+            log=str(Path(spec.log_directory, f"scheduler_{order.serial}.log")),
+        )
     try:
-        pid, line = await fork_with_line(fork, what)
+        child = await fork(what, [])
     except RekindleError as error:
         send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
         return None
-    return StoreProcess(pid, line, order, send)
+    return StoreProcess(child, order, send)
 
 
 class StoreProcess:
     """The process of the ranks' store or of their scheduler. The fork server forks it."""
 
-    def __init__(
-        self,
-        pid: int,
-        line: socket.socket,
-        order: protocol.HostStore,
-        send: Send,
-    ) -> None:
-        self._pid, self._line, self._order, self._send = pid, line, order, send
+    def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
+        self._pid, self._line = child.pid, child.line
+        self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
         self._restart: int | None = None  # the first restart whose ranks use it
-        line.setblocking(False)
-        asyncio.get_running_loop().add_reader(line, self._readable)
+        asyncio.get_running_loop().add_reader(self._line, self._readable)
 
     def serves(self, restart: int) -> None:
         """Record that ranks of this restart use it."""
@@ -99,13 +106,3 @@ class StoreProcess:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-
-
-def free_port(wanted: int) -> tuple[int, str]:
-    """Find a port for a program that hosts its own store: `wanted`, or any if that is 0."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", wanted))
-        except OSError as error:
-            return 0, f"port {wanted}: {error.strerror}"
-        return probe.getsockname()[1], ""

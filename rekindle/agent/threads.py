@@ -10,8 +10,10 @@ threads of `asyncio.to_thread` would prevent that.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import queue
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
@@ -42,11 +44,25 @@ async def in_pool(pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
 def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
     """Start work in its own thread, and return a future of its result.
 
-    discard: receives the result if the future is already cancelled.
+    discard: receives the result if the returned future is cancelled.
     """
-    job = _Job(work, discard)
-    threading.Thread(target=job, name="rekindle-work", daemon=True).start()
-    return job.future
+    job: concurrent.futures.Future[T] = concurrent.futures.Future()
+    job.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the work
+
+    def run() -> None:
+        try:
+            job.set_result(work())
+        except BaseException as error:
+            job.set_exception(error)
+
+    def on_end(future: asyncio.Future[T]) -> None:
+        if discard is not None and future.cancelled():
+            job.add_done_callback(lambda job: None if job.exception() else discard(job.result()))
+
+    future = asyncio.wrap_future(job)
+    future.add_done_callback(on_end)
+    threading.Thread(target=run, name="rekindle-work", daemon=True).start()
+    return future
 
 
 def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
@@ -87,32 +103,14 @@ class Worker:
             self.done += 1
 
 
-class _Job:
-    """Work in a thread, and the future of its result."""
+class Problems:
+    """Prints the problems of work that continues, and a repeated one only once."""
 
-    def __init__(self, work: Callable[[], Any], discard: Callable[[Any], None] | None) -> None:
-        self._work = work
-        self._discard = discard
-        self._loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self._loop.create_future()
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}  # the newest problem, by subject
 
-    def __call__(self) -> None:
-        try:
-            result = self._work()
-        except BaseException as error:
-            self._tell(functools.partial(self._settle, error=error))
-        else:
-            self._tell(functools.partial(self._settle, result))
-
-    def _settle(self, result: Any = None, error: BaseException | None = None) -> None:
-        if self.future.done():  # the future is cancelled
-            if error is None and self._discard is not None:
-                self._discard(result)
-        elif error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
-
-    def _tell(self, settle: Callable[[], None]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(settle)
+    def report(self, subject: str, text: str, more: str = "") -> None:
+        """Print a problem, unless it is the subject's newest one. more: a stack."""
+        if self._last.get(subject) != text:
+            self._last[subject] = text
+            print(f"rekindle agent: {text}{more}", file=sys.stderr, flush=True)

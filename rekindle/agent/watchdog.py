@@ -12,15 +12,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.process_activity import activities
+from rekindle.agent.process_activity import Activity, activities
 from rekindle.agent.rank_process import RankProcess
-from rekindle.agent.threads import in_thread
+from rekindle.agent.threads import Problems, in_thread
 from rekindle.job.spec import JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
@@ -78,25 +77,11 @@ async def dump(pid: int, limit_s: float) -> str:
     tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         return ""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            tool,
-            *("dump", "--nonblocking", "--full-filenames", "--pid", str(pid)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError as error:  # the inspection continues without the stack
-        print(f"rekindle agent: {tool} cannot be run: {error}", file=sys.stderr, flush=True)
-        return ""
-    try:
-        written, _ = await asyncio.wait_for(process.communicate(), limit_s)
-    except asyncio.TimeoutError:
-        return ""
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-    return translate(written.decode(errors="replace"))
+    arguments = ("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
+    written, error = await device_tools.run(limit_s, tool, *arguments)
+    if error and not written:  # the inspection continues without the stack
+        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+    return translate(written)
 
 
 def translate(written: str) -> str:
@@ -138,14 +123,6 @@ _RESTS_PER_TIMEOUT = 20
 _SLOWEST_REST_S = 5.0
 
 
-class _Own(NamedTuple):
-    """The behaviour of a rank's processes during an inspection."""
-
-    computes: bool
-    moves: bool
-    stopped: bool
-
-
 class Watchdog:
     """Watches the heartbeat pages of a node's ranks; without a Session, their processes.
 
@@ -174,7 +151,7 @@ class Watchdog:
         self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
         self._rested_at = time.monotonic()  # the time of the last complete look at idle processes
         self._resting: asyncio.Task[None] | None = None
-        self._unseen = ""  # the last reason why such a look failed
+        self._problems = Problems()
         self._looked = 0  # the number of inspections so far
         self._close_looks = 0  # running inspections; ranks write their stacks then
         self._told: set[int] = set()  # ranks that were reported, and are still late
@@ -185,13 +162,12 @@ class Watchdog:
 
         An error ends only one look, because later looks must still find a hang.
         """
-        told = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 self._look_around(time.monotonic())
             except Exception as error:
-                told = _complain("the ranks cannot be watched", error, told)
+                self._problems.report("watch", f"the ranks cannot be watched: {error!r}")
 
     def _look_around(self, now: float) -> None:
         self.oom.look(now)
@@ -228,7 +204,7 @@ class Watchdog:
             of = {p.rank % self._per_node: p.pid for p in outside if p.pid in still}
             use = await device_tools.utilisations(of)
         except Exception as error:
-            self._unseen = _complain("it is not known what ranks do", error, self._unseen)
+            self._problems.report("rest", f"it is not known what ranks do: {error!r}")
             return
         if self._looked == looked:  # otherwise ranks have written their stacks since
             self._rested_at = now
@@ -242,7 +218,8 @@ class Watchdog:
         try:
             looks = await self._look()
         except Exception as error:
-            why = _complain("the ranks cannot be looked at", error)
+            why = f"the ranks cannot be looked at: {error!r}"
+            self._problems.report("look", why)
         finally:
             self._close_looks -= 1
         self._send(protocol.RanksInspected(serial=order.serial, looks=tuple(looks), error=why))
@@ -261,25 +238,32 @@ class Watchdog:
             pid = process.pid
             if pid not in before or pid not in after or self._ranks.get(rank) is not process:
                 continue  # it has ended
-            then, now = before[pid], after[pid]
-            own = _Own(now.is_busy(then, seconds), now.moves(then, seconds), now.stopped)
             waits = 0 < process.page.waiting_since_ns == waited[rank]
-            looks.append(self._tell(process, stack, own, waits=waits))
-            self._rest.overlook(pid, now)
+            look = self._tell(process, stack, before[pid], after[pid], seconds, waits=waits)
+            looks.append(look)
+            self._rest.overlook(pid, after[pid])
         return looks
 
     def _tell(
-        self, process: RankProcess, written: str, own: _Own, *, waits: bool
+        self,
+        process: RankProcess,
+        written: str,
+        before: Activity,
+        now: Activity,
+        seconds: float,
+        *,
+        waits: bool,
     ) -> protocol.RankInspection:
         rank, mark = process.rank, process.page.mark
         stack = stacks.main_thread(written)
-        waits = waits or stacks.waits_for_others(stack, busy=own.computes)
-        busy = own.computes or (own.moves and mark.doing is not RankActivity.STEP)
+        computes = now.is_busy(before, seconds)
+        waits = waits or stacks.waits_for_others(stack, busy=computes)
+        moves = now.moves(before, seconds) and mark.doing is not RankActivity.STEP
         if mark.doing is RankActivity.OUTSIDE:
             elapsed_s, limit_s = self._rest.rested_s(process.pid), self._idle_timeout_s
         else:
             elapsed_s = self._watch.elapsed_s(rank)
-            limit_s = self._watch.limit_s(rank, busy=busy)
+            limit_s = self._watch.limit_s(rank, busy=computes or moves)
             if stacks.compiles(written):  # in any thread
                 limit_s = max(limit_s, BUSY_S)
         return protocol.RankInspection(
@@ -291,17 +275,9 @@ class Watchdog:
             waiting=waits,
             operations=process.page.operations,
             recent=process.page.recent if waits else (),
-            stopped=own.stopped,
-            busy=busy,
+            stopped=now.stopped,
+            busy=computes or moves,
             where=stacks.innermost(stack),
             stack="" if waits else stack[: stacks.MOST],
             standing=self._standings().get(rank),
         )
-
-
-def _complain(what: str, error: Exception, before: str = "") -> str:
-    """Print an error to the agent's stderr, unless it equals the one before; return its text."""
-    text = f"{what}: {error!r}"
-    if text != before:
-        print(f"rekindle agent: {text}", file=sys.stderr, flush=True)
-    return text

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from rekindle.checkpoints.format import Bytes, Checksum, checksum
+from rekindle.checkpoints.format import BlockDigests, Bytes, checksum, checksum_of
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import CheckpointError, CorruptError
 
@@ -51,32 +51,25 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
-class BlockSums:
-    """Computes the checksums of a sequence of bytes. bytes: their number so far."""
+class BlockSums(BlockDigests):
+    """Computes the checksums of a sequence of bytes: of the whole, and of each block."""
 
     def __init__(self, block_bytes: int) -> None:
-        self.bytes = 0
-        self._block_bytes = block_bytes
-        self._whole, self._block = Checksum(), xxhash.xxh3_64()
-        self._blocks: list[str] = []
+        super().__init__(block_bytes, xxhash.xxh3_64)
+        self._whole = xxhash.xxh3_128()
 
     def add(self, chunk: Bytes) -> None:
         """Add the next bytes. The size of the chunks does not change the result."""
-        rest = memoryview(chunk).cast("B")
-        while rest:
-            piece = rest[: min(_PIECE, self._block_bytes - self.bytes % self._block_bytes)]
-            self._whole.add(piece)
-            self._block.update(piece)
-            rest = rest[len(piece) :]
-            self.bytes += len(piece)
-            if self.bytes % self._block_bytes == 0:
-                self._blocks.append(self._block.hexdigest())
-                self._block.reset()
+        view = memoryview(chunk).cast("B")
+        for begin in range(0, len(view), _PIECE):
+            piece = view[begin : begin + _PIECE]
+            self._whole.update(piece)
+            super().add(piece)
 
     def sums(self) -> Sums:
         """Return the checksums of all bytes. The last block may be shorter."""
-        last = [self._block.hexdigest()] if self.bytes % self._block_bytes else []
-        return Sums(self.bytes, str(self._whole), (*self._blocks, *last))
+        blocks = tuple(digest.hex() for digest in self.digests())
+        return Sums(self.bytes, checksum_of(self._whole), blocks)
 
 
 def summed(chunks: Iterable[Bytes]) -> Sums:

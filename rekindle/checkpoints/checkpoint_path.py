@@ -81,19 +81,6 @@ def check_sizes(path: Path, manifest: Manifest) -> None:
         check_size(path / entry.file, entry)
 
 
-def look_at(path: Path) -> tuple[Manifest | None, str]:
-    """Return the manifest, or None if it is unreadable, and why the checkpoint cannot be used."""
-    manifest = None
-    try:
-        manifest = read_manifest(path)
-        check_sizes(path, manifest)
-    except (CorruptError, NewerFormatError) as error:
-        return manifest, str(error)
-    except OSError as error:
-        return manifest, f"it cannot be read: {error}"
-    return manifest, ""
-
-
 def committed(path: Path) -> Manifest | None:
     """Return the manifest of this path, or None unless its files exist with their sizes.
 

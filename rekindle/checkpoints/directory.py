@@ -31,20 +31,19 @@ from rekindle.checkpoints.block_checksums import check_range
 from rekindle.checkpoints.checkpoint_path import (
     Key,
     Traces,
+    check_sizes,
     committed,
     entry_of,
     is_newer,
     is_outdated,
     is_unfinished,
     key_of,
-    look_at,
     name_of,
     read_manifest,
     traces,
 )
 from rekindle.checkpoints.files import (
     explained,
-    load_file,
     load_into,
     locked,
     make_directories,
@@ -81,15 +80,6 @@ class DirectoryCheckpoint(msgspec.Struct, frozen=True):
     def location(self) -> str:
         """Return the path of its directory."""
         return str(self.path)
-
-    def read(self, name: str) -> memoryview:
-        """Return the bytes of this file in private memory, verified after they were read.
-
-        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
-        """
-        entry = entry_of(self.path, self.manifest, name)
-        with explained("read", self.path / entry.file):
-            return load_file(self.path / entry.file, entry)
 
     def read_into(self, name: str, begin: int, view: memoryview) -> None:
         """Fill the view with this file's bytes, starting at `begin`. Their blocks are verified.
@@ -195,7 +185,7 @@ class DirectoryStore:
         Raises CheckpointError if the directory exists but cannot be read.
         """
         with explained("read", self.root):
-            return newest_of(lambda: self._listed(at_most), self._first_valid)
+            return newest_of(lambda: self._keys(at_most), self._first_valid)
 
     def find(self, step: int, generation: int) -> DirectoryCheckpoint | None:
         """Return the checkpoint of this step and generation, or None unless all its files exist.
@@ -292,13 +282,9 @@ class DirectoryStore:
         keys = [key for key in self._keys() if at_most is None or key <= at_most]
         return [key for key in keys if not is_unfinished(self._place(key))]
 
-    def _listed(self, at_most: int | None = None) -> list[Path]:
-        """Return the directories that have a checkpoint's name, newest first."""
-        return [self._place(key) for key in self._keys(at_most)]
-
-    def _first_valid(self, listed: Sequence[Path]) -> NewestCheckpoint:
+    def _first_valid(self, listed: Sequence[Key]) -> NewestCheckpoint:
         passed_over: list[SkippedCheckpoint] = []
-        for path in listed:
+        for path in map(self._place, listed):
             try:
                 return NewestCheckpoint(
                     DirectoryCheckpoint(path, self._verified(path)), tuple(passed_over)
@@ -385,8 +371,13 @@ def _told(part: CheckpointFile) -> Iterator[Bytes]:
 
 def _seen(path: Path, key: Key) -> CheckpointInfo:
     """Describe the checkpoint in this directory by its manifest and the sizes of its files."""
-    manifest, reason = look_at(path)
+    manifest, reason, newer = None, "", False
+    try:
+        manifest = read_manifest(path)
+        check_sizes(path, manifest)
+    except (CorruptError, NewerFormatError) as error:
+        reason, newer = str(error), isinstance(error, NewerFormatError)
+    except OSError as error:
+        reason = f"it cannot be read: {error}"
     unfinished = bool(reason) and is_unfinished(path)
-    return CheckpointInfo(
-        str(path), *key, manifest, reason, unfinished, bool(reason) and is_newer(path)
-    )
+    return CheckpointInfo(str(path), *key, manifest, reason, unfinished, newer)

@@ -179,24 +179,11 @@ def verify_file(path: Path, entry: FileEntry) -> None:
     check_size(path, entry)
     with path.open("rb", buffering=0) as file:
         buffer = memoryview(bytearray(min(_PIECE, entry.bytes) or 1))
-        _check_digest(checksum(buffer[:n] for n in iter(lambda: file.readinto(buffer), 0)), entry)
-
-
-def load_file(path: Path, entry: FileEntry) -> memoryview:
-    """Return the file's verified bytes in private memory, page-aligned and writable.
-
-    The function does not map the file, because a mapped file can change or be truncated after the
-    verification.
-    Raises CorruptError if they differ from the manifest, OSError if unreadable.
-    """
-    check_size(path, entry)
-    memory = private_memory(entry.bytes)
-    reached = 0
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(memory[reached : reached + _PIECE]):
-            reached += count
-    _check_digest(checksum([memory[:reached]]), entry)
-    return memory
+        actual = checksum(buffer[:n] for n in iter(lambda: file.readinto(buffer), 0))
+    if actual != entry.checksum:
+        raise CorruptError(
+            f"checksum of {entry.name} differs: it has {actual}, the manifest says {entry.checksum}"
+        )
 
 
 def read_range(path: Path, begin: int, end: int) -> memoryview:
@@ -246,10 +233,3 @@ def private_memory(size: int) -> memoryview:
     if not size:
         return memoryview(bytearray())
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-
-def _check_digest(actual: str, entry: FileEntry) -> None:
-    if actual != entry.checksum:
-        raise CorruptError(
-            f"checksum of {entry.name} differs: it has {actual}, the manifest says {entry.checksum}"
-        )

@@ -177,30 +177,48 @@ def header_bytes(beginning: Bytes) -> int:
     return _PREFIX.size + claimed if claimed <= _MAX_JSON else 0
 
 
-class Checksum:
-    """The checksum of a sequence of bytes.
+class BlockDigests:
+    """Computes the digest of each block of a sequence of bytes. bytes: their number so far.
 
-    It detects damage. It does not prove which process wrote the bytes.
+    new: makes a hash object. The last block may be shorter.
     """
 
-    def __init__(self) -> None:
-        self._digest = xxhash.xxh3_128()
+    def __init__(self, block_bytes: int, new: type[xxhash.xxh3_64 | xxhash.xxh3_128]) -> None:
+        self.bytes = 0
+        self._block_bytes, self._block = block_bytes, new()
+        self._digests: list[bytes] = []
 
-    def add(self, chunk: Bytes) -> None:
+    def add(self, chunk: memoryview) -> None:
         """Add the next bytes. The size of the chunks does not change the result."""
-        self._digest.update(chunk)
+        while chunk:
+            piece = chunk[: self._block_bytes - self.bytes % self._block_bytes]
+            self._block.update(piece)
+            self.bytes += len(piece)
+            chunk = chunk[len(piece) :]
+            if self.bytes % self._block_bytes == 0:
+                self._digests.append(self._block.digest())
+                self._block.reset()
 
-    def __str__(self) -> str:
-        """Return the checksum of all bytes so far: "xxh3_128:<32 hex digits>"."""
-        return f"xxh3_128:{self._digest.hexdigest()}"
+    def digests(self) -> list[bytes]:
+        """Return the digests of all blocks in their order."""
+        last = [self._block.digest()] if self.bytes % self._block_bytes else []
+        return self._digests + last
 
 
 def checksum(chunks: Iterable[Bytes]) -> str:
-    """Return the `Checksum` of these bytes."""
-    whole = Checksum()
+    """Return the checksum of these bytes: "xxh3_128:<32 hex digits>".
+
+    It detects damage. It does not prove which process wrote the bytes.
+    """
+    whole = xxhash.xxh3_128()
     for chunk in chunks:
-        whole.add(chunk)
-    return str(whole)
+        whole.update(chunk)
+    return checksum_of(whole)
+
+
+def checksum_of(whole: xxhash.xxh3_128) -> str:
+    """Return the text of a computed checksum."""
+    return f"xxh3_128:{whole.hexdigest()}"
 
 
 def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:

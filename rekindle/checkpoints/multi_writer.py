@@ -21,26 +21,25 @@ from rekindle.checkpoints.files import (
     verify_file,
     write_through,
 )
-from rekindle.checkpoints.format import Bytes, checksum
+from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
+from rekindle.checkpoints.store import CheckpointFile, check_writable
 from rekindle.errors import CheckpointError, CorruptError
 
 
 def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) -> None:
     """Raise CheckpointError, before any file is created, if a manifest cannot hold this part."""
-    file = FileEntry(name=name, bytes=0, checksum=checksum([]), ranks=ranks)
     possible = Manifest(
         job_id="",
         step=step,
         generation=generation,
         world_size=1,
         framework="",
-        files=(file,),
         created=0.0,
         writer="",
         rekindle="",
     )
-    manifests.encode(possible)
+    check_writable(possible, {name: CheckpointFile((), ranks)})
 
 
 # Prefix of a mark for a part that was replaced. Another process may rely on its earlier bytes.

@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key
+from rekindle.checkpoints.checkpoint_path import Key, entry_of
+from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry, Manifest, encode
 from rekindle.checkpoints.pins import Pin
@@ -56,12 +57,6 @@ class Checkpoint(Protocol):
     def manifest(self) -> Manifest:
         """Return its manifest."""
 
-    def read(self, name: str) -> memoryview:
-        """Return the bytes of this file in private memory, verified after they were read.
-
-        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
-        """
-
     def read_range(self, name: str, begin: int, end: int) -> memoryview:
         """Return the unverified bytes of this file from `begin` to `end`; fewer if it ends before.
 
@@ -74,6 +69,17 @@ class Checkpoint(Protocol):
         Raises CorruptError if they are not what was written. The contents of the view are undefined
         then. CheckpointError if unreadable, or if the file does not have these bytes.
         """
+
+
+def read_file(checkpoint: Checkpoint, name: str) -> memoryview:
+    """Return the bytes of this file in private memory, verified after they were read.
+
+    Raises CorruptError if they are not what was written, CheckpointError if unreadable.
+    """
+    entry = entry_of(checkpoint.location, checkpoint.manifest, name)
+    memory = private_memory(entry.bytes)
+    checkpoint.read_into(name, 0, memory)
+    return memory
 
 
 class SkippedCheckpoint(msgspec.Struct, frozen=True):

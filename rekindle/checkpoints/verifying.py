@@ -5,7 +5,7 @@ The functions read every byte, one piece at a time, so a file may be larger than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, overload
 
 import msgspec
@@ -55,7 +55,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
     """Read a file and return its damage, or None if it agrees with the manifest."""
     sums, kept = BlockSums(granule(entry)), bytearray()
     try:
-        for piece in pieces(checkpoint, entry):
+        for piece in _Chunks(checkpoint, entry):
             if sums.bytes < max(_HEADER, header_bytes(kept)):
                 kept += piece
             sums.add(piece)
@@ -77,19 +77,6 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
     more_of = [f"{len(damaged) - 3} more places"] if len(damaged) > 3 else []
     where = ", ".join(told_of + more_of)
     return Damage(entry.name, "changed", where + _concerned(entry, kept, damaged))
-
-
-def pieces(checkpoint: Checkpoint, entry: FileEntry) -> Iterator[memoryview]:
-    """Yield the file's unverified bytes in order, or fewer bytes if the file is truncated.
-
-    Raises CheckpointError.
-    """
-    for begin in range(0, entry.bytes, PIECE):
-        end = min(begin + PIECE, entry.bytes)
-        piece = checkpoint.read_range(entry.name, begin, end)
-        yield piece
-        if len(piece) < end - begin:
-            return
 
 
 def _damaged(entry: FileEntry, found: Sums) -> list[Range]:
@@ -207,7 +194,10 @@ def _is_there(checkpoint: Checkpoint, entry: FileEntry) -> bool:
 
 
 class _Chunks(Sequence[memoryview]):
-    """A file's bytes as the chunks of a part. Each chunk is read when it is requested."""
+    """A file's unverified bytes in pieces. Each is read when it is requested.
+
+    If the file is truncated, the last pieces are shorter or empty.
+    """
 
     def __init__(self, checkpoint: Checkpoint, entry: FileEntry) -> None:
         self._checkpoint = checkpoint

@@ -3,7 +3,7 @@
 The log is a file that all jobs of a user share, and that outlives all of them. A simulated host is
 a name that one agent at a time may have, across the jobs of all flows and shells. The agent holds a
 lock on the host's file while it runs, so the kernel frees the host of an agent that ended. A file
-next to the host's file has its faults (`rekindle.agent.devices.simulated_host`).
+next to the host's file has its faults (`rekindle.agent.devices.tools`).
 """
 
 from __future__ import annotations

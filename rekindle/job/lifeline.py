@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 
-def watch(fd: int, on_cut: Callable[[], None]) -> None:
+def watch(fd: int, on_cut: Callable[[], object]) -> None:
     """Call `on_cut` once when the launcher has ended; fd -1: there is no lifeline."""
     if fd < 0:
         return

@@ -13,7 +13,7 @@ from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, numbered, rank_folders
 from rekindle.profiling.findings import Finding, Slow, forward_in_words, nodes_of
 from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
-from rekindle.profiling.steps import StepTimes, step_times
+from rekindle.profiling.steps import Steps, StepTimes
 
 STILL = 3  # after this number of write intervals without a record, the task is stalled
 LATE = 2  # records of this number of newest write intervals may be incomplete
@@ -63,7 +63,7 @@ def read_task(folder: Path) -> Task:
     task = task_in(folder)
     steps: dict[int, dict[int, StepTimes]] = defaultdict(dict)
     for rank, path in rank_folders(task).items():
-        for times in step_times(ranges(lines_of(path))):
+        for times in Steps().read(ranges(lines_of(path))):
             steps[times.step][rank] = times
     if not steps:
         raise UsageError(f"{task}: no step has ended in these records")

@@ -64,11 +64,6 @@ class Steps:
                 self._last, self._pending = made, []
 
 
-def step_times(ranges: Iterable[Range]) -> Iterator[StepTimes]:
-    """Yield all steps of a rank."""
-    return Steps().read(ranges)
-
-
 def _times(step: Range, before: list[Range]) -> StepTimes:
     """Return the times of a step from the ranges since the previous step."""
     inside = [each for each in before if step.start <= each.start < step.end]

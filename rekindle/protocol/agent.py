@@ -200,10 +200,7 @@ class Exited(Message, frozen=True, kw_only=True):
     no_memory: bool = False
     at: float = 0.0
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class SpawnFailed(Message, frozen=True, kw_only=True):

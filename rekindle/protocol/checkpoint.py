@@ -28,10 +28,7 @@ class CheckpointWritten(Message, frozen=True, kw_only=True):
     final: bool = False
     error: str = ""
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class SnapshotRefused(Message, frozen=True, kw_only=True):
@@ -85,10 +82,7 @@ class WriteLeftOut(Message, frozen=True, kw_only=True):
     shards: int = 1
     reason: str
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class Pruned(Message, frozen=True, kw_only=True):
@@ -97,10 +91,7 @@ class Pruned(Message, frozen=True, kw_only=True):
     removed: tuple[Made, ...] = ()
     error: str = ""
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class CheckpointInvalid(Message, frozen=True, kw_only=True):
@@ -109,10 +100,7 @@ class CheckpointInvalid(Message, frozen=True, kw_only=True):
     path: str
     reason: str
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 # ---- coordinator -> agent

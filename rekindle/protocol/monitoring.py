@@ -37,10 +37,7 @@ class ProfilingSwitchRead(Message, frozen=True, kw_only=True):
 
     switch: Switch
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class StepTimings(Message, frozen=True, kw_only=True):
@@ -59,10 +56,7 @@ class Conditions(Message, frozen=True, kw_only=True):
 
     devices: dict[int, Condition]
 
-    @property
-    def lasting(self) -> bool:
-        """True: the message is true for any coordinator."""
-        return True
+    lasting = True
 
 
 class InspectRanks(Message, frozen=True, kw_only=True):

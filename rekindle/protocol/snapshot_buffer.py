@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
+from rekindle.checkpoints.format import BlockDigests
 from rekindle.errors import CorruptError
 from rekindle.recovery.policy.plan import Made
 
@@ -49,28 +50,9 @@ def seal(content: memoryview) -> str:
     return seal_of(digest(block_of(content, n)) for n in range(blocks_of(len(content))))
 
 
-class BlockChecksum:
-    """Computes the seal of a content that arrives in pieces."""
-
-    def __init__(self) -> None:
-        self._digests: list[bytes] = []
-        self._block = xxhash.xxh3_128()
-        self._left = BLOCK_BYTES
-
-    def add(self, chunk: memoryview) -> None:
-        """Add the bytes that follow; the size of the pieces does not change the seal."""
-        while chunk:
-            begun, chunk = chunk[: self._left], chunk[self._left :]
-            self._block.update(begun)
-            self._left -= len(begun)
-            if not self._left:
-                self._digests.append(self._block.digest())
-                self._block.reset()
-                self._left = BLOCK_BYTES
-
-    def __str__(self) -> str:
-        begun = [self._block.digest()] if self._left < BLOCK_BYTES else []
-        return seal_of(self._digests + begun)
+def arriving() -> BlockDigests:
+    """Return what computes the digests of a content that arrives in pieces, for `seal_of`."""
+    return BlockDigests(BLOCK_BYTES, xxhash.xxh3_128)
 
 
 CONTROL_BYTES = 4096

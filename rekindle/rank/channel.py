@@ -21,7 +21,6 @@ from rekindle.protocol.agent import (
     GenerationEnded,
     Inject,
     Message,
-    Paused,
     PauseRequest,
     Settings,
 )
@@ -40,7 +39,7 @@ class Channel:
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
-        self._waiting: queue.SimpleQueue[tuple[Message, list[int]]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._answered = threading.Condition()
         self._answers: dict[int, tuple[BufferGrant, list[int]]] = {}  # by serial number
         self._unwanted: set[int] = set()
@@ -74,20 +73,9 @@ class Channel:
     def wait_over(self, generation: int) -> None:
         """Wait until the coordinator has ended the generation and `on_over` has returned."""
         while self._settled < generation:
-            message = self._next()[0]
+            message = self._next()
             if not isinstance(message, GenerationEnded):
                 raise ProtocolError(f"expected the end of generation {generation}, got {message}")
-
-    def hold(self, rank: int, generation: int, finished: int) -> bool:
-        """Between two steps: if the agent asks for a pause, report it and wait for the end.
-
-        Returns whether the rank has paused.
-        """
-        if not self.is_held(generation):
-            return False
-        self.send(Paused(rank=rank, generation=generation, finished=finished))
-        self.wait_over(generation)
-        return True
 
     def is_held(self, generation: int) -> bool:
         """Return whether this generation must pause between two steps."""
@@ -96,7 +84,7 @@ class Channel:
     def wait(self, newer_than: int) -> FormGeneration | Dismiss:
         """Wait for the next generation, or for the dismissal."""
         while True:
-            message = self._next()[0]
+            message = self._next()
             if isinstance(message, Dismiss):
                 return message
             if isinstance(message, FormGeneration) and message.generation > newer_than:
@@ -135,11 +123,11 @@ class Channel:
                 self._answers[answer.serial] = answer, fds
                 self._answered.notify_all()
 
-    def _next(self) -> tuple[Message, list[int]]:
-        message, fds = self._waiting.get()
+    def _next(self) -> Message:
+        message = self._waiting.get()
         if isinstance(message, GenerationEnded):
             self._settled = max(self._settled, message.generation)
-        return message, fds
+        return message
 
     def _listen(self) -> None:
         try:
@@ -156,27 +144,27 @@ class Channel:
                 # The agent has ended, and only the agent can give this rank orders.
                 os.kill(os.getpid(), signal.SIGKILL)
             message = wire.decode_to_rank(data)
-            if isinstance(message, Inject):
-                self.injected.append(message)
-                print(injection.received(message), file=sys.stderr, flush=True)
-                continue
-            if isinstance(message, PauseRequest):
-                self._held = message.generation
-                continue
-            if isinstance(message, Settings):
-                self.settings = message
-                continue
-            if isinstance(message, BufferGrant):
-                self._keep(message, fds)
-                continue
-            if isinstance(message, FormGeneration):
-                self.settings = message.settings
-            if isinstance(message, GenerationEnded):
-                with self._answered:
-                    self._over = max(self._over, message.generation)
-                    self._answered.notify_all()
-                self.on_over(message)
-            self._waiting.put((message, fds))
+            match message:
+                case Inject():
+                    self.injected.append(message)
+                    print(injection.received(message), file=sys.stderr, flush=True)
+                case PauseRequest(generation=generation):
+                    self._held = generation
+                case Settings():
+                    self.settings = message
+                case BufferGrant():
+                    self._keep(message, fds)
+                case FormGeneration(settings=settings):
+                    self.settings = settings
+                    self._waiting.put(message)
+                case GenerationEnded(generation=generation):
+                    with self._answered:
+                        self._over = max(self._over, generation)
+                        self._answered.notify_all()
+                    self.on_over(message)
+                    self._waiting.put(message)
+                case _:
+                    self._waiting.put(message)
 
 
 def _close(fds: list[int]) -> None:

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 
 from rekindle.protocol.agent import Inject, InjectionKind
 
@@ -47,29 +46,14 @@ def break_process(fault: Inject) -> bool:
             signal.pause()
         case InjectionKind.SLOW:
             time.sleep(fault.seconds)
-        case kind if kind in _HANGS:
-            _HANGS[kind]()
+        case InjectionKind.HANG:
+            while True:
+                time.sleep(3600)
+        case InjectionKind.STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case InjectionKind.LIVELOCK:
+            while True:
+                pass
         case _:
             return False
     return True
-
-
-def _sleep() -> None:
-    while True:
-        time.sleep(3600)
-
-
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _spin() -> None:
-    while True:
-        pass
-
-
-_HANGS: dict[InjectionKind, Callable[[], None]] = {
-    InjectionKind.HANG: _sleep,
-    InjectionKind.STOP: _stop,
-    InjectionKind.LIVELOCK: _spin,
-}

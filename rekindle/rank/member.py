@@ -24,6 +24,7 @@ from rekindle.protocol.rank import (
     Dismiss,
     FormGeneration,
     GenerationEnded,
+    Paused,
     StateReady,
     StepDone,
     StepFailed,
@@ -191,7 +192,12 @@ class Member:
 
         Returns whether the rank has paused.
         """
-        return self.channel.hold(self.slot, self.generation, self.state.finished)
+        if self.is_held:
+            finished = self.state.finished
+            self.channel.send(Paused(rank=self.slot, generation=self.generation, finished=finished))
+            self.channel.wait_over(self.generation)
+            return True
+        return False
 
     def report(self, kind: FaultKind, error: str, *, own: bool = False) -> None:
         """Report the fault that broke the step.

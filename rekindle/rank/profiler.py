@@ -45,19 +45,15 @@ class Profiler:
 
     def __init__(self, slot: int, device: int) -> None:
         self.on = Switch()
-        folder = rank_environment.path(names.ENV_PROFILING)
-        self._folder = records_folder(os.environ, folder) if folder is not None else None
-        self._limits = limits_in(os.environ)
-        self._slot = slot
+        self._slot, self._device = slot, device
         self._asked = Profile()
         self._waiting: collections.deque[_Entry] = collections.deque(maxlen=MOST_WAITING)
-        self._encoder = Encoder(os.getpid(), device)
         self._step, self._began, self._forward, self._loads = -1, 0, 0, 0
         self._writer: _Writer | None = None
 
     def begin_step(self, step: int, asked: Profile) -> None:
         """Record that a step's body begins, for the first time or again. asked: the order."""
-        if asked is not self._asked:
+        if asked is not self._asked:  # also once for each generation
             self._handle_orders(asked)
         if self.on.step:
             self._step, self._began = step, time.time_ns()
@@ -131,17 +127,18 @@ class Profiler:
 
     def _handle_orders(self, asked: Profile) -> None:
         self._asked, self._step = asked, -1
-        is_asked = bool(asked.switch.words) and self._folder is not None
+        own = rank_environment.path(names.ENV_PROFILING)
+        is_asked = asked.switch != Switch() and own is not None
         if self._writer is not None and not is_asked:
             self._writer.end()
             self._writer = None
-        elif self._writer is None and is_asked:
-            assert self._folder is not None
-            task = task_folder(self._folder, os.environ.get(ENV_TASK, ""), asked.since)
+        elif self._writer is None and own is not None and is_asked:
+            folder, limits = records_folder(os.environ, own), limits_in(os.environ)
+            task = task_folder(folder, os.environ.get(ENV_TASK, ""), asked.since)
             # A former writer whose storage hangs may still use the old queue.
             self._waiting = collections.deque(maxlen=MOST_WAITING)
-            files = RecordFiles(task / str(self._slot), self._limits.file_bytes)
-            self._writer = _Writer(files, self._limits.flush_s, self._waiting, self._encoder)
+            files = RecordFiles(task / str(self._slot), limits.file_bytes)
+            self._writer = _Writer(files, limits.flush_s, self._waiting, self._device)
         self.on = asked.switch if is_asked else Switch()
         self.switched()
 
@@ -172,11 +169,11 @@ class _Writer:
         files: RecordFiles,
         flush_s: float,
         waiting: collections.deque[_Entry],
-        encoder: Encoder,
+        device: int,
     ) -> None:
         self._files, self._flush_s = files, flush_s
         self._waiting = waiting
-        self._encoder = encoder
+        self._encoder = Encoder(os.getpid(), device)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rekindle-profile", daemon=True)
         self._thread.start()

@@ -34,14 +34,6 @@ def take_streams(stdout: int, stderr: int) -> None:
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
 
 
-def with_descriptors(environment: dict[str, str], channel: int, page: int) -> dict[str, str]:
-    """Add the descriptors of the rank's channel and heartbeat page to its environment."""
-    return environment | {
-        names.ENV_CHANNEL_FD: str(channel),
-        names.ENV_HEARTBEAT_FD: str(page),
-    }
-
-
 def run(
     kind: str,
     target: str,
@@ -75,7 +67,7 @@ def run(
         end(_status(request), orderly=True)
     except BaseException as error:
         record_error(error)
-        show_error(error)
+        sys.stderr.write("".join(_frames_of_script(error)))
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
 
@@ -136,10 +128,6 @@ def record_error(error: BaseException) -> None:
         },
     }
     Path(path).write_text(json.dumps({"message": message}))
-
-
-def show_error(error: BaseException) -> None:
-    sys.stderr.write("".join(_frames_of_script(error)))
 
 
 def _frames_of_script(error: BaseException) -> list[str]:

@@ -108,12 +108,9 @@ class ProgressReporter:
         self.total = 0
         self._first = True  # the next step is the first of its generation
 
-    def _begin(self, doing: RankActivity) -> None:
-        self.page.begin(doing)
-
     def _beat(self, finished: int) -> None:
         self.page.beat(finished)
-        self._begin(RankActivity.BETWEEN)
+        self.page.begin(RankActivity.BETWEEN)
 
     def asked_for(self, total: int) -> None:
         """Record the number of steps that the script wants."""
@@ -122,7 +119,7 @@ class ProgressReporter:
 
     def meet(self) -> None:
         """Record that the rank meets the others to form a generation."""
-        self._begin(RankActivity.MEETING)
+        self.page.begin(RankActivity.MEETING)
 
     def formed(self, finished: int) -> None:
         """Record that a generation begins after `finished` steps."""
@@ -131,7 +128,7 @@ class ProgressReporter:
 
     def begin_step(self) -> None:
         """Record that a step's body begins."""
-        self._begin(RankActivity.FIRST if self._first else RankActivity.STEP)
+        self.page.begin(RankActivity.FIRST if self._first else RankActivity.STEP)
 
     def end_step(self, finished: int) -> None:
         """Record that a step is finished."""
@@ -140,14 +137,14 @@ class ProgressReporter:
 
     def leave(self) -> None:
         """Record that the rank leaves its Session."""
-        self._begin(RankActivity.OUTSIDE)
+        self.page.begin(RankActivity.OUTSIDE)
 
     @contextmanager
     def at(self, doing: RankActivity) -> Iterator[None]:
         """Record another activity during a block; afterwards the former one starts again."""
         before = self.page.mark.doing
-        self._begin(doing)
+        self.page.begin(doing)
         try:
             yield
         finally:
-            self._begin(before)
+            self.page.begin(before)

@@ -106,7 +106,7 @@ class SnapshotWriter(ABC):
         needed = wait or (checkpoint and self._sharded)
         if not self._fit(state, metadata, wait=needed, generation=during):
             return False
-        index = self._choose(wait=wait, copied=place.copied)
+        index = self._lock_oldest(place.copied) if self._sharded else self._lock_one(wait=wait)
         if index is None:
             return False
         buffer = self._buffers[index]
@@ -146,9 +146,6 @@ class SnapshotWriter(ABC):
         holds: called after each copy; it returns whether the state did not change during the copy.
         """
         self._outlasts, self._holds = True, holds
-
-    def _choose(self, *, wait: bool, copied: bool) -> int | None:
-        return self._lock_oldest(copied) if self._sharded else self._lock_one(wait=wait)
 
     def _lock_oldest(self, copied: bool) -> int:
         """Lock the oldest buffer for writing, once the other snapshots are safe.

@@ -21,6 +21,9 @@ import msgspec
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.held_state import HeldState
+from rekindle.rank.progress import ProgressReporter
+from rekindle.recovery.faults.fault import FaultKind
 
 Address = tuple[str, int]
 
@@ -237,6 +240,35 @@ class StepVote:
                 raise StaleError("the generation ended while it was formed")
             self._lines.append(line)
         return line
+
+
+class VotingGenerations:
+    """The common part of the adapters of frameworks whose ranks vote before each step.
+
+    formed: whether this generation is formed. gate: the gate of this generation.
+    """
+
+    def __init__(self, state: HeldState, progress: ProgressReporter) -> None:
+        self.listener = Listener()
+        self.gate = StepVote(self.listener, progress.page)
+        self.formed = False
+        self._state, self._progress = state, progress
+
+    def failed(self, error: BaseException) -> FaultKind | None:
+        """Return LINK if another rank is lost, and None otherwise."""
+        return FaultKind.LINK if isinstance(error, LOST) else None
+
+    def close(self) -> None:
+        """Leave the gate, and accept no more connections."""
+        self.gate.leave()
+        self.listener.close()
+
+    def _new_gate(self) -> StepVote:
+        """Leave the former generation's gate, and return that of the next one."""
+        self.gate.leave()
+        self.formed = False
+        self.gate = StepVote(self.listener, self._progress.page)
+        return self.gate
 
 
 def _compare(mine: tuple[int, bool, RunIdentity], theirs: tuple[int, bool, RunIdentity]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from rekindle.agent.devices.simulated_host import SimulatedCondition, condition_file
+from rekindle.agent.devices.tools import SimulatedCondition, condition_file
 
 
 def set_condition(host: Path, condition: SimulatedCondition) -> None:

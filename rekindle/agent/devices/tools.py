@@ -1,5 +1,7 @@
 """Runs the tools of a node's devices (npu-smi, DCMI, nvidia-smi), and watches fault codes.
 
+The devices of a simulated host have no tool: a file next to the host's file lists their faults.
+
 The commands and their output follow the manuals of Huawei and NVIDIA; there was no device for a
 test.
 """
@@ -15,7 +17,10 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle import names
 from rekindle.agent.devices.dcmi import Found
+from rekindle.agent.threads import Problems
+from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
 from rekindle.protocol.agent import Conditions, Message
 from rekindle.protocol.monitoring import Condition
@@ -32,19 +37,54 @@ _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, but not e
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
 
 
+class SimulatedCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """The faults of a simulated host.
+
+    broken: everything on the host fails. sick_devices: devices that no reset repairs.
+    """
+
+    broken: bool = False
+    sick_devices: tuple[int, ...] = ()
+
+
+def condition_file(host: Path) -> Path:
+    """Return the file that lists the faults of a host. host: the file of the host."""
+    return host.with_name(f"{host.name}{names.CONDITION_SUFFIX}")
+
+
+def read_condition(host: Path) -> SimulatedCondition:
+    """Read the faults of a host. Without a file it has none.
+
+    Raises JobError: the file is not valid.
+    """
+    path = condition_file(host)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SimulatedCondition)
+    except FileNotFoundError:
+        return SimulatedCondition()
+    except msgspec.DecodeError as error:
+        raise JobError(f"{path}: {error}") from error
+
+
 def are_there() -> bool:
     """Return whether this machine has devices with a known tool."""
     return NPU_MANAGER.exists() or GPU_MANAGER.exists()
 
 
-async def reset(device: int) -> str:
-    """Reset a device that no process uses; return the reason of a failure, or ""."""
+async def reset_device(device: int, host_file: Path | None) -> str:
+    """Reset a device that no process uses; return the reason of a failure, or "".
+
+    host_file: the file of the device's simulated host; None: the device is real.
+    """
+    if host_file is not None:
+        sick = device in read_condition(host_file).sick_devices
+        return "it stays broken" if sick else ""
     if NPU_MANAGER.exists():
         place, error = await _npu(_visible(device))
-        return error or (await _run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
+        return error or (await run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
     if GPU_MANAGER.exists():
         gpu = _visible(device)
-        return (await _run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
+        return (await run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
     return ""  # a CPU has nothing to reset
 
 
@@ -59,7 +99,7 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
 
 async def conditions(devices: Iterable[int]) -> Found:
     """Return DCMI's report about NPUs; it omits devices that DCMI does not name."""
-    told, error = await _run(ASK_TIMEOUT_S, *ASK_DCMI)
+    told, error = await run(ASK_TIMEOUT_S, *ASK_DCMI)
     if error:
         return Found(problems=(error,))
     try:  # the last line, because the driver may have printed something before
@@ -76,10 +116,10 @@ async def _utilisation(device: int) -> str:
     if NPU_MANAGER.exists():
         place, _ = await _npu(_visible(device))
         command = ("npu-smi", "info", "-t", "usages", *place)
-        said = _NPU_USE.findall((await _run(ASK_TIMEOUT_S, *command))[0]) if place else []
+        said = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
         return said[0] if said else ""
     query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-    return (await _run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
+    return (await run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
 
 
 def _visible(device: int) -> str:
@@ -91,14 +131,14 @@ def _visible(device: int) -> str:
 
 async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
     """Return the arguments that name an NPU by its card and chip, or an error."""
-    told, error = await _run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
+    told, error = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
     for card, chip, number in _MAPPED.findall(told):
         if number == logical:
             return ("-i", card, "-c", chip), ""
     return (), error or f"npu-smi knows no chip with the logical number {logical}"
 
 
-async def _run(limit_s: float, *command: str) -> tuple[str, str]:
+async def run(limit_s: float, *command: str) -> tuple[str, str]:
     """Run a tool; return its output, and an error if it failed.
 
     A tool that hangs in the driver does not run again until it has ended. Otherwise the number of
@@ -142,7 +182,7 @@ class DeviceMonitor:
     ) -> None:
         self._devices, self._send = devices, send
         self._last: dict[int, Condition] = {}
-        self._said: set[str] = set()
+        self._problems = Problems()
 
     async def run(self) -> None:
         """Look at intervals, as long as there may be faults to see."""
@@ -152,7 +192,8 @@ class DeviceMonitor:
             try:
                 goes_on = await self.look()
             except Exception as error:  # a bug of ours, which ends only this look
-                self._say(f"fault codes of devices could not be read: {error!r}")
+                text = f"fault codes of devices could not be read: {error!r}"
+                self._problems.report(text, text)
 
     async def look(self) -> bool:
         """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
@@ -166,16 +207,10 @@ class DeviceMonitor:
         found = await conditions(asked)
         for problem in (found.absent, *found.problems):
             if problem:
-                self._say(f"fault codes of devices are not read: {problem}")
+                self._problems.report(problem, f"fault codes of devices are not read: {problem}")
         now = self._devices()
         known = {at: each for at, each in found.devices.items() if now.get(at) == asked[at]}
         if any(each.codes or self._last.get(at) != each for at, each in known.items()):
             self._send(Conditions(devices=known))
         self._last |= known
         return not found.absent
-
-    def _say(self, what: str) -> None:
-        """Print a text once."""
-        if what not in self._said:
-            self._said.add(what)
-            print(f"rekindle agent: {what}", file=sys.stderr, flush=True)

@@ -63,8 +63,13 @@ class NodeSnapshots:
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
     def room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
-        """Answer a rank with its buffers; make larger ones if they are too small."""
-        if self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
+        """Answer a rank with its buffers; make larger ones if they are too small.
+
+        If the rank wants a copy, one of the buffers first gets the replica that another node keeps.
+        """
+        if wanted.copy is not None:
+            self._start(self._fetch(wanted, answer), self._asking)
+        elif self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
             self._offer(wanted, answer)
         else:
             self._start(self._room(wanted, answer), self._asking)
@@ -146,10 +151,6 @@ class NodeSnapshots:
             text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
             raise CheckpointError(text) from error
         return held
-
-    def fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
-        """Answer a rank when one of its buffers has the replica that another node keeps."""
-        self._start(self._fetch(wanted, answer), self._asking)
 
     async def _fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
         error = ""

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rekindle.errors import ProtocolError
-from rekindle.protocol.snapshot_buffer import BlockChecksum
+from rekindle.protocol.snapshot_buffer import arriving, seal_of
 
 SILENCE_S = 10.0  # the other side counts as lost after this silence
 LONGEST = 4096  # bytes of a message
@@ -168,14 +168,14 @@ class ReplicaConnection:
         This computes the seal during the transfer, while the bytes are in the processor's cache. So
         received bytes are never present without a check.
         """
-        done, sealer = 0, BlockChecksum()
+        done, sealer = 0, arriving()
         while done < len(content):
             with content[done : done + _PIECE] as piece:
                 count = await self._receive_some(piece)
                 sealer.add(piece[:count])
             done += count
             await asyncio.sleep(0)
-        return str(sealer)
+        return seal_of(sealer.digests())
 
     async def _send(self, data: bytes | memoryview) -> None:
         loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
-from rekindle.checkpoints.s3.client import Body, Bucket, Upload
+from rekindle.checkpoints.s3.client import Bucket, Slice, Upload
 from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.place import (
     ABANDONED,
@@ -35,7 +35,7 @@ def add(bucket: Bucket, pin: Pin) -> bool:
     place = S3Place(bucket, pin.key)
     if not bucket.size(place.manifest_key):
         return False
-    bucket.put(_root(bucket) + pin.marker, Body([]).slice(0, 0))
+    bucket.put(_root(bucket) + pin.marker, Slice([]))
     if not bucket.size(place.manifest_key):
         remove(bucket, pin)
         return False
@@ -62,7 +62,7 @@ def revoke(bucket: Bucket, key: Key, now: float) -> bool:
     bucket.delete(manifest)
     if key not in in_use(listed(bucket), now):
         return True
-    bucket.put(manifest, Body([data]).slice(0, len(data)))
+    bucket.put(manifest, Slice([data]))
     return False
 
 

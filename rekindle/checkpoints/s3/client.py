@@ -49,8 +49,8 @@ class Body:
 class Slice:
     """Some bytes, as the file from which botocore reads a request's body."""
 
-    def __init__(self, views: Sequence[memoryview]) -> None:
-        self._views = views
+    def __init__(self, chunks: Sequence[Bytes]) -> None:
+        self._views = views = [memoryview(chunk) for chunk in chunks]
         self._bytes = sum(map(len, views))
         self._at = 0
         self._md5: bytes | None = None
@@ -141,12 +141,7 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """Return the complete object."""
-
-        def once() -> bytes:
-            data: bytes = self._do("get_object", Key=key)["Body"].read()
-            return data
-
-        return self._try("read", key, once)
+        return self._try("read", key, lambda: bytes(self._do("get_object", Key=key)["Body"].read()))
 
     def fetch(self, key: str, begin: int, view: memoryview) -> None:
         """Fill the view with the object's bytes, starting at `begin`.
@@ -208,11 +203,10 @@ class Bucket:
 
     def begin_upload(self, key: str) -> Upload:
         """Begin a multipart upload."""
-
-        def once() -> str:
-            return str(self._do("create_multipart_upload", Key=key)["UploadId"])
-
-        return Upload(key, self._try("write", key, once), time.time())
+        upload = self._try(
+            "write", key, lambda: str(self._do("create_multipart_upload", Key=key)["UploadId"])
+        )
+        return Upload(key, upload, time.time())
 
     def sent(self, upload: Upload) -> dict[int, tuple[int, str]]:
         """Return the parts of this upload on the server: bytes and ETag by number."""

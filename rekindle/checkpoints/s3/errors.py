@@ -6,7 +6,7 @@ A message never repeats text of a server or of botocore, because it may contain 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -102,6 +102,50 @@ _STATUS_KINDS: Final[Mapping[int, S3ErrorKind]] = {
 }
 _STATUS_REMEDIES: Final[Mapping[int, str]] = {401: _CREDENTIALS, 403: _RIGHTS, 507: _SPACE}
 
+_BROKEN: Final = Judgement(S3ErrorKind.PASSING, "the connection broke", _SERVER)
+# Names of botocore's exceptions, a part of the text in lower case, and the judgement. The first row
+# that fits counts.
+_FAILURES: Final[Sequence[tuple[tuple[str, ...], str, Judgement]]] = (
+    (
+        ("SSLError",),
+        "certificate",
+        Judgement(S3ErrorKind.REFUSED, "the server's TLS certificate is not accepted", _TLS),
+    ),
+    (
+        ("SSLError",),
+        "wrong_version_number",
+        Judgement(S3ErrorKind.REFUSED, "the server does not speak TLS", _TLS),
+    ),
+    (
+        ("NoCredentialsError", "PartialCredentialsError"),
+        "",
+        Judgement(S3ErrorKind.REFUSED, "there are no credentials", _CREDENTIALS),
+    ),
+    (
+        ("CredentialRetrievalError", "TokenRetrievalError"),
+        "",
+        Judgement(S3ErrorKind.PASSING, "the credentials cannot be fetched", _CREDENTIALS),
+    ),
+    (
+        ("ProxyConnectionError",),
+        "",
+        Judgement(
+            S3ErrorKind.PASSING, "the proxy that the environment names does not answer", _SERVER
+        ),
+    ),
+    (
+        ("ReadTimeoutError", "ConnectTimeoutError"),
+        "",
+        Judgement(S3ErrorKind.PASSING, "the server does not answer in time", _SERVER),
+    ),
+    (
+        ("EndpointConnectionError",),
+        "",
+        Judgement(S3ErrorKind.PASSING, "the server cannot be reached", _SERVER),
+    ),
+    (("HTTPClientError", "ConnectionError", "IncompleteReadError"), "", _BROKEN),
+)
+
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,63}")
 
 
@@ -140,27 +184,10 @@ def judge_failure(error: Exception) -> Judgement:
     """Classify an exception of botocore or urllib3 other than ClientError by its class."""
     from botocore import exceptions
 
-    if isinstance(error, exceptions.SSLError) and "certificate" in str(error).lower():
-        reason = "the server's TLS certificate is not accepted"
-        return Judgement(S3ErrorKind.REFUSED, reason, _TLS)
-    if isinstance(error, exceptions.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
-        return Judgement(S3ErrorKind.REFUSED, "the server does not speak TLS", _TLS)
-    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return Judgement(S3ErrorKind.REFUSED, "there are no credentials", _CREDENTIALS)
-    if isinstance(error, exceptions.CredentialRetrievalError | exceptions.TokenRetrievalError):
-        return Judgement(S3ErrorKind.PASSING, "the credentials cannot be fetched", _CREDENTIALS)
-    if isinstance(error, exceptions.ProxyConnectionError):
-        reason = "the proxy that the environment names does not answer"
-        return Judgement(S3ErrorKind.PASSING, reason, _SERVER)
-    if isinstance(error, exceptions.ReadTimeoutError | exceptions.ConnectTimeoutError):
-        return Judgement(S3ErrorKind.PASSING, "the server does not answer in time", _SERVER)
-    if isinstance(error, exceptions.EndpointConnectionError):
-        return Judgement(S3ErrorKind.PASSING, "the server cannot be reached", _SERVER)
-    broken = (
-        exceptions.HTTPClientError,
-        exceptions.ConnectionError,
-        exceptions.IncompleteReadError,
-    )
-    if isinstance(error, broken) or not isinstance(error, exceptions.BotoCoreError):
-        return Judgement(S3ErrorKind.PASSING, "the connection broke", _SERVER)
+    for kinds, text, judgement in _FAILURES:
+        named = tuple(getattr(exceptions, kind) for kind in kinds)
+        if isinstance(error, named) and text in str(error).lower():
+            return judgement
+    if not isinstance(error, exceptions.BotoCoreError):
+        return _BROKEN
     return Judgement(S3ErrorKind.REFUSED, f"{type(error).__name__} before it was sent", _SETTINGS)

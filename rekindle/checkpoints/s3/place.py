@@ -15,9 +15,8 @@ from rekindle.checkpoints.checkpoint_path import (
     manifest_of,
     name_of,
 )
-from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
-from rekindle.checkpoints.s3.client import Body, Bucket, Stored
+from rekindle.checkpoints.s3.client import Bucket, Slice, Stored
 from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.transfer import Source, read_into, read_range, verify
 from rekindle.checkpoints.store import CheckpointInfo
@@ -114,7 +113,7 @@ class S3Place:
         (check_complete). This method first writes the mark, and then looks for the manifest.
         Therefore at least one of the two processes sees the other.
         """
-        self.bucket.put(self._prefix + ABANDONED, Body([]).slice(0, 0))
+        self.bucket.put(self._prefix + ABANDONED, Slice([]))
         objects = self.objects()
         if not is_finished(objects):
             return objects
@@ -184,10 +183,8 @@ class S3Place:
         servers, another writer can replace this manifest with its own manifest of the same step at
         this moment.
         """
-        data = encode(manifest)
-        body = Body([data]).slice(0, len(data))
         try:
-            self.bucket.put(self.manifest_key, body, new=not over)
+            self.bucket.put(self.manifest_key, Slice([encode(manifest)]), new=not over)
         except S3Error as error:
             if error.kind is S3ErrorKind.UNSUPPORTED and not over:
                 return self.create_manifest(manifest, over=True)
@@ -229,16 +226,6 @@ class S3Checkpoint:
     def location(self) -> str:
         """Return the beginning of its objects' keys, as a URL."""
         return self._place.url
-
-    def read(self, name: str) -> memoryview:
-        """Return the bytes of this file in private memory, verified after they were read.
-
-        Raises CorruptError if they are not what was written, CheckpointError if unreadable.
-        """
-        entry = entry_of(self.location, self.manifest, name)
-        memory = private_memory(entry.bytes)
-        read_into(self._place.source(entry), 0, memory)
-        return memory
 
     def read_into(self, name: str, begin: int, view: memoryview) -> None:
         """Fill the view with this file's bytes, starting at `begin`. Their blocks are verified.

@@ -24,7 +24,7 @@ from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.s3 import cleaning as s3_pins
 from rekindle.checkpoints.s3.cleaning import remove_checkpoint, remove_left_over
-from rekindle.checkpoints.s3.client import Body, Bucket
+from rekindle.checkpoints.s3.client import Body, Bucket, Slice
 from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
 from rekindle.checkpoints.s3.place import (
     Inventory,
@@ -325,11 +325,10 @@ class S3Pointer:
             raise
 
     def _put(self, data: bytes, tag: str | None) -> bool:
-        body = Body([data]).slice(0, len(data))
         try:
-            self._bucket.put(self._key, body, new=tag is None, over=tag or "")
+            self._bucket.put(self._key, Slice([data]), new=tag is None, over=tag or "")
         except S3Error as error:
             if error.kind is not S3ErrorKind.UNSUPPORTED:
                 raise
-            self._bucket.put(self._key, body)
+            self._bucket.put(self._key, Slice([data]))
         return True

@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import gc
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from rekindle.training.mindio import framework, update_times
 from rekindle.training.mindio.enums import Action, ReportState
+from rekindle.training.mindio.handlers import loaded_npu
 
 _CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 _OTHER = "OTHER"
@@ -88,9 +88,8 @@ def _stop_for(text: str) -> bool:
 def _release_memory() -> None:
     """Free the memory of the broken step, so that repair and training have enough."""
     gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "npu"):
-        torch.npu.empty_cache()
+    if (npu := loaded_npu()) is not None:
+        npu.empty_cache()
 
 
 def _of_memory(text: str) -> str:

@@ -20,7 +20,7 @@ from rekindle.training.mindio.controller import (
     tft_start_controller,
 )
 from rekindle.training.mindio.enums import Action, OptimizerType, RepairType, ReportState
-from rekindle.training.mindio.handlers import KINDS, Handlers, for_mindspore
+from rekindle.training.mindio.handlers import KINDS, Handlers, for_mindspore, loaded_npu
 from rekindle.training.mindio.processor import Processor
 from rekindle.training.mindio.update_times import tft_can_do_uce_repair
 
@@ -166,9 +166,8 @@ def _device() -> int:
     """Return the number of the device that this thread uses."""
     if for_mindspore():
         return int(sys.modules["mindspore"].get_context("device_id"))
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "npu"):
-        return int(torch.npu.current_device())
+    if (npu := loaded_npu()) is not None:
+        return int(npu.current_device())
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

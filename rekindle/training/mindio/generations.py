@@ -12,15 +12,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from rekindle import names
 from rekindle.errors import CheckpointError, SessionError
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
-from rekindle.rank import environment as rank_environment
 from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import ProgressReporter
-from rekindle.rank.step_vote import LOST, STATE, Listener, StepVote
-from rekindle.recovery.faults.fault import FaultKind
+from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
 from rekindle.training.mindio.repairs import Said, joined, repair_of
@@ -113,7 +110,7 @@ class DeviceStop:
             self._changed.notify_all()
 
 
-class Generations:
+class Generations(VotingGenerations):
     """Repairs the state of one rank; an adapter of `rekindle.rank.member.Member`.
 
     slot: the rank's number. joins: this process is new, and joins ranks that continue (MindIO's
@@ -123,7 +120,7 @@ class Generations:
     the device's memory is damaged. loads: all ranks must load a checkpoint. loaded: the step of the
     checkpoint that a handler has loaded.
     repair_step: the step from which training continues; 0: there was no repair.
-    repair_type: MindIO's name for the recovery that runs. formed: the generation is formed.
+    repair_type: MindIO's name for the recovery that runs.
     """
 
     def __init__(
@@ -135,20 +132,17 @@ class Generations:
         *,
         joins: bool,
     ) -> None:
+        super().__init__(state, progress)
         self.slot = slot
         self.joins = joins
-        self.done = self.damaged = self.loads = self.formed = False
+        self.done = self.damaged = self.loads = False
         self.shard: int | None = None
         self.types = 1
         self.loaded: int | None = None
         self.repair_step = 0
         self.repair_type = "unknown"
         self.brake = DeviceStop(handlers.stop)
-        self.listener = Listener()
-        self.gate = StepVote(self.listener, progress.page)
         self._handlers = handlers
-        self._state = state
-        self._progress = progress
         self._place = slot
         self._world = 0  # number of ranks; 0: no generation was formed yet
         self._peers: tuple[tuple[str, int], ...] = ()
@@ -199,14 +193,11 @@ class Generations:
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the former generation's gate, and return a function that ends the new one here."""
         self._must_clean()
-        self.gate.leave()
-        self.formed = False
         self._place, self._peers = form.ranks[self.slot], form.peers
         self._world = self._world or form.world_size
         if form.store_port:  # groups meet there; the host changes if the old host was lost
             os.environ.update(MASTER_ADDR=form.store_host, MASTER_PORT=str(form.store_port))
-        self.gate = StepVote(self.listener, self._progress.page)
-        return functools.partial(self._stop, self.gate)
+        return functools.partial(self._stop, self._new_gate())
 
     def form(self, form: FormGeneration) -> None:
         """Meet the other ranks, and call the handlers that repair the state."""
@@ -221,20 +212,11 @@ class Generations:
         self.brake.release(step)
         self.formed = True
 
-    def failed(self, error: BaseException) -> FaultKind | None:
-        """Return LINK if another rank is lost, and None otherwise."""
-        return FaultKind.LINK if isinstance(error, LOST) else None
-
     def line(self, source: int, target: int) -> socket.socket:
         """Return a connection between two ranks during a repair; this rank is one of them."""
         if source == self._place:
             return self.gate.accept(target, STATE)
         return self.gate.connect(self._peers[source], STATE)
-
-    def close(self) -> None:
-        """Leave the gate, and accept no more connections."""
-        self.gate.leave()
-        self.listener.close()
 
     def _stop(self, gate: StepVote, over: GenerationEnded) -> None:
         """Break off the step that runs, if the device can do that.
@@ -288,8 +270,3 @@ class Generations:
         if self.loaded is None:
             raise SessionError("no checkpoint was loaded (tft_report_load_ckpt_step)")
         return self.loaded
-
-
-def joins_others(connected: bool) -> bool:
-    """Return whether this process is new and joins ranks that continue in their processes."""
-    return connected and rank_environment.number(names.ENV_JOINS) > 0

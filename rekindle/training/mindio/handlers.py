@@ -102,9 +102,8 @@ class Handlers:
 
     def _use_device(self) -> None:
         """Select the rank's device: torch gives each new thread the first device."""
-        torch = sys.modules.get("torch")
-        if self.device is not None and torch is not None and hasattr(torch, "npu"):
-            torch.npu.set_device(self.device)
+        if self.device is not None and (npu := loaded_npu()) is not None:
+            npu.set_device(self.device)
 
     def _call(self, kind: str, *arguments: Any) -> Any:
         if kind not in self._registered:
@@ -116,3 +115,8 @@ class Handlers:
 def for_mindspore() -> bool:
     """Return whether MindSpore trains; MindIO reads the same variable."""
     return os.environ.get("MINDIO_FOR_MINDSPORE", "").lower() in ("true", "1")
+
+
+def loaded_npu() -> Any:
+    """Return torch's module of NPUs; None: this process has not loaded torch-npu."""
+    return getattr(sys.modules.get("torch"), "npu", None)

@@ -48,7 +48,7 @@ def line(source: int, target: int) -> socket.socket:
     This rank is one of the two. Raises OSError, StaleError: the other is lost. The handler must
     pass the error on.
     """
-    return framework.current().line(source, target)
+    return framework.current().generations.line(source, target)
 
 
 def _inject(faults: list[Inject], step: int) -> str | None:

@@ -7,12 +7,12 @@ repairs which. Then the handlers repair the state, and training continues from t
 
 from __future__ import annotations
 
-import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rekindle import names
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
@@ -23,7 +23,7 @@ from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindio import enums as words
 from rekindle.training.mindio.enums import ReportState
-from rekindle.training.mindio.generations import Generations, joins_others
+from rekindle.training.mindio.generations import Generations
 from rekindle.training.mindio.handlers import Handlers, for_mindspore
 from rekindle.training.mindio.repairs import replicas_of
 
@@ -59,7 +59,7 @@ class Processor:
             handlers,
             self._state,
             self.progress,
-            joins=joins_others(channel is not None),
+            joins=channel is not None and rank_environment.number(names.ENV_JOINS) > 0,
         )
         self._brake = self.generations.brake
         self.member: Member | None = None
@@ -154,10 +154,6 @@ class Processor:
     def loaded(self, step: int) -> None:
         """Record that a handler has loaded the checkpoint of this step."""
         self.generations.loaded = step
-
-    def line(self, source: int, target: int) -> socket.socket:
-        """Return a connection between two ranks during a repair; this rank is one of them."""
-        return self.generations.line(source, target)
 
     # ---- a fault
 

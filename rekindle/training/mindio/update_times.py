@@ -7,7 +7,8 @@ the damaged memory.
 from __future__ import annotations
 
 import re
-import sys
+
+from rekindle.training.mindio.handlers import loaded_npu
 
 _TIME = re.compile(r"time us=(\d+)")
 _times: dict[str, int] = {}
@@ -45,9 +46,8 @@ def error_time_us(text: str) -> int:
 
 def _now_us() -> int:
     """Return the time by the clock of torch's NPU, in microseconds; 0: there is no NPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "npu"):
+    if (npu := loaded_npu()) is None:
         return 0
-    event = torch.npu.Event(enable_timing=True)
+    event = npu.Event(enable_timing=True)
     event.record()
     return int(event.recorded_time()) if hasattr(event, "recorded_time") else 0

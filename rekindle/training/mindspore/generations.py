@@ -11,14 +11,13 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.held_state import HeldState, RankPlace
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import ProgressReporter
-from rekindle.rank.step_vote import LOST, STATE, Listener, StepVote
-from rekindle.recovery.faults.fault import FaultKind
+from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.mindspore.state import Parameters
 from rekindle.training.mindspore.transfer import fetch, send_state
 
 
-class Generations:
+class Generations(VotingGenerations):
     """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
 
     place: the rank's place, which decides who writes the state. position: the values that the
@@ -34,17 +33,13 @@ class Generations:
         state: HeldState,
         progress: ProgressReporter,
     ) -> None:
+        super().__init__(state, progress)
         self.place = RankPlace(slot)
         self.position: Mapping[str, Any] = {"step": 0}
         self.fetched: Mapping[str, Any] = {}
         self.stored = False
-        self.listener = Listener()
-        self.gate = StepVote(self.listener, progress.page)
         self._parameters = parameters
         self._channel = channel
-        self._state = state
-        self._progress = progress
-        self._formed = False
 
     def arrival(self) -> Arrival:
         """Return the values that MindSpore adds to `Arrived`."""
@@ -56,11 +51,8 @@ class Generations:
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the former generation's gate; return a function that ends this one's forming."""
-        self.gate.leave()
-        self._formed = False
         self.place = self.place.moved(form)
-        self.gate = StepVote(self.listener, self._progress.page)
-        return functools.partial(self._stop, self.gate)
+        return functools.partial(self._stop, self._new_gate())
 
     def form(self, form: FormGeneration) -> None:
         """Meet the other ranks, and take the state that the plan names."""
@@ -78,16 +70,7 @@ class Generations:
         self._state.hold(made)
         for peer in plan.sends_to:
             send_state(self._parameters.arrays(), self.gate.accept(peer, STATE), self.position)
-        self._formed = True
-
-    def failed(self, error: BaseException) -> FaultKind | None:
-        """Return LINK if another rank is lost, and None otherwise."""
-        return FaultKind.LINK if isinstance(error, LOST) else None
-
-    def close(self) -> None:
-        """Leave the gate, and accept no more connections."""
-        self.gate.leave()
-        self.listener.close()
+        self.formed = True
 
     def _stop(self, gate: StepVote, _: GenerationEnded) -> None:
         """End the forming.
@@ -95,5 +78,5 @@ class Generations:
         The gate of a formed generation stays open: all ranks agree there whether they do the next
         step.
         """
-        if not self._formed:
+        if not self.formed:
             gate.sever()

@@ -15,6 +15,7 @@ from rekindle import names
 from rekindle.checkpoints.format import METADATA_POSITION, encode_header, plan_layout, read_header
 from rekindle.checkpoints.open_store import find_checkpoint
 from rekindle.checkpoints.pins import reading
+from rekindle.checkpoints.store import read_file
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.channel import Channel
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
@@ -115,5 +116,5 @@ def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mappin
             "MindSpore all hold the whole of it"
         )
     with reading(store, made):
-        file = found.read(found.manifest.files[0].name)
-    return take_over(parameters, memoryview(file))
+        file = read_file(found, found.manifest.files[0].name)
+    return take_over(parameters, file)

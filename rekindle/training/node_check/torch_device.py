@@ -15,7 +15,7 @@ class SickDeviceError(RuntimeError):
 
 
 class Bench(NamedTuple):
-    """A device, and the work for its measurement.
+    """A device, and the work for its measurement; by default, an accelerator's work.
 
     size: rows and columns of the matrices. dtype: the type of their elements. copied, sent: bytes
     of a copy in memory, and of a collective. backend: for collectives. wait: waits until all work
@@ -25,12 +25,12 @@ class Bench(NamedTuple):
 
     device: torch.device
     backend: str
-    size: int
-    dtype: torch.dtype
-    copied: int
-    sent: int
-    window_s: float
     wait: Callable[[], None]
+    size: int = 8192
+    dtype: torch.dtype = torch.bfloat16
+    copied: int = 1 << 30
+    sent: int = 64 << 20
+    window_s: float = 0.2
 
     def lighter(self) -> Bench:
         """Return work with little memory, for a device whose memory is used by ranks.
@@ -53,34 +53,21 @@ def bench_for(local_rank: int) -> Bench:
     if npu is not None:
         npu.set_device(local_rank)
         device = torch.device("npu", local_rank)
-        return _accelerator(device, "hccl", lambda: npu.synchronize(local_rank))
+        return Bench(device, "hccl", lambda: npu.synchronize(local_rank))
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
-        return _accelerator(device, "nccl", lambda: torch.cuda.synchronize(device))
+        return Bench(device, "nccl", lambda: torch.cuda.synchronize(device))
     torch.set_num_threads(1)  # the same for each node, regardless of other work on the machine
     return Bench(
         device=torch.device("cpu"),
         backend="gloo",
+        wait=lambda: None,
         size=256,
         dtype=torch.float32,
         copied=8 << 20,
         sent=1 << 20,
         window_s=0.02,
-        wait=lambda: None,
-    )
-
-
-def _accelerator(device: torch.device, backend: str, wait: Callable[[], None]) -> Bench:
-    return Bench(
-        device=device,
-        backend=backend,
-        size=8192,
-        dtype=torch.bfloat16,
-        copied=1 << 30,
-        sent=64 << 20,
-        window_s=0.2,
-        wait=wait,
     )
 
 

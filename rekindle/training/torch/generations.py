@@ -21,8 +21,7 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
 from rekindle.training.torch.arguments import Arguments, check_shard
 from rekindle.training.torch.data.session_data import Data
-from rekindle.training.torch.faults.classify import kind_of
-from rekindle.training.torch.faults.repairs import Repairs, Updates
+from rekindle.training.torch.faults.repairs import Repairs, Updates, kind_of
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group, store_at
 from rekindle.training.torch.groups.script_groups import (

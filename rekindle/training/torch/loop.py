@@ -19,8 +19,8 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.arguments import Arguments, check_arguments, check_parts
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data
-from rekindle.training.torch.faults.classify import kind_of
 from rekindle.training.torch.faults.injection import inject
+from rekindle.training.torch.faults.repairs import kind_of
 from rekindle.training.torch.generations import Generations
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler

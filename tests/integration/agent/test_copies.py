@@ -80,7 +80,7 @@ class Node:
         """The rank asks for the copy of a step: why not, or the steps that its buffers hold."""
         answers: asyncio.Queue[p.BufferGrant] = asyncio.Queue()
         wanted = p.BufferRequest(rank=rank, bytes=0, buffers=3, copy=(step, 1))
-        self.snapshots.fetch(wanted, lambda answer, fds: answers.put_nowait(answer))
+        self.snapshots.room(wanted, lambda answer, fds: answers.put_nowait(answer))
         answer = await answers.get()
         held = self.snapshots._buffers.get(rank, [])
         return answer.error, sorted(buffer.made[0] for _, buffer in held if buffer.made is not None)

@@ -11,9 +11,8 @@ import pytest
 from host_conditions import set_condition
 from waiting import bound_s, finished
 
-from rekindle.agent.devices import simulated_host
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.simulated_host import SimulatedCondition
+from rekindle.agent.devices.tools import SimulatedCondition
 
 # What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
 MAPPED = """
@@ -46,7 +45,7 @@ def tool(tools: Path, name: str, script: str) -> Path:
 
 
 def reset(device: int, host: Path | None = None) -> str:
-    return asyncio.run(simulated_host.reset_device(device, host))
+    return asyncio.run(device_tools.reset_device(device, host))
 
 
 def test_a_simulated_device_resets_unless_it_is_to_stay_broken(tmp_path: Path) -> None:

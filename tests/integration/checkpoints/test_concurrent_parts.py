@@ -27,7 +27,7 @@ from rekindle.checkpoints.block_checksums import summed
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import CheckpointFile, Written
+from rekindle.checkpoints.store import CheckpointFile, Written, read_file
 from rekindle.errors import CheckpointError
 
 # A process that stops in the middle of its part, tells so, and goes on when it is told to.
@@ -80,7 +80,7 @@ def test_parts_written_at_the_same_time_make_a_checkpoint(
     assert found.path == Path(written.location)
     assert found.manifest == with_files(7, files)
     for rank in range(4):
-        assert found.read(f"state-{rank}") == bytes([rank]) * 200_000
+        assert read_file(found, f"state-{rank}") == bytes([rank]) * 200_000
     assert newest_step(DirectoryStore(root)) == 7
 
 

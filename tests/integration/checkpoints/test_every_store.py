@@ -26,7 +26,7 @@ from rekindle.checkpoints.format import checksum
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.publishing import publish
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import CheckpointFile
+from rekindle.checkpoints.store import CheckpointFile, read_file
 from rekindle.errors import CheckpointError, NewerFormatError
 
 
@@ -73,7 +73,7 @@ def test_any_bytes_of_a_file_can_be_read(place: Place, monkeypatch: pytest.Monke
         with pytest.raises(CheckpointError, match="a has 35 bytes"):
             checkpoint.read_into("a", begin, memoryview(bytearray(count)))
     with pytest.raises(CheckpointError, match="has no file 'b'; it has: a, empty"):
-        checkpoint.read("b")
+        read_file(checkpoint, "b")
 
 
 def test_damage_is_found_by_those_who_read_it(

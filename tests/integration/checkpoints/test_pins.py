@@ -16,6 +16,7 @@ from rekindle.checkpoints import pins
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.pins import Pin, check_name, pin_of, reading
 from rekindle.checkpoints.retention import Retention
+from rekindle.checkpoints.store import read_file
 from rekindle.errors import CheckpointError
 
 LAST = Retention(last=1)
@@ -128,7 +129,7 @@ def test_readers_and_a_pruner_at_once(store: DirectoryStore, root: Path) -> None
                         found = own.find(*key)
                         assert found is not None
                         for entry in found.manifest.files:
-                            found.read(entry.name)
+                            read_file(found, entry.name)
                         assert own.find(*key) is not None
                     except CheckpointError as error:
                         raise AssertionError(str(error)) from error

@@ -19,7 +19,7 @@ NAMES = SUPPORT / "mindspore_jobs" / "names.py"
 CHECKED = [
     *sorted((ROOT / "rekindle" / "training" / "mindspore").glob("*.py")),
     ROOT / "rekindle" / "training" / "msrun.py",
-    ROOT / "rekindle" / "agent" / "mindspore_scheduler.py",
+    ROOT / "rekindle" / "agent" / "fork_server_process.py",
     ROOT / "rekindle" / "training" / "node_check" / "mindspore_device.py",
     SUPPORT / "mindspore_jobs" / "tft_train.py",
 ]

@@ -15,7 +15,7 @@ from jobs import Place, Run
 from waiting import wait_until
 
 from rekindle import names
-from rekindle.agent.devices.simulated_host import SimulatedCondition
+from rekindle.agent.devices.tools import SimulatedCondition
 from rekindle.cli import main as cli
 from rekindle.engines.hosts import HostLog
 from rekindle.recovery.journal import journal

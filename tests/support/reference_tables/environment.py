@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from repository import ROOT
 
 from reference_tables.markdown import check_names, code, page, table
-from rekindle.agent.mindspore_scheduler import PATIENCE_S
+from rekindle.agent.environment import PATIENCE_S
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 
 _LIMITS = RecordLimits()

@@ -166,9 +166,7 @@ _ALLOWED = [
 
 # Where the source opens a port, or connects without TLS: each has a row above.
 _PLACES = {
-    "agent/fork_server_process.py": "ranks' store",
-    "agent/mindspore_scheduler.py": "MindSpore's scheduler",
-    "agent/rendezvous_process.py": "looks for a free port of the ranks' store",
+    "agent/fork_server_process.py": "ranks' store, MindSpore's scheduler",
     "agent/snapshots/replica_server.py": "replica store",
     "coordinator/pod_process.py": "coordinator",
     "coordinator/process.py": "coordinator",

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 import rekindle
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.manifest import FileEntry, Manifest
-from rekindle.checkpoints.store import Checkpoint, CheckpointFile, CheckpointStore, Written
+from rekindle.checkpoints.store import (
+    Checkpoint,
+    CheckpointFile,
+    CheckpointStore,
+    Written,
+    read_file,
+)
 
 LOCK = ".lock"
 
@@ -115,7 +121,9 @@ def newest_step(store: CheckpointStore) -> int | None:
 
 
 def content(checkpoint: Checkpoint) -> dict[str, bytes]:
-    return {entry.name: bytes(checkpoint.read(entry.name)) for entry in checkpoint.manifest.files}
+    return {
+        entry.name: bytes(read_file(checkpoint, entry.name)) for entry in checkpoint.manifest.files
+    }
 
 
 def tree(path: Path) -> dict[str, bytes]:

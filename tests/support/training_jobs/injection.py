@@ -19,8 +19,7 @@ from typing import Any
 
 from waiting import bound_s
 
-from rekindle.training.devices import Damage
-from rekindle.training.devices.base import CpuDevice
+from rekindle.training.devices import CpuDevice, Damage
 
 PAUSE_LIMIT_S = 600.0  # far above the bounds of tests, which end their ranks themselves
 _FILE = "faults.json"

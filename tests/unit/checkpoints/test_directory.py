@@ -15,7 +15,7 @@ from stores import content, manifest, newest_step, put, shard
 from rekindle.checkpoints import directory, files
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import CheckpointFile, Written
+from rekindle.checkpoints.store import CheckpointFile, Written, read_file
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -59,7 +59,7 @@ def test_bytes_handed_out_are_private(store: DirectoryStore, root: Path) -> None
     path = Path(put(store, 1).location) / "state-0.safetensors"
     checkpoint = store.newest().checkpoint
     assert checkpoint
-    data = checkpoint.read("state-0.safetensors")
+    data = read_file(checkpoint, "state-0.safetensors")
     os.truncate(path, 0)
     assert data == shard(1)
 
@@ -266,16 +266,16 @@ def test_damage_after_the_search_is_recognised(store: DirectoryStore) -> None:
     checkpoint = store.newest().checkpoint
     assert checkpoint
     with pytest.raises(CheckpointError, match=r"no file 'manifest.json'; it has: state-0"):
-        checkpoint.read("manifest.json")
+        read_file(checkpoint, "manifest.json")
     flip_bit(path)
     tear_file(path)
     with pytest.raises(CorruptError, match=r"checksum of state-1\.safetensors differs"):
-        checkpoint.read("state-1.safetensors")
+        read_file(checkpoint, "state-1.safetensors")
     with pytest.raises(CorruptError, match=r"has 100 bytes"):
-        checkpoint.read("state-0.safetensors")
+        read_file(checkpoint, "state-0.safetensors")
     shutil.rmtree(path)
     with pytest.raises(CorruptError, match="is missing"):
-        checkpoint.read("state-0.safetensors")
+        read_file(checkpoint, "state-0.safetensors")
 
 
 def test_prune_keeps_the_newest_valid_ones(store: DirectoryStore) -> None:

@@ -43,7 +43,6 @@ class Watched:
 
     def __init__(self, checkpoint: DirectoryCheckpoint) -> None:
         self.location, self.manifest = checkpoint.location, checkpoint.manifest
-        self.read = checkpoint.read
         self.ranges: list[tuple[int, int]] = []
         self._of = checkpoint
 

@@ -14,7 +14,7 @@ from stores import content, manifest, newest_step, put, put_parts, tree, with_fi
 from rekindle.checkpoints import directory
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import CheckpointFile, Written
+from rekindle.checkpoints.store import CheckpointFile, Written, read_file
 from rekindle.errors import CheckpointError, CorruptError
 
 
@@ -127,7 +127,7 @@ def test_the_checkpoint_of_a_step_and_generation_is_found(
         found = store.find(4, generation)
         assert found
         assert found.path == path
-        assert found.read("state-1")[:3] == bytes([4, generation, 1])
+        assert read_file(found, "state-1")[:3] == bytes([4, generation, 1])
     damage(paths[1])
     assert store.find(4, 2) is None
     assert store.find(4, 3) is None
@@ -152,11 +152,11 @@ def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> Non
     (path / "state-1").write_bytes(bytes([1, 1, 1]).ljust(200, b","))
     found = store.find(1, 1)
     assert found
-    assert found.read("state-0")[:3] == bytes([1, 1, 0])
+    assert read_file(found, "state-0")[:3] == bytes([1, 1, 0])
     with pytest.raises(CorruptError, match="checksum of state-1 differs"):
-        found.read("state-1")
+        read_file(found, "state-1")
     with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
-        found.read("state-2")
+        read_file(found, "state-2")
 
 
 def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint import format_utils
 
 from rekindle.checkpoints.directory import DirectoryStore
+from rekindle.checkpoints.store import read_file
 from rekindle.training.torch.convert.whole import Loaded
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.skeleton import tensor_specs
@@ -56,7 +57,7 @@ def taken_up(store: DirectoryStore, named: dict[str, Any]) -> dict[str, Any]:
     """What live objects are after they have loaded the newest checkpoint, as a Session does."""
     found = store.newest().checkpoint
     assert found
-    load(named, sealed(found.read(STATE)))
+    load(named, sealed(read_file(found, STATE)))
     return {name: bits(thing.state_dict()) for name, thing in named.items()}
 
 

@@ -10,11 +10,11 @@ import torch
 
 from rekindle.profiling.files import lines_of
 from rekindle.profiling.markers import ranges
-from rekindle.profiling.steps import StepTimes, step_times
+from rekindle.profiling.steps import Steps, StepTimes
 from rekindle.profiling.switch import switch_of
 from rekindle.protocol.rank import Profile
 from rekindle.rank import environment as rank_environment
-from rekindle.training.devices.base import CpuDevice
+from rekindle.training.devices import CpuDevice
 from rekindle.training.torch import profiler as torch_profiler
 from rekindle.training.torch.profiler import TorchProfiler
 
@@ -68,7 +68,7 @@ def profiler(
     def written() -> list[StepTimes]:
         made.close()
         (folder,) = tmp_path.glob("*/0")
-        return list(step_times(ranges(lines_of(folder))))
+        return list(Steps().read(ranges(lines_of(folder))))
 
     return made, model, written
 

@@ -11,13 +11,14 @@ import io
 import itertools
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rekindle.checkpoints.files import explained, read_range
+from rekindle.checkpoints.resharding import box_at, overlap
 from rekindle.errors import CheckpointError, CorruptError
 
 METADATA_FILE = ".metadata"
@@ -122,9 +123,6 @@ def _read(folder: Path, name: str, kind: Any, parts: dict[Any, _Record]) -> Any:
     dtype, shape = kind.properties.arguments[0], kind.size
     boxes = [(chunk.offsets, chunk.sizes) for chunk in kind.chunks]
     check_cover(name, shape, boxes)
-    for _, sizes in boxes:
-        if min(sizes, default=0) < 0:
-            raise ValueError(f"{name} has a shard of {sizes}")
     if not boxes or not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name} has no elements of a known kind")
     needed = sum(math.prod(sizes) for _, sizes in boxes) * dtype.itemsize
@@ -143,21 +141,21 @@ def _read(folder: Path, name: str, kind: Any, parts: dict[Any, _Record]) -> Any:
 def check_cover(name: str, shape: tuple[int, ...], boxes: list[Box]) -> None:
     """Check that the boxes cover each element once. Raises ValueError: they do not."""
     for offsets, sizes in boxes:
-        ends = [a + n for a, n in zip(offsets, sizes, strict=True)]
-        if any(a < 0 or end > most for a, end, most in zip(offsets, ends, shape, strict=True)):
+        if not fits(shape, (offsets, sizes)):
             raise ValueError(f"{name} of shape {shape} has a shard at {offsets} of {sizes}")
     volume = sum(math.prod(sizes) for _, sizes in boxes)
-    if volume != math.prod(shape) or any(_overlap(*pair) for pair in _pairs(boxes)):
+    filled = [box_at(*box) for box in boxes if math.prod(box[1])]
+    pairs = itertools.combinations(filled, 2)
+    if volume != math.prod(shape) or any(overlap(one, other) for one, other in pairs):
         raise ValueError(f"the shards of {name} do not make one tensor of shape {shape}")
 
 
-def _pairs(boxes: list[Box]) -> Iterator[tuple[Box, Box]]:
-    return itertools.combinations([box for box in boxes if math.prod(box[1])], 2)
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    pairs = zip(*one, *other, strict=True)
-    return all(a < b + m and b < a + n for a, n, b, m in pairs)
+def fits(shape: tuple[int, ...], box: Box) -> bool:
+    """Return whether the box is inside a tensor of this shape."""
+    offsets, sizes = box
+    return len(shape) == len(offsets) == len(sizes) and all(
+        0 <= a <= a + n <= most for a, n, most in zip(offsets, sizes, shape, strict=True)
+    )
 
 
 def _load(folder: Path, name: str, info: _Record) -> Any:

@@ -19,10 +19,10 @@ import torch
 
 from rekindle.checkpoints.files import explained, sync_directory
 from rekindle.checkpoints.format import read_header
-from rekindle.checkpoints.store import Checkpoint, bytes_of
+from rekindle.checkpoints.store import Checkpoint, bytes_of, read_file
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
-from rekindle.training.torch.convert.dcp_reader import Box, check_cover
+from rekindle.training.torch.convert.dcp_reader import Box, check_cover, fits
 from rekindle.training.torch.state.capture import view
 from rekindle.training.torch.state.sharding import METADATA_PIECES
 from rekindle.training.torch.state.skeleton import (
@@ -120,7 +120,7 @@ class Loaded:
     def __init__(self, checkpoint: Checkpoint, file: str) -> None:
         """Read the file. Raises CorruptError: it has changed since, or its metadata are wrong."""
         self.file = f"{file} of {checkpoint.location}"
-        data = checkpoint.read(file)
+        data = read_file(checkpoint, file)
         header = read_header(data)
         with self._explained():
             said = header.metadata.get(METADATA_PIECES, "{}")
@@ -171,9 +171,13 @@ class _Wholes:
                 continue
             box = (offset, tuple(part.shape))
             whole = self.tensors.get(name)
-            if whole is None and _fits(shape, box) and _bytes(shape, part) <= self._most:
+            if (
+                whole is None
+                and fits(shape, box)
+                and math.prod(shape) * part.itemsize <= self._most
+            ):
                 whole = self.tensors[name] = torch.empty(shape, dtype=part.dtype)
-            if whole is None or tuple(whole.shape) != shape or not _fits(shape, box):
+            if whole is None or tuple(whole.shape) != shape or not fits(shape, box):
                 raise CorruptError(f"{file.file} has a part of {name} that is not within the whole")
             place = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
             whole[place].copy_(part)
@@ -215,18 +219,6 @@ def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str
     tree = {name: first.whole(name) for name in names}
     states = {name: first.state(name, wholes.tensors) for name in names}
     return states, msgspec.json.encode(tree).decode()
-
-
-def _fits(shape: _Shape, box: Box) -> bool:
-    """Return whether the box is inside a tensor of this shape."""
-    offset, sizes = box
-    return len(shape) == len(offset) == len(sizes) and all(
-        0 <= a <= a + n <= most for a, n, most in zip(offset, sizes, shape, strict=True)
-    )
-
-
-def _bytes(shape: _Shape, like: torch.Tensor) -> int:
-    return math.prod(shape) * like.itemsize
 
 
 def _check_same(first: Loaded, other: Loaded, names: Collection[str], files: int) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rekindle.errors import SessionError
 from rekindle.training.data.sampler import SampleOrder, integer
-from rekindle.training.torch.data.loader import begin
+from rekindle.training.torch.data.loader import Position, begin
 
 
 class Item(NamedTuple):
@@ -210,7 +210,7 @@ class StreamState:
         return StreamState(deal, tuple(deal.beginning()))
 
 
-class StreamPosition:
+class StreamPosition(Position):
     """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
     The kept position changes only with a finished step. A generation may end before all ranks know
@@ -218,6 +218,7 @@ class StreamPosition:
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
+        super().__init__(loader)
         self._workers = max(1, loader.num_workers)
         if loader.num_workers and loader.persistent_workers:
             raise SessionError(
@@ -231,18 +232,15 @@ class StreamPosition:
             )
         if not isinstance(loader.collate_fn, Collate):
             loader.collate_fn = Collate(loader.collate_fn)
-        self._loader = loader
         self._stream = stream
-        self._iterator: Iterator[Marked] | None = None
-        self._rank = 0
         self._kept = self._now = _fresh(full_world * self._workers)
 
     def bind(self, rank: int, world_size: int) -> None:
         """Set the rank's place in a world. In a world of the same size the deal stays the same."""
-        self.close()
+        super().bind(rank, world_size)
         readers = world_size * self._workers
         same = self._kept.deal.readers == readers
-        self._rank, self._now = rank, self._kept if same else self._kept.dealt_again(readers)
+        self._now = self._kept if same else self._kept.dealt_again(readers)
 
     def take(self) -> tuple[Any, bytes]:
         """Return this rank's next batch, and the bytes about it for all ranks."""
@@ -278,10 +276,6 @@ class StreamPosition:
             now = now.dealt_again(now.deal.readers)
             self.close()
         self._kept = self._now = now
-
-    def close(self) -> None:
-        """Drop the iterator: the DataLoader's workers end, and prefetched batches are lost."""
-        self._iterator = None
 
     def told_to_people(self) -> dict[str, Any]:
         """Return the position as a checkpoint's manifest shows it."""

@@ -6,8 +6,9 @@ and drops the batches that the old iterator had prefetched.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -15,21 +16,32 @@ from rekindle.errors import SessionError
 from rekindle.training.torch.data.all_gather import pack, unpack
 
 
-class Position(Protocol):
+class Position(ABC):
     """The position of a loader, the same on all ranks: each sends bytes about its batches."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._iterator: Iterator[Any] | None = None
+        self._rank = 0
 
     def bind(self, rank: int, world_size: int) -> None:
         """Begin a generation: continue after the last batch that was trained on."""
+        self.close()
+        self._rank = rank
 
+    @abstractmethod
     def take(self) -> tuple[Any, bytes]:
         """Return this rank's next batch, and the bytes about it for all ranks; b"": no bytes."""
 
+    @abstractmethod
     def trained(self, told: list[bytes]) -> None:
         """Finish a step. told: the bytes of each rank about its batch."""
 
     def close(self) -> None:
-        """Drop the iterator."""
+        """Drop the iterator, and with it its workers and the batches that they had prefetched."""
+        self._iterator = None
 
+    @abstractmethod
     def told_to_people(self) -> dict[str, Any]:
         """Return the position for a checkpoint's manifest, in values that JSON keeps unchanged."""
 
@@ -43,16 +55,8 @@ def begin(loader: Any) -> Iterator[Any]:
         return iter(loader)
 
 
-class SamplerPosition:
+class SamplerPosition(Position):
     """The position of a loader over a StepSampler: the sampler holds it, on every rank."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._iterator: Iterator[Any] | None = None
-
-    def bind(self, rank: int, world_size: int) -> None:
-        """Drop the iterator; the sampler was bound before."""
-        self.close()
 
     def take(self) -> tuple[Any, bytes]:
         """Return the next share of this rank."""
@@ -63,22 +67,16 @@ class SamplerPosition:
     def trained(self, told: list[bytes]) -> None:
         """Do nothing: the sampler advances on its own."""
 
-    def close(self) -> None:
-        """Drop the iterator, and with it its workers."""
-        self._iterator = None
-
     def told_to_people(self) -> dict[str, Any]:
         """Return nothing: the sampler's position is complete."""
         return {}
 
 
-class StatefulPosition:
+class StatefulPosition(Position):
     """The states of all ranks' loaders after the last finished step."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._iterator: Iterator[Any] | None = None
-        self._rank = 0
+        super().__init__(loader)
         self._epoch = 0
         self._told: list[bytes] = []  # by rank; empty before the first step
         self._initial: bytes | None = None
@@ -88,8 +86,7 @@ class StatefulPosition:
 
         Raises SessionError: the states come from another number of ranks.
         """
-        self.close()
-        self._rank = rank
+        super().bind(rank, world_size)
         if self._told and len(self._told) != world_size:
             raise SessionError(
                 f"the loader's states are of {len(self._told)} ranks, and this world has "
@@ -115,10 +112,6 @@ class StatefulPosition:
     def trained(self, told: list[bytes]) -> None:
         """Keep the states of the finished step."""
         self._told = told
-
-    def close(self) -> None:
-        """Drop the iterator, and with it its workers."""
-        self._iterator = None
 
     def told_to_people(self) -> dict[str, Any]:
         """Return the values for a manifest: the states themselves may hold tensors."""

@@ -115,7 +115,6 @@ class Data:
             self.named["sampler"] = sampler
         if isinstance(self._position, StreamPosition | StatefulPosition):
             self.named["loader"] = self._position
-        self._sharing = Sharing()
         self._waits = waits
         self._told: list[bytes] | None = None
         self._batch: Any = None  # the last batch
@@ -135,11 +134,11 @@ class Data:
 
         shares: the shares of a StepSampler.
         """
-        self._sharing = Sharing()
         self._told = self._batch = None
         if self.sampler is not None:
             self.sampler.bind(rank, world_size, shares)
         if self._position is not None:
+            self._sharing = Sharing()
             self._position.bind(rank, world_size)
 
     def batch(self) -> Any:

@@ -1,16 +1,20 @@
-"""Repair a rank after its generation broke: device, buffers, and the list of clean updates."""
+"""The faults of a rank's steps: which errors report one, and the repair of the rank after it.
+
+The repair concerns the device, the module's buffers, and the list of clean updates.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from rekindle.errors import StaleError
+from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.held_state import CurrentStep
 from rekindle.rank.member import UnusableError, chain_of, text_of
@@ -20,6 +24,58 @@ from rekindle.training.torch import private
 from rekindle.training.torch.groups.generation_group import Group
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.transfer import wire_device
+
+# Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own
+# text does not match. Ascend: the texts of torch-npu 2.14, which MindIO TFT also uses
+# (`tft_exception_handler`), and the codes of HCCL (EI0006). NVIDIA: torch's text for
+# cudaErrorECCUncorrectable. Gloo names its source file and line; NCCL and HCCL name themselves.
+_TEXTS = {
+    FaultKind.DEVICE_MEMORY: (
+        r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",
+    ),
+    FaultKind.LINK: (
+        r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
+        # Without errors that a script causes: different sizes, or a missing interface.
+        r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
+        r"Gloo connectFullMesh failed|failed to pass monitoredBarrier",
+        r"NCCL error|NCCL communicator was aborted|collective operation timeout",
+        r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is",
+        # CANN: time-outs of notify wait, sockets and RDMA; its other codes are about arguments.
+        r"EI00(?:02|06|12|13)\b|operator name is Hccl\w+",
+        r"timed out in blocking wait",
+    ),
+}
+_PATTERNS = {
+    kind: re.compile("|".join(rf"\b(?:{text})" for text in texts), re.IGNORECASE)
+    for kind, texts in _TEXTS.items()
+}
+_RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
+
+
+def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
+    """Return the kind of fault that `error` reports; None: it is the script's own error.
+
+    The type decides first. Text counts only in RuntimeErrors, and not in a script's subclasses of
+    it. A system error inside a script's own error also counts.
+
+    transient: exceptions after which the script wants to repeat the step. An exception inside a
+    script's own error does not count as one.
+    """
+    ours = isinstance(error, SessionError)  # it reports an error of the script
+    found = set() if ours else {_kind_of_one(each) for each in chain_of(error)}
+    for kind in (FaultKind.DEVICE_MEMORY, FaultKind.LINK):
+        if kind in found:
+            return kind
+    return FaultKind.TRANSIENT if isinstance(error, transient) else None
+
+
+def _kind_of_one(error: BaseException) -> FaultKind | None:
+    package = type(error).__module__.partition(".")[0]
+    if type(error) is RuntimeError or (isinstance(error, RuntimeError) and package in _RAISERS):
+        for kind, pattern in _PATTERNS.items():
+            if pattern.search(str(error)):
+                return kind
+    return FaultKind.LINK if isinstance(error, (dist.DistError, StaleError)) else None
 
 
 class BufferGuard:
@@ -32,7 +88,7 @@ class BufferGuard:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._places: list[tuple[dict[str, torch.Tensor | None], str, bool]] = []
-        self._kept: list[_Kept] = []
+        self._kept: dict[int, _Kept] = {}  # by the number of the place
 
     def look(self) -> None:
         """Find the module's buffers; once per generation, because it visits all modules."""
@@ -41,49 +97,39 @@ class BufferGuard:
             for part in self._module.modules()
             for name in private.buffers_of(part)
         ]
-        self._kept = [_Kept(None, None, 0) for _ in self._places]
+        self._kept = {}
 
     def keep(self) -> None:
         """Keep the buffers' current values."""
         for index, (place, name, uncounted) in enumerate(self._places):
-            buffer, kept = place[name], self._kept[index]
+            buffer, kept = place[name], self._kept.get(index)
             if buffer is None:
                 continue
-            if buffer is not kept.buffer:
+            if kept is None or buffer is not kept.buffer:
                 self._kept[index] = _Kept(buffer, buffer.detach().clone(), buffer._version)
             elif uncounted or buffer._version != kept.version:
                 with torch.no_grad():
-                    kept.copy_from(buffer)
+                    kept.copy.copy_(buffer)
+                kept.version = buffer._version
 
     def restore(self) -> None:
         """Restore the kept values."""
-        for (place, name, uncounted), kept in zip(self._places, self._kept, strict=True):
-            if kept.buffer is None:
-                continue
+        for index, kept in self._kept.items():
+            place, name, uncounted = self._places[index]
             place[name] = kept.buffer
             if uncounted or kept.buffer._version != kept.version:
                 with torch.no_grad():
-                    kept.copy_back()
+                    kept.buffer.copy_(kept.copy)
+                kept.version = kept.buffer._version
 
 
+@dataclass(slots=True)
 class _Kept:
     """A buffer, a copy of its values, and its version counter at the time of the copy."""
 
-    def __init__(
-        self, buffer: torch.Tensor | None, copy: torch.Tensor | None, version: int
-    ) -> None:
-        self.buffer, self._copy, self.version = buffer, copy, version
-
-    def copy_from(self, buffer: torch.Tensor) -> None:
-        assert self._copy is not None
-        self._copy.copy_(buffer)
-        self.version = buffer._version
-
-    def copy_back(self) -> None:
-        assert self.buffer is not None
-        assert self._copy is not None
-        self.buffer.copy_(self._copy)
-        self.version = self.buffer._version
+    buffer: torch.Tensor
+    copy: torch.Tensor
+    version: int
 
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)

@@ -27,11 +27,6 @@ from torch.optim import Optimizer
 from rekindle.errors import SessionError
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether a parameter of the model is distributed along a mesh."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Check the optimizer. Raises SessionError: it has none of the distributed parameters."""
     changed = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -109,12 +108,6 @@ def leave_placeholder() -> None:
         dist.destroy_process_group()
 
 
-def make_noted_groups(timeout_s: float) -> None:
-    """Make the groups that the script made in the placeholder, if there was a placeholder."""
-    if _group_log is not None:
-        _group_log.replay(timeout_s)
-
-
 def is_zero(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether it is a ZeroRedundancyOptimizer, by its class's name, without an import.
 
@@ -137,25 +130,6 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return inner
 
 
-def swap_group(optimizer: Any) -> None:
-    """Replace the optimizer's group of an earlier generation by this generation's, by its name."""
-    optimizer.process_group = private.group_of_name(optimizer.process_group.group_name)
-
-
-def show_set(optimizer: Any) -> None:
-    """Copy the outer parameter groups to the inner optimizer, for example after a scheduler's step.
-
-    The optimizer's own step() does this too. But a state that is kept before that step would have
-    the old groups.
-    """
-    optimizer._sync_param_groups(optimizer.param_groups, optimizer.optim.param_groups)
-
-
-def show_loaded(optimizer: Any) -> None:
-    """Copy the inner optimizer's loaded parameter groups to the outer (such as learning rates)."""
-    optimizer._sync_param_groups(optimizer.optim.param_groups, optimizer.param_groups)
-
-
 class ScriptGroups:
     """Makes the script's other groups in each generation, and gives them to their users."""
 
@@ -168,7 +142,7 @@ class ScriptGroups:
         timeout_s: float,
     ) -> None:
         self._model = model
-        self._zero = optimizer if is_zero(optimizer) else None
+        self._zero: Any = optimizer if is_zero(optimizer) else None
         self._make = make
         self.timeout_s = timeout_s
         self._fsdp = _fsdp_of(model)
@@ -203,30 +177,35 @@ class ScriptGroups:
         All ranks must call it. A model that broke off in a step is reset to its state before the
         step.
         """
-        make_noted_groups(self.timeout_s)
+        if _group_log is not None:  # the script has made groups in the placeholder
+            _group_log.replay(self.timeout_s)
         if self._make is not None:
             self._make()
         if self._fsdp is not None:
             self._fsdp.swap_groups(self._model)
             self._fsdp.reset_after_break(self._model)
         if self._zero is not None:
-            swap_group(self._zero)
+            former = self._zero.process_group
+            self._zero.process_group = private.group_of_name(former.group_name)
 
     def step_done(self) -> None:
-        """Prepare the optimizer's state, which is kept next."""
+        """Copy ZeRO's outer parameter groups to the inner optimizer, whose state is kept next.
+
+        A scheduler may have changed the outer ones. The optimizer's own step() copies them later.
+        """
         if self._zero is not None:
-            show_set(self._zero)
+            self._zero._sync_param_groups(self._zero.param_groups, self._zero.optim.param_groups)
 
     def loaded(self, source: StateSource) -> None:
-        """Update the optimizer after its state was taken from this source."""
+        """Copy ZeRO's loaded inner parameter groups (such as learning rates) to the outer ones."""
         if self._zero is not None and source is not StateSource.FRESH:
-            show_loaded(self._zero)
+            self._zero._sync_param_groups(self._zero.optim.param_groups, self._zero.param_groups)
 
 
 def _fsdp_of(model: nn.Module) -> Any:
-    """Return the fsdp module if the model is sharded with FSDP; None: it is not."""
-    if "torch.distributed.tensor" not in sys.modules:
-        return None  # a script that has sharded the model has imported it
+    """Return the fsdp module if a parameter is distributed along a mesh; None: there is none."""
+    if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        return None
     from rekindle.training.torch.groups import fsdp
 
-    return fsdp if fsdp.is_sharded(model) else None
+    return fsdp

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rekindle.checkpoints.checkpoint_path import entry_of
 from rekindle.checkpoints.format import Header, state_file
 from rekindle.checkpoints.open_store import find_checkpoint
 from rekindle.checkpoints.pins import reading
@@ -86,11 +87,9 @@ def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None
 
 
 def _open(checkpoint: Checkpoint, number: int) -> Excerpts:
-    name = state_file(number)
-    for entry in checkpoint.manifest.files:
-        if entry.name == name:
-            return Excerpts(checkpoint, entry)
-    raise CorruptError(f"{checkpoint.location}: the manifest names no file {name}")
+    return Excerpts(
+        checkpoint, entry_of(checkpoint.location, checkpoint.manifest, state_file(number))
+    )
 
 
 class _Left:

@@ -12,7 +12,7 @@ import pytest
 from host_conditions import set_condition
 from waiting import status_of
 
-from rekindle.agent.devices.simulated_host import SimulatedCondition, read_condition
+from rekindle.agent.devices.tools import SimulatedCondition, read_condition
 from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, UsageError
 from rekindle.recovery.faults.fault import Fault, FaultKind

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.devices import Damage
-from rekindle.training.devices.base import NpuDevice
+from rekindle.training.devices import Damage, NpuDevice
 
 # Where each function is defined, and the module that offers it.
 FUNCTIONS = {

@@ -16,6 +16,7 @@ from jobs.driver import spec_of
 from waiting import bound_s, turns
 
 from rekindle.agent import node_check as checkers_module
+from rekindle.agent.fork_server import Child
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_check import Checker, CheckerError, NodeCheckRunner
 from rekindle.protocol.node_check import DeviceWork, Done
@@ -59,7 +60,7 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
     async def killed() -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            one = Checker(0, process.pid, ours, oom)
+            one = Checker(0, Child(process.pid, ours), oom)
             if for_memory:
                 file.write_text("oom_kill 4\n")
             os.kill(process.pid, signal.SIGKILL)

@@ -14,7 +14,7 @@ from rekindle.recovery.faults.tables.loading import load
 from rekindle.recovery.faults.tables.rows import Expression, PatternRow
 from rekindle.recovery.faults.tables.tables import LONGEST, Tables
 from rekindle.recovery.faults.tables.verdict import Urgency, Verdict
-from rekindle.training.torch.faults.classify import kind_of
+from rekindle.training.torch.faults.repairs import kind_of
 
 TABLES = Tables.load()
 ROWS = {table: load(None).by_key[table] for table in ("kernel", "text")}

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.torch.faults.classify import kind_of
+from rekindle.training.torch.faults.repairs import kind_of
 
 GLOO = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 

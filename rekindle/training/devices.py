@@ -1,4 +1,7 @@
-"""Device adapters: CPU, CUDA, Ascend NPU."""
+"""Device adapters: find the damage after a fault, and make a device usable in the same process.
+
+There is one adapter for each of `cpu`, `cuda` and `npu`.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,32 @@ class CpuDevice:
         return CpuDevice.simulated_damage if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
 
 
-class CudaDevice:
+class _Accelerator:
+    """A device that does its tasks in queues, behind the host.
+
+    runtime: torch's module for the kind of device. device: its name there.
+    """
+
+    def __init__(self, runtime: Any, device: torch.device | int) -> None:
+        self._runtime, self._device = runtime, device
+
+    def wait(self) -> None:
+        """Wait for all tasks. Raises RuntimeError: a task has failed."""
+        self._runtime.synchronize(self._device)
+
+    def mark(self) -> Any:
+        """Record an event on the current stream."""
+        event = self._runtime.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def free(self) -> None:
+        """Empty the allocator's cache."""
+        with contextlib.suppress(RuntimeError):
+            self._runtime.empty_cache()
+
+
+class CudaDevice(_Accelerator):
     """A CUDA device. Uncorrectable ECC errors are sticky, so only a new process can continue.
 
     After such an error each later call in the process fails (CUDA runtime API,
@@ -100,35 +128,20 @@ class CudaDevice:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(torch.cuda, device)
 
     def stop(self) -> None:
         """Do nothing: aborted NCCL communicators end waits for peers; kernels end on their own."""
-
-    def wait(self) -> None:
-        """Wait for all kernels. Raises RuntimeError: a kernel has failed."""
-        torch.cuda.synchronize(self._device)
 
     def clock_us(self) -> int:
         """Return the host's time: the device's errors have no time."""
         return time.time_ns() // 1000
 
-    def mark(self) -> DeviceEvent:
-        """Record an event on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def free(self) -> None:
-        """Empty the allocator's cache."""
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
-
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Check whether the context still works, and free the memory of the broken step."""
         try:
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
+            self.wait()
+            self._runtime.empty_cache()
         except RuntimeError:
             return Damage.DEVICE
         return Damage.DEVICE if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
@@ -138,57 +151,43 @@ class CudaDevice:
 _NONE, _OUTSIDE_POOL, _TEMPORARY, _PERSISTENT = range(4)
 
 
-class NpuDevice:
+class NpuDevice(_Accelerator):
     """An Ascend NPU. stop_device aborts its tasks; a wait for one then raises "FORCE STOP"."""
 
     def __init__(self, device: torch.device) -> None:
-        self._index: int = device.index if device.index is not None else 0
+        import torch_npu  # the module exists only on a machine with an NPU
+
+        super().__init__(torch_npu.npu, device.index or 0)
+        self._module = torch_npu
         self._stopped: bool | None = None  # None: no thread has called stop()
 
     def stop(self) -> None:
         """Abort all tasks of the device."""
-        npu = _torch_npu().npu
-        self._stopped = npu.stop_device(self._index) == 0
-
-    def wait(self) -> None:
-        """Wait for all tasks. Raises RuntimeError: a task has failed."""
-        _torch_npu().npu.synchronize(self._index)
+        self._stopped = self._runtime.stop_device(self._device) == 0
 
     def clock_us(self) -> int:
         """Wait for all earlier tasks, and return the device's time from the stamp of an event."""
         return int(self.mark().recorded_time())
 
-    def mark(self) -> Any:
-        """Record an event on the current stream."""
-        event = _torch_npu().npu.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def free(self) -> None:
-        """Empty the allocator's cache."""
-        with contextlib.suppress(RuntimeError):
-            _torch_npu().npu.empty_cache()
-
     def repair(self, kind: FaultKind, state: Callable[[], list[torch.Tensor]]) -> Damage:
         """Clean the device and restart its communication."""
-        module = _torch_npu()
         if self._stopped is None:
             return Damage.NONE
         if not self._stopped:
             return Damage.DEVICE
         damage = Damage.NONE
         if kind is FaultKind.DEVICE_MEMORY:
-            damage = _DAMAGE[module.npu.check_uce_in_memory(self._index)]
+            damage = _DAMAGE[self._runtime.check_uce_in_memory(self._device)]
         if damage is Damage.DEVICE:
             return damage
         gc.collect()
-        module.npu.empty_cache()
-        module.npu.restart_device(self._index)
-        module.distributed.reinit_process_group(group=None, rebuild_link=False)
+        self._runtime.empty_cache()
+        self._runtime.restart_device(self._device)
+        self._module.distributed.reinit_process_group(group=None, rebuild_link=False)
         self._stopped = None
         if damage is Damage.STATE:  # torch-npu rejects a tensor that it considers damaged
             for tensor in state():
-                module.npu._recovery.update_npu_tensor_to_safe(tensor)
+                self._runtime._recovery.update_npu_tensor_to_safe(tensor)
         return damage
 
 
@@ -200,7 +199,8 @@ _DAMAGE = {
 }
 
 
-def _torch_npu() -> Any:
-    import torch_npu  # the module exists only on a machine with an NPU
-
-    return torch_npu
+def device_for(device: torch.device) -> Device:
+    """Return the adapter for a model's device; a type other than CUDA and NPU counts as CPU."""
+    if device.type == "cuda":
+        return CudaDevice(device)
+    return NpuDevice(device) if device.type == "npu" else CpuDevice()
