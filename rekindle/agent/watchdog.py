@@ -87,7 +87,7 @@ async def dump(pid: int, limit_s: float) -> str:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:  # the inspection continues without the stack
-        print(f"rekindle agent: {tool} cannot be run: {error}", file=sys.stderr, flush=True)
+        print(f"rekindle agent: the agent cannot run {tool}: {error}", file=sys.stderr, flush=True)
         return ""
     try:
         written, _ = await asyncio.wait_for(process.communicate(), limit_s)
@@ -191,7 +191,7 @@ class Watchdog:
             try:
                 self._look_around(time.monotonic())
             except Exception as error:
-                told = _complain("the ranks cannot be watched", error, told)
+                told = _complain("the watchdog failed to check the progress of ranks", error, told)
 
     def _look_around(self, now: float) -> None:
         self.oom.look(now)
@@ -228,7 +228,9 @@ class Watchdog:
             of = {p.rank % self._per_node: p.pid for p in outside if p.pid in still}
             use = await device_tools.utilisations(of)
         except Exception as error:
-            self._unseen = _complain("it is not known what ranks do", error, self._unseen)
+            self._unseen = _complain(
+                "the watchdog cannot measure the activity of ranks", error, self._unseen
+            )
             return
         if self._looked == looked:  # otherwise ranks have written their stacks since
             self._rested_at = now
@@ -242,7 +244,7 @@ class Watchdog:
         try:
             looks = await self._look()
         except Exception as error:
-            why = _complain("the ranks cannot be looked at", error)
+            why = _complain("the agent cannot inspect the ranks", error)
         finally:
             self._close_looks -= 1
         self._send(protocol.RanksInspected(serial=order.serial, looks=tuple(looks), error=why))

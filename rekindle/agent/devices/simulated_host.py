@@ -47,5 +47,5 @@ async def reset_device(device: int, host_file: Path | None) -> str:
     """
     if host_file is not None:
         sick = device in read_condition(host_file).sick_devices
-        return "it stays broken" if sick else ""
+        return "the device is still faulty after the reset" if sick else ""
     return await device_tools.reset(device)

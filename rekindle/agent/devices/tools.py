@@ -95,7 +95,7 @@ async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
     for card, chip, number in _MAPPED.findall(told):
         if number == logical:
             return ("-i", card, "-c", chip), ""
-    return (), error or f"npu-smi knows no chip with the logical number {logical}"
+    return (), error or f"npu-smi does not list a chip with the logical number {logical}"
 
 
 async def _run(limit_s: float, *command: str) -> tuple[str, str]:
@@ -106,7 +106,7 @@ async def _run(limit_s: float, *command: str) -> tuple[str, str]:
     """
     stuck = _stuck.get(command[0])
     if stuck is not None and stuck.returncode is None:
-        return "", f"{command[0]} was killed and has not ended"
+        return "", f"{command[0]} did not end after SIGKILL"
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -115,7 +115,7 @@ async def _run(limit_s: float, *command: str) -> tuple[str, str]:
             stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as error:
-        return "", f"{command[0]} cannot be run: {error.strerror}"
+        return "", f"Rekindle cannot run {command[0]}: {error.strerror}"
     try:
         output, _ = await asyncio.wait_for(process.communicate(), limit_s)
     except asyncio.TimeoutError:
@@ -152,7 +152,7 @@ class DeviceMonitor:
             try:
                 goes_on = await self.look()
             except Exception as error:  # a bug of ours, which ends only this look
-                self._say(f"fault codes of devices could not be read: {error!r}")
+                self._say(f"the agent could not read the fault codes of devices: {error!r}")
 
     async def look(self) -> bool:
         """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
@@ -166,7 +166,7 @@ class DeviceMonitor:
         found = await conditions(asked)
         for problem in (found.absent, *found.problems):
             if problem:
-                self._say(f"fault codes of devices are not read: {problem}")
+                self._say(f"the agent does not read the fault codes of devices: {problem}")
         now = self._devices()
         known = {at: each for at, each in found.devices.items() if now.get(at) == asked[at]}
         if any(each.codes or self._last.get(at) != each for at, each in known.items()):

@@ -229,7 +229,11 @@ class Checkpoints:
         left_out = self.assembly.backlog.add(node, message)
         if left_out is not None:
             of = self.assembly.backlog.under_way
-            busy = f"the store was busy with that of step {of[0]}" if of else "a newer one was due"
+            busy = (
+                f"the store was busy with the checkpoint of step {of[0]}"
+                if of
+                else "a newer one was due"
+            )
             self._leave_out(left_out[0], busy)
 
     def write_next(self) -> None:

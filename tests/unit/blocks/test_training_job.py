@@ -34,7 +34,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"script": "a.py", "checkpoint": {"evry": 5}}, "Extra inputs are not permitted"),
         ({"script": "a.py", "policy": {"strategies": ["restarts"]}}, "recover-in-place"),
         ({"script": "a.py", "policy": {"node_timeout_s": 0}}, "greater than 0"),
-        ({"script": "a.py", "environment": {"A=B": "1"}}, "'A=B' cannot be set"),
+        (
+            {"script": "a.py", "environment": {"A=B": "1"}},
+            "cannot set the environment variable 'A=B'",
+        ),
         ({"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}}, "set by Rekindle itself"),
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
     ],

@@ -25,7 +25,7 @@ from rekindle.reporting.timeline import figure as timeline
 TOLD: list[AnyEvent] = [
     JobStarted(job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=7),
     FirstStep(generation=1, step=1),
-    CheckpointLeftOut(step=20, reason="the store was busy with that of step 10"),
+    CheckpointLeftOut(step=20, reason="the store was busy with the checkpoint of step 10"),
     Checkpointed(step=10, path="there", bytes=10, seconds=9.0),
     CheckpointInterval(steps=60, seconds=30.2, reason="one takes 9.0 s to write"),
     CheckpointsPruned(removed=((5, 1), (4, 1)), error="the disk is read-only"),
@@ -37,7 +37,7 @@ HISTORY = [msgspec.structs.replace(e, seq=n, at=float(n)) for n, e in enumerate(
 def test_each_has_a_sentence() -> None:
     """They say what, and why."""
     assert [sentence(event) for event in HISTORY[2:6]] == [
-        "No checkpoint of step 20: the store was busy with that of step 10",
+        "No checkpoint of step 20: the store was busy with the checkpoint of step 10",
         "Checkpoint of step 10 is at there (10 B in 9.00 s)",
         "From now on a checkpoint every 60 steps (about 30 s): one takes 9.0 s to write",
         "Checkpoints of steps 5, 4 were removed; the disk is read-only",

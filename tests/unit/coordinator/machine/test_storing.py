@@ -68,7 +68,7 @@ def test_all_shards_of_one_step() -> None:
     write(driver, 5)
     assert {order.step for order in driver.told(p.WriteShards).values()} == {15}
     assert driver.last(journal.CheckpointLeftOut).in_words() == (
-        "no checkpoint of step 10: the store was busy with that of step 5"
+        "no checkpoint of step 10: the store was busy with the checkpoint of step 5"
     )
 
 

@@ -98,4 +98,4 @@ def test_an_agent_ends_without_it(
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)
     asyncio.run(finished(ranks.end()))
-    assert "ranks [0] outlive SIGKILL" in capsys.readouterr().err
+    assert "ranks [0] did not end after SIGKILL" in capsys.readouterr().err

@@ -79,7 +79,10 @@ def test_all_objects_are_printed_without_secrets(
         (("nodes: 2", "nodes: 0"), "job.yaml:4: nodes: Input should be greater than or equal to 1"),
         (("nvidia.com/gpu", "gpu"), "job.yaml:10: kubernetes: device is 'gpu'; give a resource"),
         (("/app", "app"), "job.yaml:3: working_directory is 'app'; give an absolute path in"),
-        (("/app", "~/app"), "job.yaml:3: working_directory is ~/app: in an image nobody's home"),
+        (
+            ("/app", "~/app"),
+            "job.yaml:3: working_directory is ~/app; Rekindle does not know the home directory",
+        ),
         (("script: train.py", "scrip: train.py"), "job.yaml:2: scrip: Extra inputs"),
         (("kubernetes:", "other:"), "job.yaml: write what its pods are like below kubernetes:"),
         (("nodes: 2", "nodes: [2"), "is no YAML"),
@@ -158,7 +161,10 @@ def test_paths_are_those_of_the_image() -> None:
     ("changes", "said"),
     [
         ({"working_directory": ""}, "working_directory is ''; give an absolute path in the image"),
-        ({"fault_tables": "~/f.yaml"}, "fault_tables is ~/f.yaml: in an image nobody's home"),
+        (
+            {"fault_tables": "~/f.yaml"},
+            "fault_tables is ~/f.yaml; Rekindle does not know the home directory",
+        ),
         ({"min_nodes": 3}, "min_nodes is 3"),
         ({"checkpoint": {"path": "s3://bucket/p?secret=x"}}, "after the .* of a location come"),
     ],
