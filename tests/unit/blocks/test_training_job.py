@@ -117,7 +117,7 @@ def test_an_interval_that_is_chosen() -> None:
 
 def test_rules_that_do_not_fit() -> None:
     """They are refused where they are entered; the form has all rules that there are."""
-    with pytest.raises(ValidationError, match="best and metric go together"):
+    with pytest.raises(ValidationError, match="best and metric belong together"):
         CheckpointDirectory.model_validate({"keep": {"best": 2}})
     assert CheckpointDirectory().keep == Retention()
 

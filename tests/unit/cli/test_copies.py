@@ -110,7 +110,7 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
         if next(told) == 1:
             flip(source.path / "state-0", 999)
 
-    with pytest.raises(CorruptError, match="has changed while it was copied"):
+    with pytest.raises(CorruptError, match="changed during the copy"):
         copy(source, target, tell)
     assert target.keys() == []
 

@@ -261,7 +261,7 @@ def test_a_place_of_another_jobs(store: DirectoryStore, checkpoints: Checkpoints
     torch.save({"model": trained.model.state_dict(), "optimizer": by_names(trained)}, "f.pt")
     done = checkpoints("import", "f.pt", "store", "--job-id", "other", "--step", 15)
     assert done.status == 1
-    assert "is a checkpoint of job 'job': give job 'other' a place of its own" in done.err
+    assert "is a checkpoint of job 'job'; use another location for job 'other'" in done.err
     assert checkpoints("import", "f.pt", "new", "--job-id", "No Such", "--step", 1).status == 2
     assert bits(capture(Trained(15).named).tensors) == bits(_tensors(store))
 

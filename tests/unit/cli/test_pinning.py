@@ -47,7 +47,7 @@ def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None
     ("words", "status", "said"),
     [
         (("pin", "store", 7), 2, "has no checkpoint of step 7"),
-        (("pin", "store", 5, "--name", "a/b"), 1, "no name of a pin"),
+        (("pin", "store", 5, "--name", "a/b"), 1, "not a valid name of a pin"),
         (("pin", "store", 5, "--hours", 0), 2, "give a number above 0"),
         (("pin", "store", 5, "--hours", "nan"), 2, "give a number above 0"),
         (("pin", "store", 5, "--hours", "1e9"), 2, "87840 at most"),

@@ -46,7 +46,7 @@ def test_what_was_changed_is_refused(
     assert (done.status, "is damaged" in done.err) == (1, True)
     assert not (tmp_path / "kept").exists()
     done = checkpoints("pull", reference[:-1] + ("0" if reference[-1] != "0" else "1"), "kept")
-    assert (done.status, "is not what was published" in done.err) == (1, True)
+    assert (done.status, "has changed since it was published" in done.err) == (1, True)
     done = checkpoints("pull", reference, "kept", "--step", 15)
     assert (done.status, "leave --step out" in done.err) == (2, True)
     assert place(store, 15).exists()
