@@ -30,12 +30,12 @@ def open_at(text: str, *, exists: bool) -> CheckpointStore:
     job = JobDirectory(job_directory(text)) if "/" not in text and text not in (".", "..") else None
     if job is not None and job.path.is_dir():
         if path.exists():
-            raise UsageError(f"{text!r} is a job and a folder: write ./{text}, or {job.path}")
+            raise UsageError(f"{text!r} is a job and a folder; write ./{text}, or {job.path}")
         return open_store(job.spec().checkpoint_store, os.environ | job.spec().environment)
     if exists and not path.is_dir():
         raise UsageError(f"there is no folder {path}, and no job {text!r} on this machine")
     if key_of(path.name):
-        raise UsageError(f"{path} is one checkpoint: give the folder that it is in, and --step")
+        raise UsageError(f"{path} is one checkpoint; give the folder of the store, and --step")
     return open_store(str(path))
 
 
@@ -48,7 +48,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
     """
     if is_reference(source):
         if step is not None:
-            raise UsageError(f"{source} is one checkpoint: leave --step out")
+            raise UsageError(f"{source} is one checkpoint; leave out --step")
         published = resolve(source)
         _check(published)
         yield published
@@ -67,7 +67,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
                 passed.append(str(error))
                 continue
             for each in passed:
-                print(f"rekindle: passed over {each}", file=sys.stderr)
+                print(f"rekindle: skipped {each}", file=sys.stderr)
             yield checkpoint
             return
     which = "" if step is None else f" of step {step}"

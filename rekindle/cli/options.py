@@ -41,7 +41,10 @@ def policy(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rekindle policy`."""
     parser.add_argument("file", metavar="FILE", help="the policy or the job, as YAML or JSON")
     formats = ("own", "modelarts", "mindcluster")
-    said = "the format to print: Rekindle's own, or that of a job of the platform; default: own"
+    said = (
+        "the format to print: own is Rekindle's format, the others are the format of a job on "
+        "that platform; default: own"
+    )
     parser.add_argument("--to", choices=formats, default="own", help=said)
 
 
@@ -60,8 +63,8 @@ def approval(parser: argparse.ArgumentParser) -> None:
 def profiling(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rekindle profile`."""
     parser.add_argument("switch", choices=("on", "off"), help="on: start to record; off: stop")
-    said = f"kinds of records: some of {', '.join(WORDS)}; default: all; "
-    said += "on leaves out communication"
+    said = f"kinds of records, separated by commas: {', '.join(WORDS)}. The default is all kinds; "
+    said += "for on it is all kinds except communication"
     option(parser, "kinds", default="", metavar="KIND,...", help=said)
 
 
@@ -85,15 +88,18 @@ def health_event(parser: argparse.ArgumentParser) -> None:
     )
     option(parser, "gone", action="store_true", help="the event is over")
     kinds = [source.value for source in EventSource]
-    option(parser, "source", choices=kinds, required=True, help="what the event is")
+    option(parser, "source", choices=kinds, required=True, help="the kind of the event")
     ranks = [severity.name.lower() for severity in Severity]
-    option(parser, "severity", choices=ranks, help="severity of an Ascend code, by its driver")
+    option(parser, "severity", choices=ranks, help="severity of an Ascend code, from its driver")
     origins = [origin.value for origin in FaultOrigin]
     option(
         parser,
         "origin",
         choices=origins,
-        help="what reported the Ascend code; default: chip with --device, else node",
+        help=(
+            "the component that reported the Ascend code; default: chip with --device, "
+            "otherwise node"
+        ),
     )
     parser.add_argument(
         "what",
@@ -149,7 +155,7 @@ def checkpoints(parser: argparse.ArgumentParser) -> None:
     pull = action("pull", "copy a verified checkpoint from a store into a folder")
     pull.add_argument("source", metavar="STORE", help=_SOURCE)
     pull.add_argument(
-        "target", metavar="DIR", help="the target folder; the command makes it if it is missing"
+        "target", metavar="DIR", help="the target folder; the command creates it if it is missing"
     )
     push = action("push", "copy a verified checkpoint from a folder into a store")
     push.add_argument("source", metavar="DIR", help="a folder of checkpoints, or a job's id")
@@ -157,7 +163,11 @@ def checkpoints(parser: argparse.ArgumentParser) -> None:
     prune = action("prune", "remove the checkpoints that are older than the newest valid ones")
     prune.add_argument("store", help=_STORE)
     prune.add_argument(
-        "--keep", type=int, required=True, metavar="CHECKPOINTS", help="how many to keep"
+        "--keep",
+        type=int,
+        required=True,
+        metavar="CHECKPOINTS",
+        help="number of checkpoints to keep",
     )
     prune.add_argument(
         "--dry-run",
@@ -193,7 +203,7 @@ def checkpoints(parser: argparse.ArgumentParser) -> None:
             help="the step of the checkpoint; default: the newest intact one",
         )
     _add_import(
-        action("import", "make a checkpoint from a torch.save file or a folder of torch's DCP")
+        action("import", "create a checkpoint from a torch.save file or a folder of torch's DCP")
     )
 
 
@@ -251,7 +261,10 @@ def kubernetes(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="a node that the pods avoid; may be given several times",
     )
-    about = "check a cluster for all that a job needs; the status is 1 if anything is missing"
+    about = (
+        "check whether a cluster has everything that a job needs; the status is 1 if something "
+        "is missing"
+    )
     check = _action(actions, "check", about)
     check.set_defaults(function="rekindle.cli.kubernetes:check")
     check.add_argument("file", nargs="?", help=f"{_JOB_FILE}; default: any job of the kind")
@@ -281,7 +294,10 @@ def kubernetes(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--on",
         metavar="KIND,...",
-        help=f"kinds to record, with commas: {', '.join(WORDS)}; all but the first go together",
+        help=(
+            f"kinds to record, separated by commas: {', '.join(WORDS)}. MindCluster switches all "
+            "kinds except the first together"
+        ),
     )
     which.add_argument("--off", action="store_true", help="record nothing")
     trace.add_argument("--namespace", default="default", help="the job's namespace")
@@ -298,7 +314,10 @@ def kubernetes(parser: argparse.ArgumentParser) -> None:
         "--clusterd",
         metavar="HOST:PORT",
         default="",
-        help="address of ClusterD; default: its usual address in a pod, else the job's ConfigMap",
+        help=(
+            "address of ClusterD; default: its usual address in a pod, otherwise the job's "
+            "ConfigMap"
+        ),
     )
 
 

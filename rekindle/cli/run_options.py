@@ -27,7 +27,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _output(parser)
     _recovery(parser)
     _node_check(parser)
-    ignored = parser.add_argument_group("accepted for torchrun's sake, without effect")
+    ignored = parser.add_argument_group("accepted for compatibility with torchrun, without effect")
     for name in _IGNORED:
         option(ignored, name, default=None)
     option(ignored, "standalone", action="store_true")
@@ -89,7 +89,7 @@ def _world(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how long to wait for the coordinator of --coordinator; 0: it must be there",
+        help="time to wait for the coordinator of --coordinator; 0: it must run already",
     )
     option(
         group,
@@ -133,7 +133,7 @@ def _program(parser: argparse.ArgumentParser) -> None:
         group,
         "run_path",
         action="store_true",
-        help="run the script with runpy.run_path, as by default",
+        help="run the script with runpy.run_path; this is the default",
     )
     option(
         group, "role", default="default", help="role name; it starts each printed line of a rank"
@@ -191,7 +191,10 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
         "checkpoint_every",
         default="0",
         metavar="STEPS",
-        help="steps between two checkpoints; 0: none; auto: Rekindle chooses the number",
+        help=(
+            "steps between two checkpoints; with 0 the job writes none, with auto Rekindle "
+            "chooses the number"
+        ),
     )
     option(
         group,
@@ -245,18 +248,18 @@ def _recovery(parser: argparse.ArgumentParser) -> None:
 
 
 def _node_check(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("node check, before training, as dlrover-run's")
+    group = parser.add_argument_group("node check before training, as in dlrover-run")
     option(
         group,
         "network_check",
         action="store_true",
-        help="measure devices and links of each node; a faulty node takes no part",
+        help="measure devices and links of each node; the job excludes a faulty node",
     )
     option(
         group,
         "exclude_straggler",
         action="store_true",
-        help="a slow node takes no part either; implies --network-check",
+        help="exclude slow nodes also; implies --network-check",
     )
     option(
         group,
@@ -274,7 +277,7 @@ def _node_check(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="a node is slow if its links take this many times as long as others'",
     )
-    said = "how long a node may take for one task of the check"
+    said = "time limit of a node for one task of the check"
     option(
         group,
         "node_check_timeout",

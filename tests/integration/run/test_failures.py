@@ -209,7 +209,7 @@ def test_one_job_id_is_one_job(place: Place) -> None:
     second = place.start_quick(script)
     second.process.wait()
     assert second.process.returncode == 1
-    assert "job job is being run by another process" in second.stderr
+    assert "another process runs job job" in second.stderr
     (place.folder / "go").write_text("")
     run.end(0)
 

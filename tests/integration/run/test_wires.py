@@ -257,7 +257,7 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("secret", "status", "words"),
-    [("wrong", 1, f"give the job's own in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
+    [("wrong", 1, f"give the job's own in {names.ENV_SECRET}"), ("", 2, "set it to the job's secret")],
 )
 def test_a_machine_with_a_wrong_secret_cannot_join(
     live: Live, secret: str, status: int, words: str

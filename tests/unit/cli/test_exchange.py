@@ -70,7 +70,7 @@ def test_there_and_back(form: str, tmp_path: Path, checkpoints: Checkpoints) -> 
         0,
         f"step 7: model, optimizer, scheduler, kinds: {tmp_path / 'out'}\n",
     )
-    for word in ("imported", "was there already"):
+    for word in ("imported", "existed already"):
         done = checkpoints("import", "out", "back", "--job-id", "job")
         assert done.status == 0, done.err
         assert "step 7, " in done.out
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert not Path("out").exists()
     done = checkpoints("export", "store", "out", "--format", "dcp")
     assert done.out.startswith("step 10: ")
-    assert "passed over" in done.err
+    assert "skipped" in done.err
 
 
 def test_tied_weights_are_tied_again(tmp_path: Path, checkpoints: Checkpoints) -> None:
@@ -222,7 +222,7 @@ def test_states_by_hand(tmp_path: Path, checkpoints: Checkpoints) -> None:
     arguments = ["import", "f.pt", "store", "--job-id", "job"]
     assert "has no 'model'" in checkpoints(*arguments).err
     arguments += ["--take", "model=a", "--take", "optimizer=b"]
-    assert "say --step N" in checkpoints(*arguments).err
+    assert "give it with --step N" in checkpoints(*arguments).err
     arguments += ["--add", 'sampler={"position": 64, "length": 512, "seed": 3, "shuffle": true}']
     done = checkpoints(*arguments, "--step", 4)
     assert done.status == 0, done.err

@@ -76,7 +76,7 @@ def test_files_of_another_kind(checkpoints: Checkpoints, states: dict[str, Any])
     for value in ([1], {}, {"model": 3, "optimizer": None}, {1: {}}, {"model": {"w": {1, 2}}}):
         torch.save(value, "wrong.pt")
         refused(checkpoints, "wrong.pt")
-    assert "there is no file or folder" in refused(checkpoints, "missing.pt")
+    assert "the file or folder" in refused(checkpoints, "missing.pt")
 
 
 def test_a_tensor_that_says_more_than_it_has(

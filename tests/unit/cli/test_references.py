@@ -48,5 +48,5 @@ def test_what_was_changed_is_refused(
     done = checkpoints("pull", reference[:-1] + ("0" if reference[-1] != "0" else "1"), "kept")
     assert (done.status, "has changed since it was published" in done.err) == (1, True)
     done = checkpoints("pull", reference, "kept", "--step", 15)
-    assert (done.status, "leave --step out" in done.err) == (2, True)
+    assert (done.status, "leave out --step" in done.err) == (2, True)
     assert place(store, 15).exists()

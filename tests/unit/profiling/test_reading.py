@@ -38,7 +38,7 @@ def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert "2 ranks, steps" in shown
-    assert "nobody is slow" in shown
+    assert "no rank is slow" in shown
 
 
 @pytest.mark.parametrize(

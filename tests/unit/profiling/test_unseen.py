@@ -67,7 +67,7 @@ def test_nobody_is_said_to_be_well(tmp_path: Path, capsys: pytest.CaptureFixture
     diagnose(write(tmp_path / "task"), "--per-node", "2")
     shown = capsys.readouterr().out
     assert NOT_KNOWN in shown
-    assert "nobody is slow" not in shown
+    assert "no rank is slow" not in shown
     assert shown.count("the forward pass takes") == 1
     assert FORWARD in shown
 

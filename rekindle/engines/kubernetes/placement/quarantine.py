@@ -50,7 +50,7 @@ class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
     def done(self) -> str:
         """Return a text about a node that has the mark."""
         word = "tainted" if self.how is IsolationMode.TAINT else "cordoned"
-        return word if self.ours else f"{word} by somebody else"
+        return word if self.ours else f"{word}, but not by Rekindle"
 
 
 def mark_on(node: Object) -> IsolationMark | None:

@@ -84,7 +84,7 @@ def test_all_objects_are_printed_without_secrets(
             "job.yaml:3: working_directory is ~/app; Rekindle does not know the home directory",
         ),
         (("script: train.py", "scrip: train.py"), "job.yaml:2: scrip: Extra inputs"),
-        (("kubernetes:", "other:"), "job.yaml: write what its pods are like below kubernetes:"),
+        (("kubernetes:", "other:"), "job.yaml: the field kubernetes is missing; describe"),
         (("nodes: 2", "nodes: [2"), "is no YAML"),
         (
             ("  device:", "  volumes:\n  - {name: a, mount: /a, claim: a}\n  - name: 3\n  device:"),
@@ -118,7 +118,7 @@ def test_mistakes_are_told_with_file_line_and_field(
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that is not there, or holds no fields, is refused in one line."""
     status, _, err = rendered(tmp_path, "- a\n", capsys=capsys)
-    assert (status, "job.yaml: write fields, as script: train.py" in err) == (2, True)
+    assert (status, "job.yaml: write fields, for example script: train.py" in err) == (2, True)
     with pytest.raises(SystemExit) as ended:
         cli.main(["kubernetes", "render", str(tmp_path / "none.yaml")])
     assert ended.value.code == 2
