@@ -142,7 +142,7 @@ class TrainingJob(BaseModel):
                     "contain =, and a value must not contain a null character"
                 )
             if name.startswith("REKINDLE_"):
-                raise ValueError(f"{name} is set by Rekindle itself; leave it out")
+                raise ValueError(f"Rekindle sets {name}; leave it out")
         return environment
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ def job_of_this_run(name: str) -> str:
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        raise JobError(f"job {name!r} belongs to a flow run; this is outside of one")
+        raise JobError(f"job {name!r} belongs to a flow run; call this function in a flow run")
     return job_id_of(lasting_id(context.flow_run), name)
 
 
@@ -79,7 +79,7 @@ def release(job_id: str, log: Log) -> bool:
     try:
         engine_of(job_id).release()
     except (JobError, UsageError) as error:
-        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
+        log.warning("Some objects of job %s remain in the cluster: %s", job_id, error)
         return False
     return True
 

@@ -89,7 +89,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
 def _notices(job_id: str) -> PrefectNotifier:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        raise JobError(f"job {job_id} can be supervised inside a flow run only")
+        raise JobError(f"only a flow run can supervise job {job_id}")
     run = context.flow_run
     return PrefectNotifier(
         job_id=job_id,
@@ -213,7 +213,8 @@ def _end(history: list[AnyEvent], job_id: str) -> Ended:
     end = attempts.end_of(history)
     if end is None:
         raise JobError(
-            f"the coordinator of job {job_id} died before the job ended, and so did "
-            f"{MOST_REVIVALS} that replaced it; see coordinator.log in the job's directory"
+            f"the coordinator of job {job_id} ended before the job did, and so did "
+            f"{MOST_REVIVALS} coordinators that replaced it; see coordinator.log in the job's "
+            "directory"
         )
     return end

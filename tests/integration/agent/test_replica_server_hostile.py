@@ -36,7 +36,7 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        (Credentials("simulated", 0, "another secret"), "line was closed|reset"),
+        (Credentials("simulated", 0, "another secret"), "closed the connection|reset"),
         (
             Credentials("simulated", 1, "the secret"),
             r"the caller has .*, 1\), this agent has .*, 0\)",

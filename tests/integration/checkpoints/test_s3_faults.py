@@ -103,8 +103,8 @@ def test_a_server_that_is_gone_for_a_minute_is_outlived(credentials: None, tmp_p
 
 
 REFUSED: dict[str, tuple[Fault, str]] = {
-    "expired": (Answer(403, "ExpiredToken"), "403 ExpiredToken; give fresh credentials"),
-    "expired-400": (Answer(400, "ExpiredToken"), "400 ExpiredToken; give fresh credentials"),
+    "expired": (Answer(403, "ExpiredToken"), "403 ExpiredToken; give new credentials"),
+    "expired-400": (Answer(400, "ExpiredToken"), "400 ExpiredToken; give new credentials"),
     "key": (Answer(403, "InvalidAccessKeyId"), "give valid credentials in REKINDLE_STORE_"),
     "signature": (Answer(403, "SignatureDoesNotMatch"), "give valid credentials in"),
     "denied": (Answer(403, "AccessDenied"), "give these credentials the right to"),

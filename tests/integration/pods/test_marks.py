@@ -239,7 +239,10 @@ def test_no_rights_on_nodes(
     config = cluster.kubeconfig_for(cluster.token_for("flows"), tmp_path / "config")
     own = load(str(config))
     known = hosts(own, tmp_path, IsolationMode.CORDON)
-    with pytest.raises(JobError, match=r"node-0 is isolated, but others may use it: .*no right to"):
+    with pytest.raises(
+        JobError,
+        match=r"node-0 is isolated for .*, but other pods may use it: .*not have the right to",
+    ):
         known.note(isolated())
     assert known.isolated() == ("node-0",)
     with pytest.raises(ForbiddenError):
@@ -250,7 +253,8 @@ def test_no_rights_on_nodes(
         assert end.value.code == status
     said = capsys.readouterr()
     assert (
-        "Rekindle cannot read the nodes of the cluster: we have no right to list nodes" in said.out
+        "cannot read the nodes of the cluster: Rekindle does not have the right to list nodes"
+        in said.out
     )
     assert "cannot find out whether it is cordoned or tainted" in said.err
     assert known.isolated() == ()

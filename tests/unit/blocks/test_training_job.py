@@ -38,7 +38,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             {"script": "a.py", "environment": {"A=B": "1"}},
             "cannot set the environment variable 'A=B'",
         ),
-        ({"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}}, "set by Rekindle itself"),
+        (
+            {"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}},
+            "Rekindle sets REKINDLE_JOB_ID",
+        ),
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
     ],
 )

@@ -122,7 +122,10 @@ def test_only_some_objects(store: DirectoryStore, checkpoints: Checkpoints) -> N
 def test_nothing_is_written_over(store: DirectoryStore, checkpoints: Checkpoints) -> None:
     """An export is refused where there is something, or no folder, before anything is read."""
     Path("out.pt").write_text("of the user's")
-    for out, said in (("out.pt", "there is something at"), ("no/out.pt", "there is no folder")):
+    for out, said in (
+        ("out.pt", "exists already"),
+        ("no/out.pt", "does not exist; create it first"),
+    ):
         done = checkpoints("export", "store", out, "--format", "torch")
         assert (done.status, done.out) == (2, "")
         assert said in done.err

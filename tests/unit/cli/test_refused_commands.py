@@ -42,7 +42,7 @@ RUN = [
     (["-r", "7", "train.py"], "--redirects '7'"),
     (["-m", "--no-python", "train"], "give one of them"),
     (["--nnodes", "2", "--node-rank", "2", "train.py"], "--node-rank 2: with"),
-    (["--coordinator", "127.0.0.1:1"], f"set {names.ENV_SECRET}"),
+    (["--coordinator", "127.0.0.1:1"], f"{names.ENV_SECRET} is not set"),
     (["--no-such-option", "train.py"], "--no-such-option"),
     (["--compute-factor", "1", "train.py"], "node check: compute_factor is 1.0; give above 1"),
     (["--fault-tables", "own.toml", "train.py"], "own.toml:4: "),
@@ -55,7 +55,7 @@ INJECT = [
     (["job", "--rank", "0", "--kind", "slow", "--seconds", "nan"], "--seconds nan: give 0 or more"),
 ]
 DIAGNOSE = [
-    (["empty"], "holds no records"),
+    (["empty"], "does not contain records"),
     (["nothing"], "neither a job on this machine nor a folder"),
     (["./none"], "neither a job on this machine nor a folder"),
 ]

@@ -126,8 +126,8 @@ class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     env: Annotated[
         bool | None,
         Meta(
-            description="Whether containers get MindCluster's variables. Empty: yes if MindCluster "
-            "recovers the job; so in the four fields below."
+            description="Whether containers get MindCluster's variables. Empty, also in the "
+            "four fields below: yes if MindCluster recovers the job."
         ),
     ] = None
     ports: Annotated[

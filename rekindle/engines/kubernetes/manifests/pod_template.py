@@ -205,7 +205,7 @@ def _refuse_our_names(patch: Manifest) -> None:
         for variable in env if isinstance(env, list) else ():
             name = variable.get("name") if isinstance(variable, dict) else None
             if isinstance(name, str) and name.startswith("REKINDLE_"):
-                raise UsageError(f"pod_overrides: {name} is set by Rekindle itself; leave it out")
+                raise UsageError(f"pod_overrides: Rekindle sets {name}; leave it out")
 
 
 def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
@@ -216,7 +216,7 @@ def _keep_our_labels(template: Manifest, patched: Manifest) -> None:
     kept = (patched.get("metadata") or {}).get("labels") or {}
     for key, value in template["metadata"]["labels"].items():
         if key.startswith(labels.PREFIX) and kept.get(key) != value:
-            raise UsageError(f"pod_overrides: label {key} is set by Rekindle itself; leave it out")
+            raise UsageError(f"pod_overrides: Rekindle sets the label {key}; leave it out")
 
 
 def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:

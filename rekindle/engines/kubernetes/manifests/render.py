@@ -131,11 +131,12 @@ def _patched(workload: Manifest, pods: KubernetesSettings) -> Manifest:
     for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):
         if _at(new, where) != _at(workload, where):
             raise UsageError(
-                f"overrides: {'.'.join(where)} cannot be changed: it is how the job is found again"
+                f"overrides: a patch must not change {'.'.join(where)}, because Rekindle uses it "
+                "to find the job"
             )
     for key, value in workload["metadata"]["labels"].items():
         if key.startswith(labels.PREFIX) and _at(new, ("metadata", "labels", key)) != value:
-            raise UsageError(f"overrides: label {key} is set by Rekindle itself; leave it out")
+            raise UsageError(f"overrides: Rekindle sets the label {key}; leave it out")
     return new
 
 

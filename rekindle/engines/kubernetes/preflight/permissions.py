@@ -39,7 +39,7 @@ NODES = Right(
     group="",
     resource="nodes",
     verbs=("get", "list", "watch", "patch"),
-    without="nodes cannot be cordoned or tainted; jobs keep off them by affinity all the same",
+    without="Rekindle cannot cordon or taint nodes, but jobs still avoid them by affinity",
     everywhere=True,
 )
 
@@ -48,7 +48,7 @@ PODS = Right(
     group="",
     resource="pods",
     verbs=("create",),
-    without="only the run shows whether quotas, limits and webhooks let them in",
+    without="only the run shows whether quotas, limits and webhooks admit them",
 )
 
 
@@ -87,13 +87,18 @@ def useful(kind: WorkloadKind) -> Iterator[Right]:
     """Yield the optional rights of the role."""
     gvk = adapter(kind).gvk
     for group, resource, verbs, without in (
-        (gvk.group, gvk.plural, ("list", "watch"), "workloads cannot be followed"),
-        ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
-        ("", "pods", ("get",), "a single pod cannot be looked at"),
-        ("", "pods/log", ("get",), "the output of pods cannot be read"),
-        ("", "events", ("list", "watch"), "the log does not say why pods are not let in"),
-        ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
-        ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
+        (gvk.group, gvk.plural, ("list", "watch"), "Rekindle cannot watch workloads"),
+        (
+            "",
+            "configmaps",
+            ("list", "watch", "patch"),
+            "Rekindle cannot list jobs, or switch their trace",
+        ),
+        ("", "pods", ("get",), "Rekindle cannot read a single pod"),
+        ("", "pods/log", ("get",), "Rekindle cannot read the output of pods"),
+        ("", "events", ("list", "watch"), "the log does not show why the cluster rejects pods"),
+        ("", "persistentvolumeclaims", ("get",), "the check cannot report a missing claim"),
+        ("", "serviceaccounts", ("get",), "the check cannot report a missing account"),
     ):
         yield Right(group=group, resource=resource, verbs=verbs, without=without)
 

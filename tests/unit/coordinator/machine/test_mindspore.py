@@ -71,7 +71,7 @@ def test_a_lost_rank_costs_all_processes() -> None:
     before = job.machine.job.store.serial
     job.exits(1, signal=SIGKILL, finished=1)
     assert strategies(job) == [Strategy.RESTART]
-    assert "no new process can join" in job.last(journal.Decided).reason
+    assert "a new process cannot join" in job.last(journal.Decided).reason
     assert job.phase is Phase.RESTARTING
     job.killed()
     assert job.told(p.HostStore)[0].serial == before + 1

@@ -46,7 +46,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     assert [(c.connection, c.message) for c in driver.sent(p.Bye)] == [(line, p.Bye(status=1))]
     fault = driver.last(journal.FaultSeen).fault
     assert (fault.kind, fault.node) == (FaultKind.NODE_LOST, 1)
-    assert "rank 1 has not ended within 30 s of SIGKILL" in fault.message
+    assert "rank 1 did not end within 30 s of SIGKILL" in fault.message
     assert driver.last(journal.Decided).strategy is Strategy.RECOVER
     assert driver.last(journal.NodeWanted).node == 1
     driver.nodes.pop(1)

@@ -74,7 +74,7 @@ def test_all_objects_are_printed_without_secrets(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name is given twice; keep one"),
+        (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name occurs twice; keep one"),
         (("image:", "imag:"), "job.yaml:9: kubernetes.imag: Extra inputs are not permitted"),
         (("nodes: 2", "nodes: 0"), "job.yaml:4: nodes: Input should be greater than or equal to 1"),
         (("nvidia.com/gpu", "gpu"), "job.yaml:10: kubernetes: device is 'gpu'; give a resource"),
@@ -85,18 +85,18 @@ def test_all_objects_are_printed_without_secrets(
         ),
         (("script: train.py", "scrip: train.py"), "job.yaml:2: scrip: Extra inputs"),
         (("kubernetes:", "other:"), "job.yaml: the field kubernetes is missing; describe"),
-        (("nodes: 2", "nodes: [2"), "is no YAML"),
+        (("nodes: 2", "nodes: [2"), "is not YAML"),
         (
             ("  device:", "  volumes:\n  - {name: a, mount: /a, claim: a}\n  - name: 3\n  device:"),
             "job.yaml:12: kubernetes.volumes.1.name: Input should be a valid string",
         ),
         (
             ("nodes: 2", "nodes: 2\ncheckpoint: {path: /ckpt, every: 5}"),
-            "job.yaml: kubernetes: checkpoints would go to /ckpt/charlm in each container",
+            "job.yaml: kubernetes: the job would write checkpoints to /ckpt/charlm in each",
         ),
         (
             ("  device: nvidia.com/gpu", "  pod_overrides: {spec: []}"),
-            "job.yaml: kubernetes: pod_overrides: the patch has a list at spec, where a map is",
+            "job.yaml: kubernetes: pod_overrides: the patch has a list at spec, but",
         ),
         (
             ("  device: nvidia.com/gpu", "  overrides: {spec: {completions: {}}}"),
