@@ -36,14 +36,14 @@ class Document:
             self.value: Any = None if node is None else self._value(node, ())
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
-            problem = f"is no YAML: character {error.character:#04x} is not allowed"
+            problem = f"is not YAML: character {error.character:#04x} is not allowed"
             raise self._wrong(line, problem) from error
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            problem = f"is no YAML: {error.problem or error.context}"
+            problem = f"is not YAML: {error.problem or error.context}"
             raise self._wrong(mark.line + 1 if mark else 0, problem) from error
         except RecursionError as error:
-            raise self._wrong(0, "is nested too deeply, or an alias holds itself") from error
+            raise self._wrong(0, "is nested too deeply, or an alias contains itself") from error
 
     def error(self, problem: object, place: Place = (), about: str = "") -> UsageError:
         """Make the error about a place, or about a key at it or below it that `about` names."""
@@ -65,7 +65,7 @@ class Document:
         self._count += 1
         if self._count > _MOST:
             raise self._wrong(
-                line, f"more than {_MOST} values, aliases written out; use fewer", place
+                line, f"has more than {_MOST} values, with aliases expanded; use fewer", place
             )
         match node:
             case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
@@ -80,7 +80,7 @@ class Document:
                     problem = f"{node.value[:_SHOWN]!r} cannot be read as a value: {error}"
                     raise self._wrong(line, problem, place) from error
         tag = node.tag.replace(_TAG, "!!")
-        raise self._wrong(line, f"the type {tag} is not known here; leave it out", place)
+        raise self._wrong(line, f"the type {tag} is unknown here; leave it out", place)
 
     def _element(self, node: yaml.Node, place: Place) -> Any:
         self._lines[place] = node.start_mark.line + 1
@@ -110,10 +110,10 @@ class Document:
             line = key.start_mark.line + 1
             if key.tag not in (f"{_TAG}str", _MERGE):
                 shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a key"
-                raise self._wrong(line, f"{shown} is no text: write it in quotes", place)
+                raise self._wrong(line, f"{shown} is not text; write it in quotes", place)
             name = _MERGE if key.tag == _MERGE else key.value
             if name in found:
-                raise self._wrong(line, f"{key.value} is given twice; keep one", place)
+                raise self._wrong(line, f"{key.value} occurs twice; keep one", place)
             found[name] = line, value
         return found
 

@@ -54,9 +54,11 @@ async def connect(
                     "install the same version of Rekindle on all machines of a job"
                 ) from error
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise JobError(f"{url} is no Rekindle coordinator: {error.message}") from error
+                raise JobError(
+                    f"the server at {url} is not a Rekindle coordinator: {error.message}"
+                ) from error
             if time.monotonic() > deadline:
-                raise JobError(f"the coordinator at {url} begins no attempt") from error
+                raise JobError(f"the coordinator at {url} does not begin an attempt") from error
             await asyncio.sleep(0.2)
         except aiohttp.ClientError as error:
             if await in_thread(is_over, directory.journal_file):

@@ -121,12 +121,17 @@ class ForkServer:
         """
         data = msgspec.msgpack.encode(order)
         if len(data) > MAX_ORDER:
-            raise RekindleError(f"environment and arguments have {len(data)} bytes, too many")
+            raise RekindleError(
+                f"environment and arguments have {len(data)} bytes; the fork server accepts at "
+                f"most {MAX_ORDER}"
+            )
         blank, self._reserve = self._reserve, None
         if blank is None or not _give(blank, data, fds):
             blank = await self._fork()
             if not _give(blank, data, fds):
-                raise RekindleError(f"process {blank.pid} ended before it had its order")
+                raise RekindleError(
+                    f"process {blank.pid} ended before the agent could send it its order"
+                )
         return blank
 
     async def keep_one_ready(self) -> None:
@@ -147,7 +152,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise RekindleError(f"the fork server is gone: {error}") from error
+                raise RekindleError(f"the fork server has ended: {error}") from error
         self._answers.append(answer)
         try:
             forked = await answer

@@ -178,7 +178,10 @@ class NodeCheckRunner:
         except CheckerError as error:
             answer = Checked(serial=order.serial, error=str(error), device=error.device)
         except (RekindleError, OSError) as error:
-            answer = Checked(serial=order.serial, error=f"a checker cannot be started: {error}")
+            answer = Checked(
+                serial=order.serial,
+                error=f"the agent cannot start a process for the node check: {error}",
+            )
         if answer.error:
             # The other checkers may still wait for the failed one, so all of them end. If the next
             # ones cannot start, their first task reports it.

@@ -167,14 +167,14 @@ class Stream:
             self._finish()
             return False
         if self._log.waiting > _MOST_WAITING and self._log.hangs:
-            self._log.lose("the file system takes no data")
+            self._log.lose("cannot be written, because the file system does not accept data")
         else:
             self._log.put(self._files, data)
         self._show(data)
         return True
 
     def _report_loss(self, why: str) -> None:
-        text = f"rekindle: log of {self._prefix.decode()} {why}; lines are lost\n"
+        text = f"rekindle: log of {self._prefix.decode()} {why}; lines of it are lost\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
 
@@ -227,7 +227,7 @@ class Output:
         try:
             return await asyncio.wait_for(opens, LOGS_S)
         except asyncio.TimeoutError:
-            text = f"log directory {directory}: the file system has not answered for {LOGS_S:g} s"
+            text = f"log directory {directory}: the file system did not answer within {LOGS_S:g} s"
             raise RekindleError(text) from None
 
     def streams(self, rank: int, logs: Logs) -> list[Stream]:
@@ -248,7 +248,7 @@ class Output:
         try:
             return await asyncio.wait_for(started(read), ERROR_S)
         except Exception as error:  # the agent must still report the end
-            text = f"rekindle agent: the error file of rank {rank} cannot be read: {error!r}"
+            text = f"rekindle agent: the agent cannot read the error file of rank {rank}: {error!r}"
             print(text, file=sys.stderr, flush=True)
             return None
 

@@ -138,7 +138,12 @@ class Agent:
                     self._line = await connect(session, url, self._directory, limit_s)
                     if await self._serve(self._line, orders):
                         return self.status
-                    print("rekindle agent: the coordinator is gone", file=sys.stderr, flush=True)
+                    print(
+                        "rekindle agent: the agent lost its connection to the coordinator, and "
+                        "connects again",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     limit_s = self.spec.policy.coordinator_timeout_s
         finally:
             for task in tasks:
@@ -220,7 +225,9 @@ class Agent:
                     case _:
                         orders.put_nowait((self._lines, message))
         if line.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
-            raise JobError("the coordinator takes what this agent says for no message of this job")
+            raise JobError(
+                "the coordinator rejected a message of this agent as invalid for this job"
+            )
         return False
 
     async def _handle_orders(self, orders: Orders) -> None:
@@ -320,7 +327,9 @@ async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over; return its exit status."""
     simulated_host = options.simulated_host
     if simulated_host is not None and read_condition(simulated_host).broken:
-        print(f"rekindle agent: {simulated_host.name} is broken", file=sys.stderr)
+        print(
+            f"rekindle agent: the simulated host {simulated_host.name} is faulty", file=sys.stderr
+        )
         return 1
     directory = JobDirectory(options.directory)
     spec = directory.spec()

@@ -133,15 +133,15 @@ class ProfilingFiles:
         due = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
-            with self._outliving("the switch cannot be looked at"):
+            with self._outliving("the agent cannot read the profiling switch"):
                 self.look()
-            with self._outliving("records cannot be read"):
+            with self._outliving("the agent cannot read the profiling records"):
                 news = await in_thread(self._read)
                 if news is not None:
                     self._send(news)
             if time.monotonic() >= due:
                 due = time.monotonic() + LOOK_S
-                with self._outliving("records cannot be looked through for old ones"):
+                with self._outliving("the agent cannot search for old profiling records"):
                     await in_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
 
     def look(self) -> None:
@@ -159,7 +159,7 @@ class ProfilingFiles:
         try:
             said = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
         except UNREADABLE as error:
-            why = f"{self._file} is not understood, and stays without effect: {error}"
+            why = f"the profiling switch {self._file} is invalid and has no effect: {error}"
             self._problems.report("switch", why)
             return
         if said != self._said:
@@ -179,4 +179,4 @@ class ProfilingFiles:
             self._problems.report(what, f"{what}: {error}")
         except Exception as error:
             stack = "\n" + "".join(traceback.format_exception(error))
-            self._problems.report(what, f"{what}, which is a bug of Rekindle: {error!r}", stack)
+            self._problems.report(what, f"{what}, because of a bug in Rekindle: {error!r}", stack)

@@ -70,7 +70,7 @@ class RankProcess:
         try:
             message = wire.decode_from_rank(data)
             if message.ranks_named != (self.rank,):
-                raise ProtocolError("it speaks for another rank")
+                raise ProtocolError("it sent a message for another rank")
         except ProtocolError as error:
             # A script that writes to our descriptor has broken its connection. The agent can only
             # end it.

@@ -390,7 +390,10 @@ class RankSupervisor:
         try:
             await asyncio.wait_for(self._all_gone(), names.KILLED_S)
         except asyncio.TimeoutError:
-            print(f"rekindle agent: ranks {sorted(self._ranks)} outlive SIGKILL", file=sys.stderr)
+            print(
+                f"rekindle agent: ranks {sorted(self._ranks)} did not end after SIGKILL",
+                file=sys.stderr,
+            )
         if self._store is not None:
             self._store.end()
         if self._fork_server is not None:

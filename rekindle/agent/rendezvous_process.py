@@ -96,7 +96,7 @@ class StoreProcess:
         if self._answered:
             self._send(protocol.StoreDown(serial=self._order.serial))
         else:
-            text = "the process of the ranks' store ended before it listened"
+            text = "the process of the ranks' store ended before it opened its port"
             self._send(protocol.StoreUp(serial=self._order.serial, port=0, error=text))
 
     def end(self) -> None:

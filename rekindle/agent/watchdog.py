@@ -167,7 +167,9 @@ class Watchdog:
             try:
                 self._look_around(time.monotonic())
             except Exception as error:
-                self._problems.report("watch", f"the ranks cannot be watched: {error!r}")
+                self._problems.report(
+                    "watch", f"the watchdog failed to check the progress of ranks: {error!r}"
+                )
 
     def _look_around(self, now: float) -> None:
         self.oom.look(now)
@@ -204,7 +206,9 @@ class Watchdog:
             of = {p.rank % self._per_node: p.pid for p in outside if p.pid in still}
             use = await device_tools.utilisations(of)
         except Exception as error:
-            self._problems.report("rest", f"it is not known what ranks do: {error!r}")
+            self._problems.report(
+                "rest", f"the watchdog cannot measure the activity of ranks: {error!r}"
+            )
             return
         if self._looked == looked:  # otherwise ranks have written their stacks since
             self._rested_at = now
@@ -218,7 +222,7 @@ class Watchdog:
         try:
             looks = await self._look()
         except Exception as error:
-            why = f"the ranks cannot be looked at: {error!r}"
+            why = f"the agent cannot inspect the ranks: {error!r}"
             self._problems.report("look", why)
         finally:
             self._close_looks -= 1

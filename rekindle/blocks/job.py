@@ -66,7 +66,7 @@ class TrainingJob(BaseModel):
     )
     framework: Literal["torch", "mindspore"] = Field(
         default="torch",
-        description="Framework of the script. It has to be installed where the ranks run.",
+        description="Framework of the script. Install it where the ranks run.",
     )
     nodes: Nodes = 1
     processes_per_node: ProcessesPerNode = 1
@@ -78,17 +78,19 @@ class TrainingJob(BaseModel):
     )
     working_directory: str = Field(
         default="",
-        description="Folder in which the ranks start. Empty: that of the flow's process.",
+        description=(
+            "Folder in which the ranks start. Empty: the working directory of the flow's process."
+        ),
     )
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
-        description="Where checkpoints go, and how often one is written.",
+        description="Where the job writes checkpoints, and how often.",
     )
     snapshot_every: int = Field(
         default=10,
         ge=0,
-        description="Steps between two snapshots of the training state in memory; 0: none. The "
-        "loss of a node costs at most this many steps.",
+        description="Steps between two snapshots of the training state in memory; 0: none. If a "
+        "node is lost, the job repeats at most this many steps.",
     )
     allow_injection: bool = Field(
         default=False,
@@ -135,9 +137,12 @@ class TrainingJob(BaseModel):
     def _environment_is_settable(cls, environment: dict[str, str]) -> dict[str, str]:
         for name, value in environment.items():
             if not _VARIABLE.fullmatch(name) or "\0" in value:
-                raise ValueError(f"{name!r} cannot be set: no = or null character is allowed")
+                raise ValueError(
+                    f"Rekindle cannot set the environment variable {name!r}: a name must not "
+                    "contain =, and a value must not contain a null character"
+                )
             if name.startswith("REKINDLE_"):
-                raise ValueError(f"{name} is set by Rekindle itself; leave it out")
+                raise ValueError(f"Rekindle sets {name}; leave it out")
         return environment
 
     @model_validator(mode="after")
@@ -226,7 +231,10 @@ class TrainingJob(BaseModel):
         for name in ("working_directory", "fault_tables"):
             path = getattr(self, name)
             if path.startswith("~"):
-                raise UsageError(f"{name} is {path}: in an image nobody's home is known; write it")
+                raise UsageError(
+                    f"{name} is {path}; Rekindle does not know the home directory in the image, "
+                    "so give an absolute path"
+                )
         if not self.working_directory.startswith("/"):
             raise UsageError(
                 f"working_directory is {self.working_directory!r}; give an absolute path in the "

@@ -27,7 +27,7 @@ class NodeCheck(BaseModel):
     )
     exclude_straggler: bool = Field(
         default=False,
-        description="Whether the job isolates a slow node, too.",
+        description="Whether the job also isolates a slow node.",
     )
     compute_factor: float = field_of(NodeCheckLimits, "compute_factor")
     link_factor: float = field_of(NodeCheckLimits, "link_factor")
@@ -66,7 +66,7 @@ Spares = Annotated[
     int,
     Field(
         ge=0,
-        description="Spare nodes, each ready to replace a lost node at once.",
+        description="Spare nodes, each ready to replace a lost node immediately.",
     ),
 ]
 
@@ -81,9 +81,10 @@ class CheckpointDirectory(BaseModel):
 
     path: str = Field(
         default="",
-        description="Folder for checkpoints, best on storage that all nodes share, relative to the "
-        "working directory; or s3://bucket/prefix?endpoint=https://host:port. Each job has a place "
-        "of its own below it. Empty: a folder in the job's own directory.",
+        description="Folder for checkpoints, best on storage that all nodes share, relative to "
+        "the working directory; or s3://bucket/prefix?endpoint=https://host:port. "
+        "Each job has its own folder below it. Empty: a folder in the job's own "
+        "directory.",
     )
     every: int = Field(
         default=0,

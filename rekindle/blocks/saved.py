@@ -48,18 +48,18 @@ class SavedStore(Block):
 
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
-        description="Where checkpoints go, and how often one is written.",
+        description="Where the job writes checkpoints, and how often.",
     )
     access_key_id: SecretStr = Field(
         default=SecretStr(""),
-        description="Access key of an object store. Empty: the client looks for one itself "
-        "(environment, profile, the machine's role).",
+        description="Access key of an object store. Empty: the client uses the key of the "
+        "environment, the profile or the machine's role.",
     )
     secret_access_key: SecretStr = Field(
-        default=SecretStr(""), description="The secret that belongs to the access key."
+        default=SecretStr(""), description="Secret of the access key."
     )
     session_token: SecretStr = Field(
-        default=SecretStr(""), description="The token that belongs to a temporary access key."
+        default=SecretStr(""), description="Session token of a temporary access key."
     )
 
     def credentials(self) -> dict[str, str]:

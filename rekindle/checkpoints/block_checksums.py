@@ -98,8 +98,8 @@ def check_range(entry: FileEntry, begin: int, count: int) -> None:
     """Raise CheckpointError unless the file has these bytes."""
     if begin < 0 or begin + count > entry.bytes:
         raise CheckpointError(
-            f"{entry.name} has {entry.bytes} bytes: "
-            f"{count} bytes from byte {begin} on cannot be read of it"
+            f"{entry.name} has {entry.bytes} bytes, so it does not have {count} bytes at byte "
+            f"{begin}"
         )
 
 
@@ -132,5 +132,5 @@ def _check(entry: FileEntry, span: Span, data: memoryview) -> None:
     if actual != written:
         raise CorruptError(
             f"checksum of {entry.name} differs: its bytes {span.begin} to {span.end} have "
-            f"{actual}, the manifest says {written}"
+            f"{actual}, the manifest has {written}"
         )

@@ -19,7 +19,7 @@ from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
 # Matches only the form that name_of() writes, so that a step and generation have one path.
 _NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
 
-UNFINISHED: Final = "no manifest: the write was not finished"
+UNFINISHED: Final = "there is no manifest, because the write did not finish"
 
 # A checkpoint's step and generation. A higher key is newer.
 Key = tuple[int, int]
@@ -69,8 +69,8 @@ def manifest_of(key: Key | None, data: bytes) -> Manifest:
     manifest = manifests.decode(data)
     if key != (manifest.step, manifest.generation):
         raise CorruptError(
-            f"the manifest is of step {manifest.step}, generation {manifest.generation}, "
-            "not of this place"
+            f"the manifest belongs to step {manifest.step}, generation {manifest.generation}; "
+            "this location belongs to another checkpoint"
         )
     return manifest
 

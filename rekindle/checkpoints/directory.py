@@ -162,7 +162,7 @@ class DirectoryStore:
         """
         path = self._place((manifest.step, manifest.generation))
         if not manifest.files:
-            raise CheckpointError(f"cannot commit {path}: the manifest names no file")
+            raise CheckpointError(f"cannot commit {path}: the manifest does not list a file")
         with explained("commit", path):
             make_directories(self.root)
             with locked(self.root):

@@ -26,11 +26,11 @@ _REMEDIES = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints",
     errno.EDQUOT: "free some space within the quota, or keep fewer checkpoints",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f), or use another file system",
-    errno.EACCES: "give this user the right to it, or choose another directory",
-    errno.EPERM: "give this user the right to it, or choose another directory",
+    errno.EACCES: "give this user access to it, or choose another directory",
+    errno.EPERM: "give this user access to it, or choose another directory",
     errno.EROFS: "mount it writable, or choose another directory",
     errno.ENOTDIR: "choose a directory, not a file",
-    errno.EEXIST: "move what is there out of the way, or choose another directory",
+    errno.EEXIST: "move the existing file away, or choose another directory",
     errno.EIO: "check the disk or the network storage",
 }
 
@@ -149,8 +149,8 @@ def check_in_place(descriptor: int, path: Path) -> None:
         if os.path.samestat(os.fstat(descriptor), path.lstat()):
             return
     raise CheckpointError(
-        f"{path} was removed or replaced while it was written: "
-        "a newer checkpoint was committed, or another process wrote the same file"
+        f"another process removed or replaced {path} during the write: it committed a newer "
+        "checkpoint, or wrote the same file"
     )
 
 
@@ -170,7 +170,7 @@ def check_size(path: Path, entry: FileEntry) -> None:
     status = _plain(path)
     if status.st_size != entry.bytes:
         raise CorruptError(
-            f"{entry.name} has {status.st_size} bytes, the manifest says {entry.bytes}"
+            f"{entry.name} has {status.st_size} bytes, the manifest has {entry.bytes}"
         )
 
 

@@ -101,8 +101,8 @@ def plan_layout(
     names = {spec.name for spec in planned}
     if len(names) < len(planned) or _METADATA in names:
         raise CheckpointError(
-            f"{len(planned)} tensors have {len(names)} names; give each its own, "
-            f"and none {_METADATA!r}"
+            f"{len(planned)} tensors have {len(names)} different names; give each tensor its own "
+            f"name, and do not use {_METADATA!r}"
         )
     planned.sort(key=lambda spec: -DTYPE_BITS[spec.dtype])
     specs, offset = [], 0
@@ -127,7 +127,7 @@ def write_header(layout: FileLayout, metadata: Mapping[str, str], buffer: memory
     """
     if buffer.nbytes < layout.total_bytes:
         raise CheckpointError(
-            f"the buffer has {buffer.nbytes} bytes, the layout needs {layout.total_bytes}"
+            f"the buffer has {buffer.nbytes} bytes, but the layout needs {layout.total_bytes}"
         )
     buffer.cast("B")[: layout.header_bytes] = encode_header(layout, metadata)
 
@@ -141,8 +141,8 @@ def encode_header(layout: FileLayout, metadata: Mapping[str, str]) -> bytes:
     room = layout.header_bytes - _PREFIX.size
     if len(text) > room:
         raise CheckpointError(
-            f"the metadata is {len(text) - room} bytes longer than the room left for it: "
-            "plan the layout with a larger metadata_room"
+            f"the metadata is {len(text) - room} bytes longer than the space for it; plan the "
+            "layout with a larger metadata_room"
         )
     return _PREFIX.pack(room) + text.ljust(room)
 
@@ -162,7 +162,9 @@ def read_header(buffer: Bytes, total: int | None = None) -> Header:
         metadata = msgspec.json.decode(raw, type=dict[str, str])
         specs = [_read_spec(name, entry) for name, entry in entries.items()]
     except _JSON_ERRORS as error:
-        raise CorruptError(f"the header is not that of a safetensors file: {error}") from error
+        raise CorruptError(
+            f"the file does not have the header of a safetensors file: {error}"
+        ) from error
     specs.sort(key=lambda spec: (spec.begin, spec.end))
     data_begin = _PREFIX.size + len(text)
     _check_gapless(specs, total - data_begin)
@@ -226,20 +228,20 @@ def _measure(name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
     try:
         return TensorSpec(name, dtype, shape, 0, _tensor_bytes(dtype, shape))
     except ValueError as error:
-        raise CheckpointError(f"tensor {name!r} cannot be stored: {error}") from error
+        raise CheckpointError(f"Rekindle cannot store tensor {name!r}: {error}") from error
 
 
 def _tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of a tensor. Raises ValueError: no file can hold it."""
     if dtype not in DTYPE_BITS:
-        raise ValueError(f"dtype {dtype!r} is none of {', '.join(sorted(DTYPE_BITS))}")
+        raise ValueError(f"dtype {dtype!r} is unknown; use one of {', '.join(sorted(DTYPE_BITS))}")
     elements = 1
     for extent in shape:
         elements *= extent
         # Checked in the loop, because the product of a hostile shape would take too long to
         # compute.
         if extent < 0 or elements >= 2**64:
-            raise ValueError(f"{extent} is an impossible extent in its shape")
+            raise ValueError(f"its shape contains the invalid extent {extent}")
     bits = elements * DTYPE_BITS[dtype]
     if bits % 8:
         raise ValueError(f"{elements} elements of {dtype} do not fill whole bytes")
@@ -261,7 +263,9 @@ def _header_text(view: memoryview) -> bytes:
         raise CorruptError(f"{len(view)} bytes cannot hold a safetensors header")
     (length,) = _PREFIX.unpack_from(view)
     if length > min(_MAX_JSON, len(view) - _PREFIX.size):
-        raise CorruptError(f"the header claims {length} bytes, the whole file has {len(view)}")
+        raise CorruptError(
+            f"the header length is {length} bytes, but the whole file has {len(view)}"
+        )
     return bytes(view[_PREFIX.size : _PREFIX.size + length])
 
 
@@ -275,7 +279,8 @@ def _read_spec(name: str, raw: msgspec.Raw) -> TensorSpec:
         raise ValueError(f"tensor {name!r}: {error}") from error
     if end - begin != expected:
         raise ValueError(
-            f"tensor {name!r} has bytes {begin} to {end}, its dtype and shape need {expected}"
+            f"tensor {name!r} has bytes {begin} to {end}, but its dtype and shape need "
+            f"{expected} bytes"
         )
     return TensorSpec(name, entry.dtype, entry.shape, begin, end)
 
@@ -286,9 +291,11 @@ def _check_gapless(specs: Iterable[TensorSpec], data_bytes: int) -> None:
     for spec in specs:
         if spec.begin != reached:
             raise CorruptError(
-                f"tensor {spec.name!r} begins at byte {spec.begin} of the data, "
-                f"the tensors before it end at {reached}"
+                f"tensor {spec.name!r} begins at byte {spec.begin} of the data, but the tensors "
+                f"before it end at {reached}"
             )
         reached = spec.end
     if reached != data_bytes:
-        raise CorruptError(f"the tensors need {reached} bytes of data, there are {data_bytes}")
+        raise CorruptError(
+            f"the tensors need {reached} bytes of data, but the file has {data_bytes}"
+        )

@@ -89,8 +89,8 @@ def _no_location(text: str) -> str:
         return "the path of a store of checkpoints has a NUL character"
     shown = "" if re.search(r"[:@]", text) else f" {text.partition('?')[0]!r}"
     return (
-        f"the location{shown} is neither an absolute path nor s3://bucket/prefix: a path that is "
-        "relative to a folder is accepted by commands, job files and forms alone"
+        f"the location{shown} is neither an absolute path nor s3://bucket/prefix: only commands, "
+        "job files and forms accept a relative path"
     )
 
 
@@ -99,14 +99,14 @@ def _parse_s3(location: str) -> S3Location:
     bucket, _, prefix = name.partition("/")
     if "@" in bucket or not _BUCKET.fullmatch(bucket):
         raise UsageError(
-            "no bucket can have the name after s3://; write s3://bucket/prefix, "
+            "the text after s3:// is not a valid name of a bucket; write s3://bucket/prefix, "
             "and give the credentials in the environment"
         )
     prefix = prefix.rstrip("/")
     if prefix and not all(_SEGMENT.fullmatch(segment) for segment in prefix.split("/")):
         raise UsageError(
-            f"the prefix {prefix!r} of bucket {bucket!r} cannot be used: "
-            "take letters, digits and !_.*'()=@+,:- in it, with single slashes between"
+            f"the prefix {prefix!r} of bucket {bucket!r} is invalid; use letters, digits and "
+            "!_.*'()=@+,:- with single slashes between them"
         )
     settings = _settings(query)
     addressing = settings.get("addressing", "auto")
@@ -114,7 +114,7 @@ def _parse_s3(location: str) -> S3Location:
         raise UsageError(f"addressing is one of {', '.join(_ADDRESSINGS)}, not {addressing!r}")
     region = settings.get("region")
     if region is not None and not _REGION.fullmatch(region):
-        raise UsageError(f"no region can have the name {region!r}")
+        raise UsageError(f"{region!r} is not a valid name of a region")
     return S3Location(
         bucket=bucket,
         prefix=prefix,
@@ -131,8 +131,8 @@ def _settings(query: str) -> dict[str, str]:
     wrong = sorted(set(names).difference(_SETTINGS))
     if wrong or len(names) > len(set(names)):
         raise UsageError(
-            f"after the ? of a location come {', '.join(_SETTINGS)}, each once, and no secret; "
-            f"it has {', '.join(wrong or names)}"
+            f"a location may have {', '.join(_SETTINGS)} after the ?, each once, and must not "
+            f"have a secret; this one has {', '.join(wrong or names)}"
         )
     return dict(pairs)
 
@@ -157,7 +157,8 @@ def _verify(text: str) -> bool | str:
         return text == "true"
     if not text.startswith("/"):
         raise UsageError(
-            f"verify is true, false or the absolute path of a file of authorities, not {text!r}"
+            f"verify is {text!r}; give true, false or the absolute path of a file with "
+            "certificate authorities"
         )
     return text
 

@@ -123,11 +123,11 @@ def encode(manifest: Manifest) -> bytes:
         data = msgspec.json.encode(_Envelope(checksum([text]), msgspec.Raw(text)))
         read_back = decode(data)
     except (CorruptError, TypeError, *_JSON_ERRORS) as error:
-        raise CheckpointError(f"the manifest cannot be written: {error}") from error
+        raise CheckpointError(f"Rekindle cannot write the manifest: {error}") from error
     if read_back != manifest:
         raise CheckpointError(
-            "the data position would not be read back as it is: "
-            "use only what JSON keeps (lists, not tuples; keys that are text; no NaN)"
+            "JSON cannot represent the data position exactly; use lists instead of tuples, text "
+            "as keys, and no NaN"
         )
     return data
 
@@ -151,18 +151,18 @@ def decode(data: bytes) -> Manifest:
     NewerFormatError: a later version of Rekindle wrote them.
     """
     if not data:
-        raise CorruptError("the manifest is empty: the write was not finished")
+        raise CorruptError("the manifest is empty, because the write did not finish")
     envelope = _decode(data, _Envelope)
     actual = checksum([bytes(envelope.manifest)])
     if actual != envelope.checksum:
         raise CorruptError(
-            f"the manifest's text has checksum {actual}, it says {envelope.checksum}"
+            f"the manifest's text has checksum {actual}, but the manifest has {envelope.checksum}"
         )
     version = _decode(envelope.manifest, _Version).format
     if version != FORMAT:
         raise (NewerFormatError if version > FORMAT else CorruptError)(
-            f"the manifest has format {version}, this Rekindle reads {FORMAT}: "
-            "use the version of Rekindle that wrote it, or a later one"
+            f"the manifest has format {version}, but this version of Rekindle reads {FORMAT}; "
+            "use the version that wrote it, or a later one"
         )
     manifest = _decode(envelope.manifest, Manifest)
     _check_files(manifest)
@@ -173,7 +173,7 @@ def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except _JSON_ERRORS as error:
-        raise CorruptError(f"the manifest is torn or was never one: {error}") from error
+        raise CorruptError(f"the file is incomplete or is not a manifest: {error}") from error
 
 
 def _check_files(manifest: Manifest) -> None:
@@ -182,11 +182,13 @@ def _check_files(manifest: Manifest) -> None:
     for entry in manifest.files:
         for name, seen in ((entry.name, names), (entry.file, files)):
             if not _FILE_NAME.fullmatch(name):
-                raise CorruptError(f"the manifest names a file {name!r}, which is not allowed")
+                raise CorruptError(
+                    f"the manifest lists the file name {name!r}, which is not allowed"
+                )
             if name in seen:
-                raise CorruptError(f"the manifest names the file {name!r} twice")
+                raise CorruptError(f"the manifest lists the file {name!r} twice")
             seen.add(name)
         if entry.blocks and len(entry.blocks) * entry.block_bytes - entry.bytes not in range(
             entry.block_bytes
         ):
-            raise CorruptError(f"the blocks that the manifest names of {entry.name!r} are not all")
+            raise CorruptError(f"the manifest does not list all blocks of {entry.name!r}")

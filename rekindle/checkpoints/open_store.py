@@ -126,5 +126,5 @@ def check_location(location: str) -> None:
     if isinstance(where, Path):
         there = next(each for each in (where, *where.parents) if each.exists())
         if not there.is_dir():
-            below = "" if there == where else f" is to lie below {there}, which"
+            below = "" if there == where else f" is below {there}, which"
             raise UsageError(f"checkpoint directory {where}{below} is a file")

@@ -70,7 +70,9 @@ def pin_of(marker: str) -> Pin | None:
 def check_name(name: str) -> str:
     """Return the name of a pin. Raises CheckpointError: the name is not valid."""
     if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{name!r} is no name of a pin: use 1 to 100 of A-Z a-z 0-9 _ -")
+        raise CheckpointError(
+            f"{name!r} is not a valid name of a pin; use 1 to 100 of A-Z a-z 0-9 _ -"
+        )
     return name
 
 

@@ -47,7 +47,9 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
     finite.
     """
     if not all(map(math.isfinite, latest.metrics.values())):
-        raise CheckpointError(f"metrics that are not finite cannot be told: {latest.metrics}")
+        raise CheckpointError(
+            f"Rekindle cannot publish a metric that is not finite: {latest.metrics}"
+        )
     pointer = open_pointer(to, LATEST_FILE, environment)
     data = msgspec.json.format(msgspec.json.encode(latest), indent=2)
     for _ in range(_TRIES):
@@ -56,7 +58,7 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
             return False
         if old == data or pointer.replace(data, old):
             return True
-    raise CheckpointError(f"{pointer.location} is replaced all the time by others; try again")
+    raise CheckpointError(f"other processes replaced {pointer.location} during each try; try again")
 
 
 def read_latest(at: str, environment: Mapping[str, str] = os.environ) -> Latest | None:
@@ -73,7 +75,7 @@ def _decode(data: bytes, location: str) -> Latest:
     try:
         return msgspec.json.decode(data, type=Latest)
     except msgspec.MsgspecError as error:
-        raise CorruptError(f"{location} is damaged, remove it: {error}") from error
+        raise CorruptError(f"{location} is damaged; remove it ({error})") from error
 
 
 _REFERENCE = re.compile(r".+#xxh3_128:[0-9a-f]{32}")
@@ -137,11 +139,13 @@ def resolve(reference: str, environment: Mapping[str, str] = os.environ) -> Chec
     where, name = above(location)
     key = key_of(name)
     if not is_reference(reference) or key is None:
-        raise UsageError(f"{reference!r} is no reference of a published checkpoint")
+        raise UsageError(f"{reference!r} is not a reference of a published checkpoint")
     checkpoint = open_store(where, environment).find(*key)
     if checkpoint is None:
-        raise CheckpointError(f"{location} is not there, or not complete")
+        raise CheckpointError(f"there is no complete checkpoint at {location}")
     found = identity(checkpoint.manifest)
     if found != digest:
-        raise CorruptError(f"{location} is not what was published: it is {found}, not {digest}")
+        raise CorruptError(
+            f"{location} has changed since it was published: its checksum is {found}, not {digest}"
+        )
     return checkpoint

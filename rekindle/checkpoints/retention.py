@@ -25,7 +25,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     last: Annotated[
-        int, Meta(ge=0, description="How many of the newest checkpoints to keep; 0: no such rule.")
+        int, Meta(ge=0, description="Number of newest checkpoints to keep; 0: no such rule.")
     ] = 0
     every_steps: Annotated[
         int,
@@ -39,30 +39,33 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int,
         Meta(
             ge=0,
-            description="How many checkpoints with the best value of the metric to keep; 0: no "
+            description="Number of checkpoints with the best value of the metric to keep; 0: no "
             "such rule.",
         ),
     ] = 0
     metric: Annotated[
         str,
         Meta(
-            description="Name under which the training script logs the metric, in the step of the "
+            description="Name of the metric that the training script logs in the step of the "
             "checkpoint."
         ),
     ] = ""
     highest: Annotated[
-        bool, Meta(description="Whether its highest value is the best, not its lowest.")
+        bool, Meta(description="Whether the highest value is the best; otherwise the lowest is.")
     ] = False
     hours: Annotated[
         float,
-        Meta(ge=0, description="Keep checkpoints that are not older than this; 0: no such rule."),
+        Meta(
+            ge=0,
+            description="Keep checkpoints that are at most this many hours old; 0: no such rule.",
+        ),
     ] = 0.0
 
     def __post_init__(self) -> None:
         """Check the rules. Raises ValueError: one is out of limits, or lacks best or metric."""
         check_limits(self, "retention")
         if bool(self.best) != bool(self.metric):
-            raise ValueError("retention: best and metric go together: how many, and by what")
+            raise ValueError("retention: best and metric belong together; set both, or neither")
 
     @property
     def keeps_all(self) -> bool:

@@ -218,8 +218,8 @@ def existing(location: str, there: Manifest, job_id: str) -> Written:
     """Return the checkpoint that existed. Raises CheckpointError: it belongs to another job."""
     if there.job_id != job_id:
         raise CheckpointError(
-            f"{location} is a checkpoint of job {there.job_id!r}: "
-            f"give job {job_id!r} a place of its own"
+            f"{location} is a checkpoint of job {there.job_id!r}; use another location for job "
+            f"{job_id!r}"
         )
     return Written(location, bytes_of(there), existed=True)
 

@@ -66,7 +66,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
     except CheckpointError as error:
         return Damage(entry.name, UNREADABLE, str(error))
     if more:
-        return Damage(entry.name, "too long", f"it goes on after its {entry.bytes} bytes")
+        return Damage(entry.name, "too long", f"it has more than {entry.bytes} bytes")
     damaged = _damaged(entry, sums.sums())
     if not damaged:
         return None
@@ -116,7 +116,7 @@ def _concerned(entry: FileEntry, beginning: Bytes, damaged: Sequence[Range]) -> 
     found = ["the header"] if any(begin < header.data_begin for begin, _ in damaged) else []
     found += [f"tensor {name}" for name in _tensors_in(header, damaged)]
     if not found:
-        return ": no tensor is concerned"
+        return ": outside of all tensors"
     more = f" and {len(found) - 3} more of {len(header.specs)} tensors" if len(found) > 3 else ""
     return f": {', '.join(found[:3])}{more}"
 
@@ -145,8 +145,8 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
         existing(there.location, there.manifest, manifest.job_id)
         if identity(there.manifest) != identity(manifest):
             raise CheckpointError(
-                f"{there.location} is another checkpoint of the same step and generation than "
-                f"{checkpoint.location}: copy to another place"
+                f"{there.location} has the same step and generation as {checkpoint.location}, "
+                "but other content; copy to another location"
             )
     # Each store has its own names for the objects of a file.
     files = [msgspec.structs.replace(entry, stored="") for entry in manifest.files]
@@ -159,8 +159,8 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
         files[index] = written = to.write_part(*place, entry.name, part)
         if (written.bytes, written.checksum) != (entry.bytes, entry.checksum):
             raise CorruptError(
-                f"{entry.name} of {checkpoint.location} has changed while it was copied; "
-                "nothing was committed"
+                f"{entry.name} of {checkpoint.location} changed during the copy; Rekindle did "
+                "not commit the copy"
             )
     return to.commit(msgspec.structs.replace(manifest, files=tuple(files)))
 

@@ -34,7 +34,7 @@ def pin(options: argparse.Namespace) -> None:
     """Protect the newest complete checkpoint of a step against pruning."""
     check_name(options.name)
     if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
-        raise UsageError(f"--hours {options.hours}: give a number above 0, {MOST_HOURS} at most")
+        raise UsageError(f"--hours {options.hours}: give a number above 0 and at most {MOST_HOURS}")
     store = open_at(options.store, exists=True)
     seen = of_steps(store.survey(), [options.step], store)
     for each in seen:
@@ -51,8 +51,8 @@ def pin(options: argparse.Namespace) -> None:
                 end = "until it is unpinned" if until is None else f"until {clock(until)}"
                 print(f"{each.location}: pinned {end} ({options.name})")
                 return
-    reason = seen[0].reason or "it was pruned meanwhile"
-    raise CheckpointError(f"{seen[0].location} cannot be pinned: {reason}")
+    reason = seen[0].reason or "another process pruned it"
+    raise CheckpointError(f"Rekindle cannot pin {seen[0].location}: {reason}")
 
 
 def unpin(options: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def unpin(options: argparse.Namespace) -> None:
     ]
     if not found:
         raise UsageError(
-            f"{store.location}: step {options.step} has no pin of the name {options.name!r}"
+            f"{store.location}: step {options.step} has no pin with the name {options.name!r}"
         )
     for each in found:
         store.unpin(each)
@@ -93,18 +93,20 @@ def import_state(options: argparse.Namespace) -> None:
     check_job_id(options.job_id)
     source = Path(options.source).absolute()
     if not source.exists():
-        raise UsageError(f"there is no file or folder {source}")
+        raise UsageError(f"the file or folder {source} does not exist")
     store = open_at(options.store, exists=False)
     take = dict(_pair("--take", each) for each in options.take)
     add = {name: _json(name, text) for name, text in (_pair("--add", e) for e in options.add)}
     imported = importing.read_source(source, take=take, add=add, device=options.device)
     step = imported.step if options.step is None else options.step
     if step is None or step < 0:
-        raise UsageError(f"{source} does not tell how many steps are finished: say --step N")
+        raise UsageError(
+            f"{source} does not contain the number of finished steps; give it with --step N"
+        )
     written = importing.write(imported, store, job_id=options.job_id, step=step)
     if imported.left_out:
         print(f"rekindle: left out: {', '.join(imported.left_out)}", file=sys.stderr)
-    verb = "was there already" if written.existed else "imported"
+    verb = "existed already" if written.existed else "imported"
     names = ", ".join(imported.tree)
     print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
 
@@ -120,7 +122,7 @@ def _json(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.MsgspecError as error:
-        raise UsageError(f"--add {name}={text}: that is no JSON: {error}") from error
+        raise UsageError(f"--add {name}={text}: the value is not JSON ({error})") from error
 
 
 _INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
@@ -131,7 +133,7 @@ def run(options: argparse.Namespace) -> int | None:
     try:
         return _ACTIONS[options.action](options)
     except KeyboardInterrupt:
-        print("\nrekindle: interrupted; nothing was left half valid", file=sys.stderr)
+        print("\nrekindle: interrupted; the command left no incomplete checkpoint", file=sys.stderr)
         return _INTERRUPTED
 
 
@@ -194,13 +196,13 @@ def _copy(options: argparse.Namespace) -> None:
         step, total = checkpoint.manifest.step, _bytes([checkpoint])
         with progress(f"copy step {step}", total) as told:
             written = copy(checkpoint, target, told)
-    verb = "was there already" if written.existed else "copied"
+    verb = "existed already" if written.existed else "copied"
     print(f"step {step}, {size(total)}: {verb}: {written.location}")
 
 
 def _prune(options: argparse.Namespace) -> None:
     if options.keep < 1:
-        raise UsageError(f"--keep {options.keep}: at least 1 checkpoint must be kept")
+        raise UsageError(f"--keep {options.keep}: give at least 1")
     store = open_at(options.store, exists=True)
     seen = store.survey()
     keep = Retention(last=options.keep)
@@ -212,10 +214,20 @@ def _prune(options: argparse.Namespace) -> None:
     ]
     if rows:
         table(
-            ("step", "generation", "when", "size", "would go" if options.dry_run else "gone"), rows
+            (
+                "step",
+                "generation",
+                "when",
+                "size",
+                "would be removed" if options.dry_run else "removed",
+            ),
+            rows,
         )
     else:
-        print(f"nothing goes: the newest valid ones ({options.keep}) and what is newer stay")
+        print(
+            "there is nothing to remove: the store keeps the newest valid checkpoints "
+            f"({options.keep}) and all newer ones"
+        )
 
 
 def _would_go(
@@ -314,12 +326,12 @@ def open_at(text: str, *, exists: bool) -> CheckpointStore:
     job = JobDirectory(job_directory(text)) if "/" not in text and text not in (".", "..") else None
     if job is not None and job.path.is_dir():
         if path.exists():
-            raise UsageError(f"{text!r} is a job and a folder: write ./{text}, or {job.path}")
+            raise UsageError(f"{text!r} is a job and a folder; write ./{text}, or {job.path}")
         return open_store(job.spec().checkpoint_store, os.environ | job.spec().environment)
     if exists and not path.is_dir():
         raise UsageError(f"there is no folder {path}, and no job {text!r} on this machine")
     if key_of(path.name):
-        raise UsageError(f"{path} is one checkpoint: give the folder that it is in, and --step")
+        raise UsageError(f"{path} is one checkpoint; give the folder of the store, and --step")
     return open_store(str(path))
 
 
@@ -332,7 +344,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
     """
     if is_reference(source):
         if step is not None:
-            raise UsageError(f"{source} is one checkpoint: leave --step out")
+            raise UsageError(f"{source} is one checkpoint; leave out --step")
         published = resolve(source)
         _check(published)
         yield published
@@ -351,7 +363,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
                 passed.append(str(error))
                 continue
             for each in passed:
-                print(f"rekindle: passed over {each}", file=sys.stderr)
+                print(f"rekindle: skipped {each}", file=sys.stderr)
             yield checkpoint
             return
     which = "" if step is None else f" of step {step}"

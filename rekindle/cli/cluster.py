@@ -96,7 +96,7 @@ def _print(rows: list[Row], found: Mapping[str, Object], unseen: str) -> None:
         if why:
             print(f"{row.host}: {why}")
     if unseen:
-        print(f"The nodes themselves cannot be looked at: {unseen}")
+        print(f"Rekindle cannot read the nodes of the cluster: {unseen}")
 
 
 def _isolation(row: Row) -> tuple[str, float]:
@@ -112,8 +112,8 @@ def _in_the_cluster(row: Row, node: Object | None) -> str:
     if node is None:
         return "no such node"
     if row.mark is None:
-        return "cordoned by somebody else" if node["spec"].get("unschedulable") else "-"
-    return row.mark.done if holds(node, row.mark) else f"not {row.mark.done} any more"
+        return "cordoned, but not by Rekindle" if node["spec"].get("unschedulable") else "-"
+    return row.mark.done if holds(node, row.mark) else f"no longer {row.mark.done}"
 
 
 def release_node(options: argparse.Namespace) -> None:
@@ -133,13 +133,15 @@ def release_node(options: argparse.Namespace) -> None:
             if not is_known:
                 raise
             raise JobError(
-                f"jobs of this namespace may use {host} again; whether it is cordoned or tainted "
-                f"is not known: {error}"
+                f"jobs of this namespace may use {host} again, but Rekindle cannot find out "
+                f"whether it is cordoned or tainted: {error}"
             ) from error
     mark = mark_on(node) if node is not None else None
     if not is_known and mark is None:
-        raise UsageError(f"nothing is known of a node {host!r}; see rekindle nodes")
-    print(f"{host} may be used again{_left(mark, namespace)}")
+        raise UsageError(
+            f"there is no record of a node {host!r}; rekindle nodes lists the known nodes"
+        )
+    print(f"jobs may use {host} again{_left(mark, namespace)}")
 
 
 def _left(mark: IsolationMark | None, namespace: str) -> str:
@@ -148,10 +150,10 @@ def _left(mark: IsolationMark | None, namespace: str) -> str:
         return ""
     if mark.namespace not in ("", namespace):
         return (
-            f" by jobs of this namespace; it is {mark.done} because of job {mark.by}: "
-            f"rekindle release-node --namespace {mark.namespace}"
+            f" in this namespace; it is still {mark.done} because of job {mark.by}: run rekindle "
+            f"release-node --namespace {mark.namespace}"
         )
-    return "" if mark.ours else f" by jobs; it stays {mark.done}"
+    return "" if mark.ours else f"; it is still {mark.done}"
 
 
 def trace(options: argparse.Namespace) -> None:
@@ -177,7 +179,10 @@ def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switc
         except RekindleError as error:
             if options.clusterd:
                 raise
-            print(f"rekindle: {error}; its ConfigMap is written instead", file=sys.stderr)
+            print(
+                f"rekindle: {error}; the command writes the ConfigMap of the job instead",
+                file=sys.stderr,
+            )
     clusterd.switch_trace(api, namespace, options.job, wanted)
 
 

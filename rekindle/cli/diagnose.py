@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     table(HEADS, breakdown(task, window))
     print(WHAT)
     if not told and seen(task):
-        print("nobody is slow")
+        print("no rank is slow")
     for each in told:
         lasts = any((each.kind, each.ranks) == (one.kind, one.ranks) for one in now)
         over = "" if lasts else " (it is over)"
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         print(remark)
     _print_stuck(task, _job(options.job))
     if any(each.may_be_sick for each in now):
-        print("whether a machine is the cause tells a node check: rekindle run --network-check")
+        print("a node check can show whether a machine is the cause: rekindle run --network-check")
     _print_journal(options.job)
 
 
@@ -98,7 +98,7 @@ def _write(where: str, write: Callable[[Path], object]) -> None:
     try:
         write(Path(where))
     except (OSError, ValueError) as error:  # also for an unknown format of a picture
-        raise UsageError(f"{where} cannot be written: {error}") from error
+        raise UsageError(f"cannot write {where}: {error}") from error
 
 
 def _print_journal(text: str) -> None:
@@ -109,7 +109,7 @@ def _print_journal(text: str) -> None:
     events = events_in(directory.journal_file)
     found = [event for event in events if isinstance(event, StragglerEvent)]
     if found:
-        print("\nwhile it trained:")
+        print("\nfindings during training:")
         for event in found:
             print(f"{clock(event.at)}  {event.in_words()}")
         print(precision(events).in_words())
@@ -124,7 +124,7 @@ def _job(text: str) -> JobDirectory | None:
 def _where(text: str, per_node: int | None) -> tuple[Path, int]:
     """Return the folder of records, and the number of ranks per node. Raises UsageError."""
     if per_node is not None and per_node < 1:
-        raise UsageError(f"--per-node {per_node}: a node has a rank at least")
+        raise UsageError(f"--per-node {per_node}: give at least 1")
     directory = _job(text)
     if directory is not None:
         ranks = directory.spec().processes_per_node
@@ -144,5 +144,5 @@ def _window(task: Task, asked: str) -> list[int]:
     found = [step for step in task.steps if int(first) <= step <= int(last)]
     if not found:
         there = f"{min(task.steps)}:{max(task.steps)}"
-        raise UsageError(f"--steps {asked}: there are records of {there}")
+        raise UsageError(f"--steps {asked}: there are records of steps {there} only")
     return found

@@ -86,7 +86,10 @@ class _Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
         if len(self.signals) == 1:
-            say(f"rekindle: {signal.Signals(number).name}: stopping; a second one ends at once")
+            say(
+                f"rekindle: {signal.Signals(number).name}: the job stops; a second signal ends "
+                "it immediately"
+            )
         self._pass_on()
 
     def _pass_on(self) -> None:

@@ -110,9 +110,11 @@ def release_node(options: argparse.Namespace) -> None:
     log = HostLog(home())
     known = log.hosts()
     if options.node not in known:
-        raise UsageError(f"nothing is known of a node {options.node!r}; see rekindle nodes")
+        raise UsageError(
+            f"there is no record of a node {options.node!r}; rekindle nodes lists the known nodes"
+        )
     log.append(HostReleased(host=options.node, at=time.time(), by=getpass.getuser()))
-    print(f"{options.node} may be used again")
+    print(f"jobs may use {options.node} again")
 
 
 def approve(options: argparse.Namespace) -> None:
@@ -121,7 +123,7 @@ def approve(options: argparse.Namespace) -> None:
     waiting = journal.waits_for_approval(events_in(_directory(options.job).journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
-        raise JobError(f"nothing of job {options.job} waits for approval")
+        raise JobError(f"no incident of job {options.job} waits for approval")
     about = waiting.fault.at if waiting and waiting.fault else 0.0
     by = getpass.getuser()
     answer = Approval(incident=number, granted=not options.deny, by=by, about=about)
@@ -160,9 +162,9 @@ def stop(options: argparse.Namespace) -> None:
 def inject(options: argparse.Namespace) -> None:
     """Order a fault in a rank. Raises UsageError: an option has a wrong value."""
     if options.step is not None and options.step < 0:
-        raise UsageError(f"--step {options.step}: steps are counted from 0")
+        raise UsageError(f"--step {options.step}: give 0 or more")
     if not 0 <= options.seconds < math.inf:
-        raise UsageError(f"--seconds {options.seconds}: give seconds from 0 on")
+        raise UsageError(f"--seconds {options.seconds}: give 0 or more")
     order = Inject(
         rank=options.rank,
         kind=InjectionKind(options.kind),

@@ -53,9 +53,11 @@ def read_job(
     document = Document(path, "job file")
     found = document.value
     if not isinstance(found, dict):
-        raise UsageError(f"{path}: write fields, as script: train.py")
+        raise UsageError(f"{path}: write fields, for example script: train.py")
     if not isinstance(found.get("kubernetes"), dict):
-        raise UsageError(f"{path}: write what its pods are like below kubernetes:, image first")
+        raise UsageError(
+            f"{path}: the field kubernetes is missing; describe the pods there, at least with image"
+        )
     instead = {"kind": kind, "namespace": namespace}
     found["kubernetes"] |= {key: said for key, said in instead.items() if said is not None}
     try:

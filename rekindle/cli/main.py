@@ -59,7 +59,7 @@ COMMANDS = (
     ),
     Command(
         "diagnose",
-        "report where the time of ranks goes, and which ranks are slow",
+        "report how ranks spend their time, and which ranks are slow",
         DIAGNOSIS,
         "rekindle.cli.diagnose:run",
         about="Read the records of light profiling of a job, or of a folder (also TaskD's).",

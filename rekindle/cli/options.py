@@ -91,8 +91,8 @@ PROFILING = (
         "kinds",
         default="",
         metavar="KIND,...",
-        help=f"kinds of records: some of {', '.join(WORDS)}; default: all; "
-        "on leaves out communication",
+        help=f"kinds of records, separated by commas: {', '.join(WORDS)}. The default is all "
+        "kinds; for on it is all kinds except communication",
     ),
 )
 
@@ -113,17 +113,18 @@ HEALTH_EVENT = (
         "source",
         choices=[source.value for source in EventSource],
         required=True,
-        help="what the event is",
+        help="the kind of the event",
     ),
     option(
         "severity",
         choices=[severity.name.lower() for severity in Severity],
-        help="severity of an Ascend code, by its driver",
+        help="severity of an Ascend code, from its driver",
     ),
     option(
         "origin",
         choices=[origin.value for origin in FaultOrigin],
-        help="what reported the Ascend code; default: chip with --device, else node",
+        help="the component that reported the Ascend code; default: chip with --device, "
+        "otherwise node",
     ),
     argument(
         "what",
@@ -202,7 +203,7 @@ CHECKPOINTS = (
             argument(
                 "target",
                 metavar="DIR",
-                help="the target folder; the command makes it if it is missing",
+                help="the target folder; the command creates it if it is missing",
             ),
             _STEP,
         ),
@@ -222,7 +223,11 @@ CHECKPOINTS = (
         (
             _IN,
             argument(
-                "--keep", type=int, required=True, metavar="CHECKPOINTS", help="how many to keep"
+                "--keep",
+                type=int,
+                required=True,
+                metavar="CHECKPOINTS",
+                help="number of checkpoints to keep",
             ),
             argument(
                 "--dry-run",
@@ -265,7 +270,7 @@ CHECKPOINTS = (
     ),
     Command(
         "import",
-        "make a checkpoint from a torch.save file or a folder of torch's DCP",
+        "create a checkpoint from a torch.save file or a folder of torch's DCP",
         (
             argument("source", metavar="SRC", help="a file of torch.save, or a folder of DCP"),
             argument("store", metavar="STORE", help="a folder, or an s3:// location"),
@@ -351,11 +356,16 @@ KUBERNETES = (
     ),
     Command(
         "check",
-        "check a cluster for all that a job needs; the status is 1 if anything is missing",
+        "check whether a cluster has everything that a job needs; the status is 1 if something "
+        "is missing",
         (
             argument("file", nargs="?", help=f"{_JOB_FILE}; default: any job of the kind"),
             argument(
-                "--kubeconfig", default="", metavar="FILE", help=f"{_ACCESS}; default: KUBECONFIG"
+                "--kubeconfig",
+                default="",
+                metavar="FILE",
+                help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account "
+                "of a pod",
             ),
             argument(
                 "--context",
@@ -380,8 +390,8 @@ KUBERNETES = (
                     argument(
                         "--on",
                         metavar="KIND,...",
-                        help=f"kinds to record, with commas: {', '.join(WORDS)}; all but the first "
-                        "go together",
+                        help=f"kinds to record, separated by commas: {', '.join(WORDS)}. "
+                        "MindCluster switches all kinds except the first together",
                     ),
                     argument("--off", action="store_true", help="record nothing"),
                 ),
@@ -392,8 +402,8 @@ KUBERNETES = (
                 "--clusterd",
                 metavar="HOST:PORT",
                 default="",
-                help="address of ClusterD; default: its usual address in a pod, else the job's "
-                "ConfigMap",
+                help="address of ClusterD; default: its usual address in a pod, otherwise the "
+                "job's ConfigMap",
             ),
         ),
         "rekindle.cli.cluster:trace",

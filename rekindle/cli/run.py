@@ -48,8 +48,8 @@ def launch(options: argparse.Namespace) -> int:
         )
     if options.spare or (spec.spares and options.node_rank is not None):
         raise UsageError(
-            "spares of other machines join with --coordinator HOST:PORT --spare; --spares starts "
-            "some on this machine, with all nodes"
+            "a spare on another machine joins with --coordinator HOST:PORT --spare; --spares "
+            "starts spares on this machine, together with all nodes"
         )
     if options.node_rank is not None:
         spec = msgspec.structs.replace(spec, engine=())  # it cannot reschedule nodes elsewhere
@@ -80,9 +80,7 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
     directory.make()
 
     def busy() -> None:
-        raise LeaseHeldError(
-            f"job {spec.job_id} is being run by another process; choose another --job-id"
-        )
+        raise LeaseHeldError(f"another process runs job {spec.job_id}; choose another --job-id")
 
     with locked(directory.path / names.LAUNCH_LOCK_FILE, busy):
         directory.create(spec)
@@ -104,9 +102,11 @@ def join(options: argparse.Namespace) -> int:
     """
     secret = os.environ.get(names.ENV_SECRET)
     if not secret:
-        raise UsageError(f"set {names.ENV_SECRET} to the job's secret to join it")
+        raise UsageError(
+            f"{names.ENV_SECRET} is not set; set it to the job's secret to join the job"
+        )
     if options.spare and options.node_rank is not None:
-        raise UsageError("a spare has no node rank: give --spare or --node-rank")
+        raise UsageError("a spare does not have a node rank; give either --spare or --node-rank")
     host, port = host_and_port(options.coordinator, "--coordinator")
     spec, attempt = _wait_for_spec(host, port, secret, limit_s=options.join_timeout)
     with _folder_of_node(spec) as folder:

@@ -33,7 +33,8 @@ _WORLD = (
         "nproc_per_node",
         default="1",
         metavar="RANKS",
-        help="ranks per node: a number, auto, cpu or gpu",
+        help="ranks per node: a number, cpu, gpu (CUDA devices), or auto (CUDA devices, otherwise "
+        "CPU cores); NPUs are not counted",
     ),
     option(
         "spares",
@@ -60,20 +61,21 @@ _WORLD = (
         "listen",
         default=f"{names.LOOPBACK}:0",
         metavar="HOST:PORT",
-        help="address of the coordinator; port 0: any free one",
+        help="address of the coordinator; port 0: any free one; default: 127.0.0.1:0",
     ),
     option(
         "join_timeout",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="how long to wait for the coordinator of --coordinator; 0: it must be there",
+        help="time to wait for the coordinator of --coordinator; 0: it must run already",
     ),
     option(
         "local_addr",
         default=None,
         metavar="ADDRESS",
-        help="address of this machine for other nodes",
+        help="address of this machine for other nodes; default: 127.0.0.1, or with --coordinator "
+        "the address towards it",
     ),
     option("master_addr", default="", metavar="ADDRESS", help="address of the ranks' store"),
     option(
@@ -105,7 +107,7 @@ _PROGRAM = (
     option(
         "run_path",
         action="store_true",
-        help="run the script with runpy.run_path, as by default",
+        help="run the script with runpy.run_path; this is the default",
     ),
     option("role", default="default", help="role name; it starts each printed line of a rank"),
 )
@@ -123,7 +125,8 @@ _OUTPUT = (
         "-r",
         default="0",
         metavar="STREAMS",
-        help=f"streams that go only to files: {_STREAMS}",
+        help=f"streams that go only to files: {_STREAMS}; default: both go to files and to the "
+        "terminal",
     ),
     option(
         "tee",
@@ -153,7 +156,8 @@ _RECOVERY = (
         "checkpoint_every",
         default="0",
         metavar="STEPS",
-        help="steps between two checkpoints; 0: none; auto: Rekindle chooses the number",
+        help="steps between two checkpoints; with 0 the job writes none, with auto Rekindle "
+        "chooses the number",
     ),
     option(
         "keep_last",
@@ -202,12 +206,12 @@ _NODE_CHECK = (
     option(
         "network_check",
         action="store_true",
-        help="measure devices and links of each node; a faulty node takes no part",
+        help="measure devices and links of each node; the job excludes a faulty node",
     ),
     option(
         "exclude_straggler",
         action="store_true",
-        help="a slow node takes no part either; implies --network-check",
+        help="exclude slow nodes also; implies --network-check",
     ),
     option(
         "compute_factor",
@@ -228,7 +232,7 @@ _NODE_CHECK = (
         type=float,
         default=NodeCheckLimits().timeout_s,
         metavar="SECONDS",
-        help="how long a node may take for one task of the check",
+        help="time limit of a node for one task of the check",
     ),
 )
 
@@ -238,9 +242,9 @@ RUN = (
     Group("program", _PROGRAM),
     Group("output", _OUTPUT),
     Group("recovery", _RECOVERY),
-    Group("node check, before training, as dlrover-run's", _NODE_CHECK),
+    Group("node check before training, as in dlrover-run", _NODE_CHECK),
     Group(
-        "accepted for torchrun's sake, without effect",
+        "accepted for compatibility with torchrun, without effect",
         (
             *(option(name, default=None) for name in _IGNORED),
             option("standalone", action="store_true"),
@@ -258,7 +262,8 @@ POLICY = (
         "--to",
         choices=("own", "modelarts", "mindcluster"),
         default="own",
-        help="the format to print: Rekindle's own, or that of a job of the platform; default: own",
+        help="the format to print: own is Rekindle's format, the others are the format of a job on "
+        "that platform; default: own",
     ),
 )
 
@@ -307,7 +312,8 @@ SIMULATION = (
                 "--times",
                 type=Path,
                 metavar="FILE",
-                help="durations of recoveries, as TOML; default: measured ones",
+                help="durations of recoveries, as TOML; its entries replace the shipped ones "
+                "(measured, published or assumed)",
             ),
             argument(
                 "--checkpoint-every",

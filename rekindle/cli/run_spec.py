@@ -80,7 +80,9 @@ def entry_kind(options: argparse.Namespace) -> EntryKind:
     Raises UsageError: -m and --no-python are both given.
     """
     if options.module and options.no_python:
-        raise UsageError("-m names a Python module and --no-python any program; give one of them")
+        raise UsageError(
+            "-m is for a Python module and --no-python for any program; give one of them"
+        )
     if options.module:
         return EntryKind.MODULE
     return EntryKind.PROGRAM if options.no_python else EntryKind.SCRIPT
@@ -171,7 +173,7 @@ def _processes(text: str) -> int:
 
 def _count(name: str, text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise UsageError(f"{name} {text!r}: give a number from 1 on")
+        raise UsageError(f"{name} {text!r}: give a number of at least 1")
     return int(text)
 
 

@@ -36,7 +36,9 @@ def simulate(options: argparse.Namespace) -> None:
     policies = [read_policy(path) for path in paths]
     for path in (options.json, options.plot):
         if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+            raise UsageError(
+                f"{path}: the folder {path.absolute().parent} does not exist; create it first"
+            )
     traces = question.traces()
     estimates = [judge(question, policy, traces) for policy in policies]
     named = list(zip(_names(paths), estimates, strict=True))
@@ -56,9 +58,13 @@ def read_question(options: argparse.Namespace) -> Scenario:
     for name, fewest in (least | {"runs": _FEWEST_RUNS}).items():
         value = getattr(options, name)
         if value is not None and value < fewest:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: give a number from {fewest} on")
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value}: give a number of at least {fewest}"
+            )
     if options.min_nodes > options.nodes:
-        raise UsageError(f"--min-nodes {options.min_nodes}: there are {options.nodes} nodes in all")
+        raise UsageError(
+            f"--min-nodes {options.min_nodes}: give at most {options.nodes}, the number of nodes"
+        )
     for name in ("days", "checkpoint_every"):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
@@ -80,8 +86,8 @@ def read_question(options: argparse.Namespace) -> Scenario:
     many = question.mix.rate(question.world.devices) * question.days * DAY_S
     if many > _MOST_FAULTS:
         raise UsageError(
-            f"--faults {options.faults}: {many:.2g} faults in a run, more than {_MOST_FAULTS:.0e}; "
-            "give fewer nodes or days, or a lower rate"
+            f"--faults {options.faults}: a run would have {many:.2g} faults, more than "
+            f"{_MOST_FAULTS:.0e}; give fewer nodes or days, or a lower rate"
         )
     return question
 
@@ -97,4 +103,4 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error

@@ -126,7 +126,9 @@ class HttpApi:
         """Stream the journal to the one process that steers the job."""
         holder = request.query.get("holder", "")
         if not holder:
-            return web.json_response({"error": "name the holder: ?holder=NAME"}, status=400)
+            return web.json_response(
+                {"error": "the parameter holder is missing; give ?holder=NAME"}, status=400
+            )
         if self._holder:
             body = {"error": f"{self._holder} steers this job", "holder": self._holder}
             return web.json_response(body, status=409)
@@ -140,7 +142,9 @@ class HttpApi:
         """Stream the journal."""
         since = request.query.get("since", "0")
         if not (since.isascii() and since.isdigit()):
-            return web.json_response({"error": f"since={since} is no number"}, status=400)
+            return web.json_response(
+                {"error": f"since={since} is not a number; give a number from 0"}, status=400
+            )
         if request.query.get("follow") == "0":
             lines = journal.encode_all(self._journal_file.events[int(since) :])
             return web.Response(body=lines, content_type="application/x-ndjson")
@@ -163,7 +167,7 @@ class HttpApi:
         try:
             order = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.DecodeError as error:
-            return web.json_response({"error": f"not understood: {error}"}, status=400)
+            return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
         refused = do(order)
         self._carry_out()
         if refused:

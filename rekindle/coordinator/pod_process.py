@@ -108,7 +108,7 @@ class PodCoordinator:
             order = msgspec.json.decode(await request.read(), type=Attempt)
             told = journal.read(order.journal.encode().splitlines())
         except (msgspec.DecodeError, JobError) as error:
-            return web.json_response({"error": f"not an order: {error}"}, status=400)
+            return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
         known = events_in(self._directory.journal_file)
         if self._ordered.done():
             return await self._not_now(request)
@@ -153,8 +153,12 @@ async def serve(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run the coordinator of a job in its pod."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--directory", type=Path, required=True, help="the job's, on a volume")
-    parser.add_argument("--described", type=Path, required=True, help="where its description is")
+    parser.add_argument(
+        "--directory", type=Path, required=True, help="the job directory, on a volume"
+    )
+    parser.add_argument(
+        "--described", type=Path, required=True, help="the folder with the job's description"
+    )
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     gc.set_threshold(GARBAGE_AFTER)

@@ -90,7 +90,10 @@ class AgentConnection:
         if self._looks == PING_AFTER:
             self._queue.put_nowait((self._socket.ping, b""))
         elif self._looks == LOST_AFTER and self._transport is not None:
-            text = f"line cut: an agent was silent for {LOST_AFTER * LOOK_S:g} s"
+            text = (
+                "the coordinator closed a connection, because the agent sent nothing for "
+                f"{LOST_AFTER * LOOK_S:g} s"
+            )
             print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
             self._transport.abort()
 
@@ -189,7 +192,10 @@ class Coordinator:
         """Serve one agent's connection until it ends. Refuse an agent of another wire version."""
         version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
         if version != str(names.WIRE_VERSION):
-            text = f"agent at {request.remote} refused: its wire version is {version[:20]!r}"
+            text = (
+                f"the coordinator refused the agent at {request.remote}, because its wire "
+                f"version is {version[:20]!r}"
+            )
             print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
             ours = {names.HEADER_WIRE: str(names.WIRE_VERSION)}
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
@@ -218,11 +224,18 @@ class Coordinator:
                 continue
             try:
                 if frame.type is not WSMsgType.BINARY:
-                    raise ProtocolError(f"a frame of type {frame.type.name}; agents send binary")
+                    raise ProtocolError(
+                        f"an agent sent a frame of type {frame.type.name} instead of a binary frame"
+                    )
                 message = wire.decode_from_agent(frame.data)
                 self.machine.on_message(connection, message, time.time())
             except ProtocolError as error:
-                print(f"rekindle coordinator: line closed: {error}", file=sys.stderr, flush=True)
+                print(
+                    "rekindle coordinator: the coordinator closed the connection of an agent: "
+                    f"{error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 await socket.close(code=1008, message=str(error).encode()[:120])
                 return
             self.carry_out()
@@ -312,7 +325,7 @@ def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> w
         said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
         if is_authorized(said, secret):
             return await handler(request)
-        known = f"give the job's own in {names.ENV_SECRET}"
+        known = f"give the secret of this job in {names.ENV_SECRET}"
         error = f"wrong or missing secret for job {job_id}; {known}"
         return web.json_response({"error": error}, status=401)
 
@@ -327,7 +340,7 @@ def allow_files(needed: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
-        text = f"the limit is {hard} open files, and this job may need {needed}: raise ulimit -Hn"
+        text = f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn"
         print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
 
 
@@ -345,7 +358,7 @@ async def serve(options: argparse.Namespace) -> int:
         loop.add_signal_handler(number, on_signal, number.name)
     lifeline.watch(
         options.lifeline_fd,
-        lambda: coordinator.stop("the process that launched the job is gone", at_once=True),
+        lambda: coordinator.stop("the process that launched the job has ended", at_once=True),
     )
     return await coordinator.run(socket.socket(fileno=options.listen_fd))
 

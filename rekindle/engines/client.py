@@ -199,9 +199,12 @@ class EventStream(AbstractContextManager["EventStream"]):
         try:
             line = self._call.response.readline()
         except (OSError, http.client.HTTPException) as error:
-            raise JobError(f"{self._call.where} died or hangs: {error!r}") from error
+            raise JobError(f"{self._call.where} has ended or hangs: {error!r}") from error
         if not line.endswith(b"\n") and not may_end:
-            raise JobError(f"{self._call.where} died: its events broke off before the job ended")
+            raise JobError(
+                f"{self._call.where} has ended: its stream of events stopped before the end of "
+                "the job"
+            )
         return line
 
     def close(self) -> None:
@@ -236,14 +239,18 @@ class _Call(AbstractContextManager["_Call"]):
         try:
             return self.response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UnansweredError(f"{self.where} died: its answer broke off: {error!r}") from error
+            raise UnansweredError(
+                f"{self.where} has ended: its answer is incomplete ({error!r})"
+            ) from error
 
     def decode(self, kind: type[T]) -> T:
         """Decode the complete answer from JSON. Raises JobError: it has another format."""
         try:
             return msgspec.json.decode(self.read(), type=kind)
         except msgspec.DecodeError as error:
-            raise JobError(f"{self.where} is none of this version of Rekindle: {error}") from error
+            raise JobError(
+                f"{self.where} does not have this version of Rekindle: {error}"
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         self.close()

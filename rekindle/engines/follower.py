@@ -62,7 +62,7 @@ class JobFollower:
             except JobError as error:
                 if self._is_over() or revivals == MOST_REVIVALS:
                     return
-                self._say(f"{error}; another one takes its place")
+                self._say(f"{error}; a new coordinator replaces it")
             else:
                 return
             endpoint = self.next_coordinator()
@@ -101,7 +101,7 @@ class JobFollower:
             try:
                 self._engine.replace(node)
             except JobError as error:
-                self._say(f"{what} cannot be replaced: {error}")
+                self._say(f"Rekindle cannot replace {what}: {error}")
 
     def _steer(self, endpoint: Endpoint, held: Callable[[bool], None]) -> None:
         client = self._engine.client(endpoint)

@@ -35,7 +35,7 @@ class HostLog:
         try:
             self._append(event)
         except OSError as error:
-            raise JobError(f"{self._path} cannot be written: {error}") from error
+            raise JobError(f"Rekindle cannot write {self._path}: {error}") from error
 
     def _append(self, event: AnyHostEvent) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,9 @@ class HostLog:
         except FileNotFoundError:
             return []
         except (OSError, JobError) as error:
-            raise JobError(f"{self._path} cannot be read: {error}; mend or remove it") from error
+            raise JobError(
+                f"Rekindle cannot read {self._path}: {error}; correct or remove the file"
+            ) from error
 
 
 MOST_HOSTS = 1024  # limit of the search; one machine does not run more agents
@@ -96,7 +98,7 @@ class SimulatedHosts:
             else:
                 return self._folder / name, handle
         isolated = ", ".join(name for name, host in known.items() if host.isolated) or "none"
-        raise JobError(f"no host is free of {self._limit}; isolated: {isolated}")
+        raise JobError(f"none of {self._limit} hosts is free; isolated: {isolated}")
 
     def require(self, count: int, known: dict[str, Host]) -> None:
         """Check that enough hosts are usable.
@@ -106,7 +108,7 @@ class SimulatedHosts:
         usable = in_order(map(host_name, range(self._limit)), known, time.time())
         if len(usable) < count:
             raise UsageError(
-                f"the job wants {count} hosts, and only {len(usable)} of {self._limit} are not "
+                f"the job needs {count} hosts, but only {len(usable)} of {self._limit} are not "
                 "isolated; see rekindle nodes, and rekindle release-node"
             )
 

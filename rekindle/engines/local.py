@@ -96,7 +96,7 @@ class LocalEngine:
         """
         dead = self._directory.endpoint()
         if dead is None:
-            raise JobError(f"the job in {self._directory.path} was never launched")
+            raise JobError(f"the job in {self._directory.path} has not been launched")
         host = self._listen[0] if self._endpoint else dead.host
         start = functools.partial(self._start_coordinator, (host, dead.port), dead.attempt)
         # The kernel closes the connections of the failed coordinator one after another. So its port
@@ -156,7 +156,7 @@ class LocalEngine:
             return
         endpoint = self._endpoint or self._directory.endpoint()
         if endpoint is None:
-            raise JobError(f"the job in {self._directory.path} was never launched")
+            raise JobError(f"the job in {self._directory.path} has not been launched")
         spare = node == names.SPARE
         arguments = [
             *("--attempt", str(endpoint.attempt)),
@@ -228,8 +228,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"the coordinator cannot listen on {host}:{port}: {error.strerror}; "
-            "choose another port, or 0 for any free one"
+            f"the coordinator cannot listen on {host}:{port}: {error.strerror}; choose another "
+            "port, or 0 for any free port"
         ) from error
     listener.listen(1024)
     return listener

@@ -39,7 +39,7 @@ def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCor
     """
     return AutomationCore(
         name=f"{_PREFIX}crash silent flow runs",
-        description="A flow run that tells nothing any more has crashed.",
+        description="Prefect marks a flow run as crashed if it sends no heartbeat.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *_ENDS},
@@ -62,8 +62,8 @@ def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
     flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return AutomationCore(
         name=f"{_PREFIX}rescue flow runs",
-        description=f"Runs of {', '.join(flows)} that crashed are run again, and adopt their job; "
-        "the job of one that was cancelled is stopped.",
+        description=f"The rescue flow restarts a crashed run of {', '.join(flows)}, which then "
+        "adopts its job. It stops the job of a cancelled run.",
         trigger=EventTrigger(
             expect=_UNSEEN,
             match=_RUNS,
@@ -89,7 +89,7 @@ def tell_of_incidents(block: UUID) -> AutomationCore:
     """
     return AutomationCore(
         name=f"{_PREFIX}tell of incidents",
-        description="Each incident of a training job is told when it is detected.",
+        description="Prefect sends a notification for each incident of a training job.",
         trigger=EventTrigger(
             expect={"rekindle.incident.detected"},
             for_each={"prefect.resource.id"},
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             slug, separator, name = options.notify.partition("/")
             if not separator:
                 raise UsageError(
-                    f"--notify {options.notify}: write SLUG/NAME, as slack-webhook/ops"
+                    f"--notify {options.notify}: write SLUG/NAME, for example slack-webhook/ops"
                 )
             block = client.read_block_document_by_name(name, slug)
             assert block.id is not None

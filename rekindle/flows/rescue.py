@@ -40,6 +40,10 @@ def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
                 client.set_flow_run_state(flow_run_id, Cancelled(), force=True)
             return False
     if flow_run.state is None or not flow_run.state.is_crashed():
-        log.info("Flow run %s is %s: nothing to do", flow_run.name, flow_run.state_name)
+        log.info(
+            "Flow run %s is %s; the rescue flow has nothing to do",
+            flow_run.name,
+            flow_run.state_name,
+        )
         return False
     return run_again(policy, flow_run, flow_run.state, log)

@@ -47,7 +47,7 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
         try:
             end = supervise(job_id, adopted=launched.how is How.ADOPTED)
         except LeaseHeldError as error:
-            get_run_logger().error("%s. This process leaves it alone", error)
+            get_run_logger().error("%s. This process does not change the flow run", error)
             raise Abort(str(error)) from error
         if end.outcome != RESCHEDULED:
             break

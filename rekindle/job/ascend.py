@@ -64,7 +64,9 @@ def survey(
     wanted = re.match(r"\d+\.\d+\.\d+", npu)
     pair = wanted.group() if wanted else ""
     fits = bool(pair) and torch.partition("+")[0] == pair
-    install = f"install torch=={pair}" if pair else "install torch and torch-npu of one version"
+    install = (
+        f"install torch=={pair}" if pair else "install torch and torch-npu of the same version"
+    )
     return [
         Needed("torch-npu", bool(npu), npu or "not installed", "pip install torch-npu"),
         Needed("torch of its version", fits, torch or "not installed", install),
@@ -79,7 +81,7 @@ def survey(
             "devices",
             devices > 0,
             f"{devices} at /dev/davinci*",
-            "have the container given its NPUs (Ascend Docker Runtime, or a device plugin)",
+            "start the container with NPUs (Ascend Docker Runtime, or a device plugin)",
         ),
     ]
 
@@ -135,13 +137,13 @@ def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
     asked = environment.get(_ASYNC, "0").strip()
     if asked != "0" and _repairs(policy):
         raise UsageError(
-            f"{_ASYNC} is {asked}: HCCL would end ranks that are to be repaired; give 0, or allow "
-            f"none of {', '.join(s.value for s in INNER)} in the policy"
+            f"{_ASYNC} is {asked}, so HCCL would end ranks before Rekindle can repair them; give "
+            f"0, or remove {', '.join(s.value for s in INNER)} from the policy"
         )
     if environment.get(_NO_CACHING) and NPU_MANAGER.exists():
         raise UsageError(
-            f"{_NO_CACHING} is set: without its pool torch-npu cannot tell what a memory error has "
-            "damaged; unset it"
+            f"{_NO_CACHING} is set, so torch-npu cannot find out which tensors a memory error "
+            "has damaged; unset it"
         )
 
 

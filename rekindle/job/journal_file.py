@@ -66,7 +66,9 @@ class JournalFile:
         """Write the events that wait, flush the file to the disk, and close it."""
         self._write()
         if self._unwritten:
-            self._report(f"events lost at the end of the attempt: {len(self._unwritten)}")
+            self._report(
+                f"the coordinator lost events at the end of the attempt: {len(self._unwritten)}"
+            )
         with contextlib.suppress(OSError):  # the write has reported it already
             os.fsync(self._fd)
         os.close(self._fd)
@@ -79,14 +81,17 @@ class JournalFile:
                 written = os.pwrite(self._fd, line, self._end)
                 if written < len(line):
                     os.ftruncate(self._fd, self._end)
-                    raise OSError(errno.ENOSPC, "the file took only a part of an event")
+                    raise OSError(errno.ENOSPC, "the file system wrote only a part of an event")
                 self._end += written
                 self._unwritten.popleft()
                 self._failed = False
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._report(f"{error.strerror}; events are kept in memory for now")
+                self._report(
+                    f"{error.strerror}; the coordinator keeps events in memory until it can "
+                    "write again"
+                )
 
     def _report(self, text: str) -> None:
         print(f"rekindle coordinator: {self._path}: {text}", file=sys.stderr, flush=True)
@@ -126,7 +131,7 @@ def _lock(fd: int, path: Path) -> None:
     try:
         retry(lock, BlockingIOError, LOCK_S, 0.02)
     except BlockingIOError as error:
-        raise JobError(f"{path} is written by another coordinator of this job") from error
+        raise JobError(f"another coordinator of this job writes {path}") from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -154,9 +154,10 @@ def check(spec: JobSpec) -> JobSpec:
     if of_python and importlib.util.find_spec(framework) is None:
         other = "mindspore" if spec.framework is Framework.TORCH else "torch"
         raise UsageError(
-            f"framework is {framework}, which is not installed for {sys.executable}: run the job "
-            f"from where rekindle[{framework}] is (mindspore in an environment of its own); or say "
-            f"--framework {other}, or that the script is any program (--no-python)"
+            f"framework is {framework}, but {sys.executable} does not have it. Run the job in a "
+            f"Python environment with rekindle[{framework}] (mindspore has a separate "
+            f"environment), or give --framework {other}, or --no-python for a script that is any "
+            "program"
         )
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
@@ -179,11 +180,13 @@ def check_elsewhere(spec: JobSpec) -> JobSpec:
     grace = spec.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
     if grace != _NO_GRACE and not _SECONDS.fullmatch(grace):
         raise UsageError(
-            f"{names.ENV_FAILOVER_GRACE} is {grace!r}; give a whole number of seconds from 1 on, "
-            f"or {_NO_GRACE} for none"
+            f"{names.ENV_FAILOVER_GRACE} is {grace!r}; give a whole number of seconds, at least "
+            f"1, or {_NO_GRACE} for none"
         )
     if not 0 <= spec.master_port < 65536:
-        raise UsageError(f"master port {spec.master_port} is no port; use 0 for any free one")
+        raise UsageError(
+            f"master port {spec.master_port} is not a valid port; use 0 for any free port"
+        )
     parse(spec.checkpoint_store)
     return spec
 
@@ -192,27 +195,28 @@ def check_job_id(job_id: str) -> None:
     """Check a job id. Raises UsageError: no job can have this id."""
     if not _JOB_ID.fullmatch(job_id):
         raise UsageError(
-            f"job id {job_id!r}: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or digit"
+            f"job id {job_id!r} is invalid; use 1 to 63 of a-z 0-9 . _ - and begin with a letter "
+            "or digit"
         )
 
 
 def _check_world(spec: JobSpec) -> None:
     for name in ("nodes", "processes_per_node"):
         if getattr(spec, name) < 1:
-            raise UsageError(f"{name} is {getattr(spec, name)}; at least 1 is needed")
+            raise UsageError(f"{name} is {getattr(spec, name)}; give at least 1")
     if not 0 <= spec.min_nodes <= spec.nodes:
         raise UsageError(
             f"min_nodes is {spec.min_nodes}; give 1 to {spec.nodes} (nodes), or 0 for all of them"
         )
     if spec.least_nodes < spec.nodes and not spec.joins:
         raise UsageError(
-            f"min_nodes is {spec.min_nodes}: a world of {spec.framework.value} cannot change its "
-            f"size; give {spec.nodes}, or 0"
+            f"min_nodes is {spec.min_nodes}, but a world of {spec.framework.value} cannot change "
+            f"its size; give {spec.nodes}, or 0"
         )
     if spec.framework is Framework.MINDSPORE and spec.entry is EntryKind.PROGRAM:
         raise UsageError(
-            "--no-python with mindspore: its scheduler comes from a Python that has it; give the "
-            "script, or its module"
+            "--no-python does not work with mindspore, because MindSpore's scheduler needs "
+            "Python; give the script or its module"
         )
     if spec.spares < 0:
         raise UsageError(f"spares is {spec.spares}; give a number of nodes, or 0 for none")
@@ -256,7 +260,9 @@ class JobDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"job directory {self.path} cannot be made: {error}") from error
+            raise UsageError(
+                f"Rekindle cannot create the job directory {self.path}: {error}"
+            ) from error
 
     def create(self, spec: JobSpec, *, logs: bool = True) -> None:
         """Make the directory, the secret and the description; an existing secret stays.
@@ -282,18 +288,23 @@ class JobDirectory:
         try:
             return msgspec.json.decode((self.path / names.SPEC_FILE).read_bytes(), type=JobSpec)
         except FileNotFoundError as error:
-            raise UsageError(f"no job in {self.path}") from error
+            raise UsageError(f"there is no job in {self.path}") from error
         except msgspec.DecodeError as error:
-            raise UsageError(f"{self.path / names.SPEC_FILE} is no job: {error}") from error
+            raise UsageError(
+                f"{self.path / names.SPEC_FILE} does not describe a job: {error}"
+            ) from error
 
     def secret(self) -> str:
         """Read the job's secret. Raises UsageError: it does not exist, or is empty."""
         try:
             secret = (self.path / names.SECRET_FILE).read_text().strip()
         except FileNotFoundError as error:
-            raise UsageError(f"no job secret in {self.path}") from error
+            raise UsageError(f"there is no job secret in {self.path}") from error
         if not secret:
-            raise UsageError(f"the job secret in {self.path} is empty: remove it to get a new one")
+            raise UsageError(
+                f"the job secret in {self.path} is empty; remove the file, and Rekindle writes a "
+                "new one"
+            )
         return secret
 
     def endpoint(self) -> Endpoint | None:

@@ -40,8 +40,8 @@ def _event(rank: int, made: Range) -> dict[str, object]:
 _PARTS = ("seconds", "compute", "forward", "loading", "waiting")
 HEADS = ("rank", *(f"{part} (ms)" for part in ("step", *_PARTS[1:], "saving")))
 WHAT = (
-    "medians of the steps, of saving the mean; compute: own work without waiting for data; "
-    "waiting: in collectives"
+    "The table shows medians of the steps, and for saving the mean. Compute is a rank's own "
+    "work without the wait for data. Waiting is the time in collectives."
 )
 
 

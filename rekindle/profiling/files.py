@@ -2,8 +2,8 @@
 
     <profiling folder>/<MINDX_TASK_ID, or default_task_id_<time>>/<rank>/<time>
 
-Times in names are seconds since the epoch, as integers. The rules are those of TaskD, from the seed
-of issue 7 and from its source.
+Times in names are seconds since the epoch, as integers. The rules are those of TaskD, from its
+source.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def forward_in_words(found: Finding, nodes: Sequence[int]) -> str:
     since = f"since step {found.since}, seen in step {found.found}"
     longer = f"the forward pass takes {found.factor:.3g} times as long as before, {since}"
     subject = f"{who(found)} ({listed('node', nodes)})"
-    return f"{subject}: {longer}; in plain DDP it waits for nobody there"
+    return f"{subject}: {longer}; in plain DDP this part does not wait for other ranks"
 
 
 def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) -> str:
@@ -140,10 +140,10 @@ def in_words(found: Finding, nodes: Sequence[int], hosts: Sequence[str] = ()) ->
     match found.kind:
         case Slow.UNEVEN:
             since = f"since step {found.since}" if found.since else "since records began"
-            return f"{subject}: {times} the work of its peers {since}; not sick"
+            return f"{subject}: {times} the work of its peers {since}; the node is not faulty"
         case Slow.LINK:
             slow = f"collectives of {found.group} take {times} as long"
-            return f"{subject}: {slow}, though nobody comes late to them, {since}{cost}"
+            return f"{subject}: {slow}, although no rank is late for them, {since}{cost}"
         case Slow.LOADING:
             return f"{subject}: waits {times} as long for its data, {since}{cost}"
         case Slow.SAVING:

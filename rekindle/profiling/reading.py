@@ -37,14 +37,14 @@ def task_in(folder: Path) -> Path:
     Raises UsageError: there are no records.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: there is no such folder")
+        raise UsageError(f"{folder}: this folder does not exist")
     if _newest(folder):
         return folder
     tasks = [each for each in folder.iterdir() if each.is_dir() and _newest(each)]
     if not tasks:
         raise UsageError(
-            f"{folder} holds no records: nobody has asked for them (`rekindle profile JOB on`), or "
-            "they are elsewhere; give the folder of a task, with one folder for each rank in it"
+            f"{folder} does not contain records; switch profiling on (`rekindle profile JOB "
+            "on`), or give the folder of a task, with one folder for each rank in it"
         )
     return max(tasks, key=_newest)
 
@@ -95,7 +95,8 @@ def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
     for each in stuck(standings):
         behind_ns = newest - max(standings[rank].at for rank in each.missing)
         unsure = (
-            f", as far as it is written down: if they were killed, the last {flush_s:g} s are not"
+            f", according to the records; if these ranks were killed, their last {flush_s:g} s "
+            "are missing"
         )
         said.append(each.in_words() + unsure * (behind_ns < LATE * flush_s * 1e9))
     return said
@@ -121,7 +122,7 @@ def peers_in(task: Path) -> list[list[int]]:
         except FileNotFoundError:
             continue
         except (OSError, *UNREADABLE) as error:
-            raise UsageError(f"{path} is not understood: {error}; remove it, or mend it") from error
+            raise UsageError(f"{path} is invalid: {error}; remove or correct it") from error
         groups |= {tuple(g.global_ranks) for g in found.values() if g.group_name == "dp"}
     ranks = [rank for group in groups for rank in group]
     return [list(group) for group in sorted(groups)] if len(ranks) == len(set(ranks)) else []
@@ -174,12 +175,12 @@ def remarks(task: Task, *, per_node: int = 1) -> list[str]:
         return []
     if known:
         return [
-            f"collectives are in the records of {known} of {steps} steps: who is slow in the "
-            "others cannot be told by the time of a step"
+            f"only {known} of {steps} steps have records of collectives; the time of the other "
+            "steps does not show which rank is slow"
         ]
     said = [
-        "no collectives are in these records: who is slow cannot be told by the time of a step, "
-        "in which all wait for the slowest"
+        "these records do not contain collectives; the time of a step does not show which rank "
+        "is slow, because all ranks wait for the slowest"
     ]
     slower = slower_forward(task, per_node=per_node)
     if slower is not None and len(task.ranks) > 1:

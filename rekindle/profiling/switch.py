@@ -51,7 +51,10 @@ def _figure(environment: Mapping[str, str], name: str, usual: float, most: float
         figure = 0.0
     if 0 < figure <= most:  # NaN fails this comparison
         return figure
-    why = f"{name} is {text!r}, no number above 0 up to {most:g}: {usual:g} is taken"
+    why = (
+        f"{name} is {text!r}, which is not a number above 0 and at most {most:g}; Rekindle uses "
+        f"{usual:g}"
+    )
     print(f"rekindle: {why}", file=sys.stderr, flush=True)
     return usual
 
@@ -106,8 +109,8 @@ def switched(now: Switch, kinds: Iterable[str], *, on: bool) -> Switch:
         return msgspec.structs.replace(now, communication=False)
     if others and now.communication and not asked.communication:
         raise UsageError(
-            f"{', '.join(sorted(others))}: off only together with communication, as MindCluster "
-            "has it: name that, too, or no kinds at all"
+            f"MindCluster switches {', '.join(sorted(others))} off only together with "
+            "communication; add communication, or give no kinds"
         )
     return Switch()
 
@@ -120,7 +123,9 @@ def switch_of(words: Iterable[str]) -> Switch:
     """
     asked = set(words)
     if strange := sorted(asked - set(WORDS)):
-        raise UsageError(f"{', '.join(strange)}: no such trace; give some of {', '.join(WORDS)}")
+        raise UsageError(
+            f"{', '.join(strange)} is not a kind of record; choose from {', '.join(WORDS)}"
+        )
     others = bool(asked)
     return Switch(
         communication="communication" in asked,

@@ -29,7 +29,9 @@ def plain(value: Any, where: str) -> Any:
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind not in _KINDS:
-            raise SessionError(f"{where}: an array of {value.dtype} cannot be kept")
+            raise SessionError(
+                f"{where} is an array of {value.dtype}, which a checkpoint cannot store"
+            )
         array = np.asarray(value)
         return {"array": [array.dtype.str, list(array.shape), array.tobytes().hex()]}
     if isinstance(value, list | tuple):
@@ -37,8 +39,8 @@ def plain(value: Any, where: str) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": {key: plain(each, f"{where}.{key}") for key, each in value.items()}}
     raise SessionError(
-        f"{where} is of type {type(value).__name__}: state_dict() may give None, numbers, text, "
-        "NumPy's arrays, and lists and dictionaries (by text) of these"
+        f"{where} has type {type(value).__name__}, but state_dict() may return only None, "
+        "numbers, text, NumPy arrays, and lists and dictionaries (with text as keys) of these"
     )
 
 

@@ -183,7 +183,10 @@ class _Writer:
         self._over.set()
         self._thread.join(END_S)
         if self._thread.is_alive():
-            print("rekindle: records are not written yet; training goes on", file=sys.stderr)
+            print(
+                "rekindle: the rank has not written all profiling records yet; training continues",
+                file=sys.stderr,
+            )
 
     def _run(self) -> None:
         try:
@@ -192,7 +195,9 @@ class _Writer:
             self._flush()
         except OSError as error:
             # Records must not stop the training.
-            print(f"rekindle: nothing is written down any more: {error}", file=sys.stderr)
+            print(
+                f"rekindle: the rank no longer writes profiling records: {error}", file=sys.stderr
+            )
         self._files.close()
 
     def _flush(self) -> None:

@@ -66,7 +66,9 @@ class Records:
         except OSError as error:
             if not self._told:
                 self._told = True
-                print(f"rekindle: step records are lost: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"rekindle: the rank loses step records: {error}", file=sys.stderr, flush=True
+                )
 
     def close(self) -> None:
         """Close the metrics file."""
@@ -96,7 +98,7 @@ def phase_of(name: str) -> RankActivity:
     Raises SessionError: the phase does not exist.
     """
     if name not in PHASES:
-        raise SessionError(f"session.phase({name!r}): choose of {', '.join(PHASES)}")
+        raise SessionError(f"session.phase({name!r}) is unknown; choose from {', '.join(PHASES)}")
     return PHASES[name]
 
 

@@ -140,8 +140,8 @@ class FinalSnapshot:
             with self.apart:
                 kept = self._keep(moment)
         if not kept and moment.holds():
-            why = "no room for it, or it was changed"
-            told = f"rekindle: the state after step {moment.step} could not be kept: {why}"
+            why = "there is no space for it, or the script changed it"
+            told = f"rekindle: the rank could not keep the state after step {moment.step}: {why}"
             print(told, file=sys.stderr, flush=True)
             return True
         return kept

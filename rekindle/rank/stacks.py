@@ -44,7 +44,7 @@ def answer_signals(path: Path) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:  # a full disk must not stop the training
-        print(f"rekindle: stacks cannot be written: {error}", file=sys.stderr, flush=True)
+        print(f"rekindle: the rank cannot write its stacks: {error}", file=sys.stderr, flush=True)
         return
     faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
 

@@ -80,7 +80,7 @@ class Listener:
             key = generation, place, purpose
             self._came.wait_for(lambda: key in self._lines or is_over())
             if key not in self._lines:
-                raise StaleError(f"generation {generation} ended while it was formed")
+                raise StaleError(f"generation {generation} ended before all ranks had formed it")
             return self._lines.pop(key)
 
     def wake(self) -> None:
@@ -229,15 +229,15 @@ class StepVote:
 
     def _lost(self, error: Exception) -> Exception:
         if self._severed:
-            return StaleError("the generation ended at its gate")
-        return PeerGoneError(f"another rank is gone: {error}")
+            return StaleError("the generation ended while its ranks agreed on a step")
+        return PeerGoneError(f"the connection to another rank failed: {error}")
 
     def _keep(self, line: socket.socket) -> socket.socket:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             if self._severed:
                 line.close()
-                raise StaleError("the generation ended while it was formed")
+                raise StaleError("the generation ended before all ranks had formed it")
             self._lines.append(line)
         return line
 
@@ -275,24 +275,24 @@ def _compare(mine: tuple[int, bool, RunIdentity], theirs: tuple[int, bool, RunId
     (step, ends, run), (other, other_ends, other_run) = mine, theirs
     if run.total != other_run.total:
         raise SessionError(
-            f"this rank is to do {run.total} steps and another one {other_run.total}: all have to "
-            "have as many batches, and epochs"
+            f"this rank has {run.total} steps, but another rank has {other_run.total}; give all "
+            "ranks the same number of batches and epochs"
         )
     if run.begins != other_run.begins:
         raise SessionError(
-            "another rank has begun with other parameters: give all the same seed before the "
-            "network is built"
+            "another rank started with other parameters; set the same seed on all ranks before "
+            "they build the network"
         )
     if step != other:
         raise SessionError(
-            f"this rank is at step {step} and another one at step {other}: all have to have as "
-            "many batches"
+            f"this rank is at step {step}, but another rank is at step {other}; give all ranks "
+            "the same number of batches"
         )
     if ends is not other_ends:
-        who = "this rank and not another" if ends else "another rank and not this one"
+        who = "this rank, but not another rank," if ends else "another rank, but not this rank,"
         raise SessionError(
-            f"{who} has ended its training behind step {step}: if a callback stops it, it has to "
-            "stop all ranks behind the same step"
+            f"{who} ended its training after step {step}; a callback that stops training must "
+            "stop all ranks after the same step"
         )
 
 
@@ -308,7 +308,7 @@ def call(address: Address, generation: int, place: int, purpose: int) -> socket.
         line.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
     except OSError as error:
         line.close()
-        raise PeerGoneError(f"the rank at {host}:{port} has hung up: {error}") from error
+        raise PeerGoneError(f"the rank at {host}:{port} closed the connection: {error}") from error
     return line
 
 
@@ -319,7 +319,7 @@ def receive(line: socket.socket, size: int) -> bytearray:
     while filled < size:
         count = line.recv_into(view[filled:])
         if not count:
-            raise PeerGoneError("its line was closed")
+            raise PeerGoneError("it closed its connection")
         filled += count
     return data
 

@@ -160,7 +160,7 @@ def _recovery_sentence(
             verb = "approved" if event.granted else "refused"
             return f"{prefix}{event.by} {verb} {event.strategy.value}"
         case Isolated():
-            return f"{prefix}the job places nothing on {event.host} from now on"
+            return f"{prefix}the job no longer uses the host {event.host}"
         case Formed():
             verb = f"continues after step {event.step}" if event.step else "begins at step 0"
             world = f"generation {event.generation}, world size {event.world_size}"
@@ -197,7 +197,7 @@ _SOURCES = {
     "self": ("kept", ""),
     "peer": ("received", "from a peer"),
     "snapshot": ("read", "from a snapshot"),
-    "replica": ("read", "from a copy on another node"),
+    "replica": ("read", "from a replica on another node"),
     "checkpoint": ("read", "from a checkpoint"),
     "fresh": ("built", ""),
     "script": ("left", "to the script"),

@@ -96,4 +96,4 @@ def _of_world(attempt: list[AnyEvent]) -> Shown:
     if not left_out:
         return Shown(RUNNING)
     nodes = listed("node", left_out)
-    return Shown(SHRUNK, f"Training goes on without {nodes}, until one comes in its place")
+    return Shown(SHRUNK, f"Training continues without {nodes} until a new node joins")

@@ -71,7 +71,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     return Summary(
         job_id=job_id,
         outcome=end.outcome if end else "unfinished",
-        reason=end.reason if end else "its coordinator died before the job ended",
+        reason=end.reason if end else "its coordinator ended before the job did",
         finished=finished,
         attempts=sum(isinstance(event, JobStarted) for event in history),
         stepped=any(isinstance(event, FirstStep) and event.step > 0 for event in history),
@@ -139,7 +139,7 @@ def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
         f"{capital(summary.reason)}.",
         _times(summary)
         if summary.stepped
-        else "No step was finished inside a Session, so there is no goodput to tell.",
+        else "The job finished no step inside a Session, so the report has no goodput.",
         _incidents(summary.incidents),
     ]
     if summary.left_out:
@@ -154,12 +154,12 @@ def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
 
 def _times(summary: Summary) -> str:
     rows = [
-        ("coming forward (goodput)", summary.training_s),
+        ("new progress (goodput)", summary.training_s),
         ("starting", summary.starting_s),
         ("recovering", summary.recovering_s),
     ]
     if summary.steps_lost:
-        rows.append((f"doing {summary.steps_lost} lost steps again", summary.repeating_s))
+        rows.append((f"repeating {summary.steps_lost} lost steps", summary.repeating_s))
     rows.append(("in all", summary.wall_s))
     wall = summary.wall_s or 1.0
     lines = ["| time spent | seconds | share |", "|---|---:|---:|"]
@@ -169,9 +169,8 @@ def _times(summary: Summary) -> str:
 
 def _left_out(steps: tuple[int, ...]) -> str:
     return (
-        f"Checkpoints that were due and left out, for the store was busy: {len(steps)} "
-        f"(of {listed('step', steps)}). A longer interval or a faster store would keep what was "
-        "asked for."
+        f"The job skipped {len(steps)} due checkpoints (of {listed('step', steps)}), because the "
+        "store was busy. Choose a longer interval or a faster store."
     )
 
 
@@ -198,14 +197,14 @@ def _incidents(found: list[Incident]) -> str:
             sources_in_words(one.sources) or "-",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "Times are counted from the moment of detection.", ""]
+    lines += ["", "All times start at the moment of detection.", ""]
     lines += [f"{one.number}. {capital(one.reason)}." for one in found if one.reason]
     return "\n".join(lines)
 
 
 def _markdown_failure(fault: Fault) -> str:
     after = f", after step {fault.finished}" if fault.finished else ""
-    text = f"## What failed first\n\n{capital(fault.message)}{after}."
+    text = f"## First failure\n\n{capital(fault.message)}{after}."
     if not fault.traceback:
         return text
     return f"{text}\n\n```text\n{fault.traceback.rstrip()}\n```"

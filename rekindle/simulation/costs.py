@@ -117,7 +117,7 @@ def load(user_file: Path | None = None) -> Costs:
                     job = msgspec.structs.replace(job, **entry.values)
                     key = "job"
                 case other:
-                    raise entry.error(f"unknown table [[{other}]]; choose of strategy, kind, job")
+                    raise entry.error(f"unknown table [[{other}]]; choose from strategy, kind, job")
             if key in seen:
                 raise twice(entry, key)
             seen.add(key)
@@ -127,4 +127,4 @@ def load(user_file: Path | None = None) -> Costs:
 def twice(entry: Entry, key: object) -> UsageError:
     """Return the error about an entry that repeats an earlier entry of the file."""
     name = getattr(key, "value", key)
-    return entry.error(f"there is an entry for '{name}' in this file already; keep one")
+    return entry.error(f"this file already has an entry for '{name}'; keep one")

@@ -43,11 +43,13 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Check that the fields do not contradict each other. Raises FieldError."""
         if self.place + self.script > 1:
-            problem = "place and script are shares of one whole; give at most 1 in all"
+            problem = "place and script are shares of the same total; their sum must be at most 1"
             raise FieldError(problem, "script")
         for name in ("kind", "becomes"):
             if getattr(self, name) in _NEVER:
-                problem = "no mix can tell of these: Rekindle makes them while it recovers"
+                problem = (
+                    "a mix cannot contain this kind, because Rekindle produces it during recovery"
+                )
                 raise FieldError(problem, name)
 
 
@@ -103,8 +105,8 @@ def load(name: str) -> Mix:
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"--faults {name}: there is no such file, and no such mix; choose of "
-            f"{', '.join(SHIPPED)}, or give a file (docs/operate/simulate.md says what is in it)"
+            f"--faults {name} is not a file or a mix; choose from {', '.join(SHIPPED)}, or give "
+            "a file (docs/operate/simulate.md describes the format)"
         )
     return _read(name, path)
 
@@ -116,7 +118,7 @@ def _read(name: str, path: Path) -> Mix:
     for entry in read(path):
         if entry.table == "mix":
             if header is not None:
-                raise entry.error(f"there is a [[mix]] in line {header.line} already; keep one")
+                raise entry.error(f"line {header.line} already has a [[mix]]; keep one")
             header, odds = entry, entry.convert(MixRow)
         elif entry.table == "fault":
             row = entry.convert(FaultRow)
@@ -124,9 +126,9 @@ def _read(name: str, path: Path) -> Mix:
                 raise twice(entry, row.name)
             faults[row.name] = row
         else:
-            raise entry.error(f"unknown table [[{entry.table}]]; choose of mix, fault")
+            raise entry.error(f"unknown table [[{entry.table}]]; choose from mix, fault")
     if odds is None or header is None:
-        raise UsageError(f"{path}:1: [[mix]] is missing; it says how often faults strike")
+        raise UsageError(f"{path}:1: [[mix]] is missing; add it, with the rate of faults")
     if bool(faults) == bool(odds.faults_of):
         given = "both are given" if faults else "neither is given"
         raise header.error(f"give [[fault]] entries or faults_of; {given}")

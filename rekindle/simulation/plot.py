@@ -97,7 +97,7 @@ def _incidents(axes: Axes, named: Named) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("incidents per run")
-    axes.set_title("Incidents by the heaviest strategy they took", fontsize=10)
+    axes.set_title("Incidents by the strongest strategy that they used", fontsize=10)
     axes.grid(axis="x", alpha=0.25)
     if len(named) > 1:
         axes.legend(fontsize=8, loc="lower right")
@@ -107,7 +107,7 @@ def _checkpoints(axes: Axes, named: Named) -> None:
     """Draw the cost of checkpoints and of the work lost since the last one, by interval."""
     axes.set_title("Cost of checkpoints and of work lost since the last one", fontsize=10)
     if named[0][1].stall_s == 0:
-        axes.text(0.5, 0.5, "a checkpoint costs nothing here", ha="center", va="center")
+        axes.text(0.5, 0.5, "here a checkpoint takes no time", ha="center", va="center")
         axes.set_axis_off()
         return
     for (name, one), colour in zip(named, _POLICIES, strict=False):

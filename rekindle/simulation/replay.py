@@ -55,7 +55,7 @@ class Broken(msgspec.Struct, kw_only=True):
         """Return the fault as Rekindle would detect it now."""
         row = self.strike.row
         if self.missed:
-            text = f"no node came as node {self.node} in time"
+            text = f"no agent joined for node {self.node} in time"
             return Fault(kind=FaultKind.SCHEDULING, message=text, finished=self.finished, at=at)
         revealed = self.again and row.becomes is not None and self.strike.cause is Cause.PLACE
         kind = row.becomes if revealed and row.becomes else row.kind

@@ -66,9 +66,9 @@ def _main(estimates: Sequence[Estimate]) -> list[Row]:
     return [
         _row("goodput", estimates, lambda one: f"{one.goodput.mean:.4f}"),
         _row("  95 % interval", estimates, lambda one: _range(one.goodput)),
-        _row("begun again by a person", estimates, lambda one: _times(one.mean(lambda o: o.ended))),
+        _row("restarts by a person", estimates, lambda one: _times(one.mean(lambda o: o.ended))),
         _row("spares, so that 99 of 100", estimates, lambda one: str(one.spares)),
-        _row("  faults need not wait", estimates, lambda one: f"{one.spares_alone} but for groups"),
+        _row("  faults do not wait", estimates, lambda one: f"{one.spares_alone} without groups"),
     ]
 
 
@@ -93,7 +93,7 @@ def _incidents(estimates: Sequence[Estimate]) -> list[Row]:
 def _checkpoints(estimates: Sequence[Estimate]) -> list[Row]:
     return [
         _row("  one every", estimates, lambda one: duration(one.checkpoint_s)),
-        _row("  went back to one, per run", estimates, _back),
+        _row("  loaded one, per run", estimates, _back),
         _row("  best interval", estimates, lambda one: duration(one.best_interval)),
         _row("  by Young", estimates, lambda one: duration(_young(one))),
         _row("  by Daly", estimates, lambda one: duration(_daly(one))),
@@ -117,7 +117,7 @@ def _daly(one: Estimate) -> float:
 def _verdict(name: str, found: MeanInterval) -> str:
     told = f"{name}: goodput {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}, 95 %)"
     if found.low <= 0 <= found.high:
-        return f"{told}; more runs (--runs) may tell them apart"
+        return f"{told}; more runs (--runs) may show a difference"
     return f"{told}; it is {'better' if found.mean > 0 else 'worse'}"
 
 

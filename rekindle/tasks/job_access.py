@@ -39,7 +39,7 @@ def this_flow_run(job: str) -> FlowRun:
     """Return this process's flow run. job: for the error. Raises JobError: there is none."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
-        raise JobError(f"job {job!r} belongs to a flow run; this is outside of one")
+        raise JobError(f"job {job!r} belongs to a flow run; call this function in a flow run")
     return context.flow_run
 
 
@@ -81,7 +81,7 @@ def release(job_id: str, log: Log) -> bool:
     try:
         engine_of(job_id).release()
     except (JobError, UsageError) as error:
-        log.warning("Something of job %s is left in the cluster: %s", job_id, error)
+        log.warning("Some objects of job %s remain in the cluster: %s", job_id, error)
         return False
     return True
 

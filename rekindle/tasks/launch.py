@@ -96,9 +96,9 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
 
 
 _TELL = {
-    How.LAUNCHED: "Job %s is launched, attempt %d. Its directory: %s",
-    How.ADOPTED: "Job %s lives, attempt %d; this flow run adopts it. Its directory: %s",
-    How.FINISHED: "Job %s has succeeded in attempt %d; it is not run again. Its directory: %s",
+    How.LAUNCHED: "Rekindle launched job %s, attempt %d. Its directory: %s",
+    How.ADOPTED: "Job %s runs, attempt %d; this flow run adopts it. Its directory: %s",
+    How.FINISHED: "Job %s has succeeded in attempt %d, and does not run again. Its directory: %s",
 }
 
 

@@ -34,13 +34,13 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
     try:
         found = read_task(directory.path / names.PROFILING_DIRECTORY)
     except UsageError as error:
-        log.info("Nothing to show yet: %s", error)
+        log.info("There are no profiling results yet: %s", error)
         return []
     per_node = directory.spec().processes_per_node
     _, now = diagnose(found, per_node=per_node)
     said = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
     if not said and seen(found):
-        said = ["Nobody is slow."]
+        said = ["No rank is slow."]
     said += [f"- {remark}" for remark in remarks(found, per_node=per_node)]
     steps = list(found.steps)
     text = "\n".join(
@@ -55,7 +55,9 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
         ]
     )
     create_markdown_artifact(
-        text, key=f"{job_id}-profile", description=f"Where the time of job {job_id} goes"
+        text,
+        key=f"{job_id}-profile",
+        description=f"The table shows how the ranks of job {job_id} spend their time",
     )
     for each in now:
         log.warning("%s: %s", each.kind.value, in_words(each, nodes_of(each, per_node)))

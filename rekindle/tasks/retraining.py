@@ -56,7 +56,7 @@ def run_command(
     status is not 0.
     """
     last = ""
-    another = "Another process of this flow run does this already (%s); waiting"
+    another = "Another process of this flow run does this already (%s); this process waits"
     with locked(lock, lambda: log(another, lock)) as handle:
         _end_leftovers(lock)
         marked = {**os.environ, **environment, _MARK: str(lock)}
@@ -97,7 +97,7 @@ def _start(
             preexec_fn=_end_with_parent,  # noqa: PLW1509  one system call, no lock
         )
     except OSError as error:
-        raise UsageError(f"command {command[0]!r} cannot be started: {error}") from error
+        raise UsageError(f"Rekindle cannot start the command {command[0]!r}: {error}") from error
 
 
 def _end_leftovers(lock: Path) -> None:
@@ -167,10 +167,12 @@ def read_metrics(line: str) -> dict[str, float]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise JobError(f"the evaluation's last line is no JSON object of metrics: {line[:200]!r}")
+        raise JobError(
+            f"the last line of the evaluation is not a JSON object of metrics: {line[:200]!r}"
+        )
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise JobError(f"the evaluation's metric {name} is {value!r}, no number")
+            raise JobError(f"the evaluation's metric {name} is {value!r}, which is not a number")
         if not math.isfinite(value):
             raise RejectedError(f"the evaluation's metric {name} is {value}")
     return {name: float(value) for name, value in found.items()}
@@ -186,13 +188,13 @@ def judge(
     for name in (*at_least, *at_most):
         if name not in metrics:
             known = ", ".join(metrics) or "none"
-            raise RejectedError(f"the evaluation tells no metric {name}; it tells {known}")
+            raise RejectedError(f"the evaluation does not have the metric {name}; it has {known}")
     for name, least in at_least.items():
         if not metrics[name] >= least:
-            raise RejectedError(f"{name} is {metrics[name]:g}, and must be {least:g} at least")
+            raise RejectedError(f"{name} is {metrics[name]:g}, but must be at least {least:g}")
     for name, most in at_most.items():
         if not metrics[name] <= most:
-            raise RejectedError(f"{name} is {metrics[name]:g}, and must be {most:g} at most")
+            raise RejectedError(f"{name} is {metrics[name]:g}, but must be at most {most:g}")
 
 
 @contextlib.contextmanager
@@ -214,11 +216,11 @@ def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpo
     if newest.step != step:
         why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
         get_run_logger().warning(
-            "Job %s has finished step %d, and its newest checkpoint is of step %d: %s",
+            "Job %s has finished step %d, but its newest checkpoint has step %d: %s",
             spec.job_id,
             step,
             newest.step,
-            why or "training ended early, or the last one could not be written",
+            why or "training ended early, or the job could not write the last checkpoint",
         )
     with reading(store, (newest.step, newest.generation)):
         yield _brought(found.checkpoint, directory)
@@ -260,7 +262,7 @@ def publish(
         key=f"{manifest.job_id}-published",
         description=f"Published as {published.reference}; metrics: {dict(metrics) or 'none'}",
     )
-    word = "was published before" if published.existed else "is published"
+    word = "was already published" if published.existed else "is published"
     get_run_logger().info("Step %d %s: %s", published.step, word, published.reference)
     return published
 

@@ -209,7 +209,8 @@ def _end(history: list[AnyEvent], job_id: str) -> Ended:
     end = attempts.end_of(history)
     if end is None:
         raise JobError(
-            f"the coordinator of job {job_id} died before the job ended, and so did "
-            f"{MOST_REVIVALS} that replaced it; see coordinator.log in the job's directory"
+            f"the coordinator of job {job_id} ended before the job did, and so did "
+            f"{MOST_REVIVALS} coordinators that replaced it; see coordinator.log in the job's "
+            "directory"
         )
     return end

@@ -129,7 +129,7 @@ class JobHandle:
             if ended:
                 raise RunError(f"the job ended before {what}\n{self.story()}")
             if time.monotonic() > deadline:
-                raise RunError(f"not within {limit_s:g} s: {what}\n{self.story()}")
+                raise RunError(f"this did not happen within {limit_s:g} s: {what}\n{self.story()}")
             time.sleep(_LOOK_S)
 
     def wait_event(

@@ -105,7 +105,9 @@ class Run(JobHandle):
         status = self._process.wait()
         ended = self.events_of(journal.Ended)
         if not ended:
-            raise RunError(f"the run ended with status {status}, and no word\n{self.story()}")
+            raise RunError(
+                f"the run ended with status {status}, and its journal has no end\n{self.story()}"
+            )
         started = [rank for event in self.events_of(journal.RanksStarted) for rank in event.ranks]
         return Report(
             exit_status=status,

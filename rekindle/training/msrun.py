@@ -53,7 +53,7 @@ def main() -> None:
         try:
             from mindspore.parallel.cluster.run import get_args, run
         except ModuleNotFoundError as error:
-            raise UsageError(f"{error}, in {sys.executable}: use the Python that has it") from error
+            raise UsageError(f"{error}, in {sys.executable}; use a Python that has it") from error
         args = get_args()
         if args.worker_num == 0:
             args.worker_num = args.local_worker_num * int(os.environ.get("GROUP_WORLD_SIZE", "1"))
@@ -82,8 +82,8 @@ def options_of(environment: Mapping[str, str]) -> list[str]:
     """
     if environment.get("LOCAL_WORLD_SIZE", "1") != "1":
         raise UsageError(
-            f"there are {environment['LOCAL_WORLD_SIZE']} msruns on this node: give "
-            "--nproc-per-node 1 to rekindle, and --local_worker_num to msrun"
+            f"this node has {environment['LOCAL_WORLD_SIZE']} msruns; give --nproc-per-node 1 to "
+            "rekindle, and --local_worker_num to msrun"
         )
     options = ["--join=True", "--worker_num=0"]
     for name, option in (
@@ -172,7 +172,7 @@ class Agent:
             if self.has_all and None not in codes[: len(workers)]:
                 done_at = done_at or time.monotonic()
                 if time.monotonic() - done_at > SCHEDULER_S:
-                    print("rekindle: the scheduler did not end by itself", file=sys.stderr)
+                    print("rekindle: the scheduler did not end, so msrun ends it", file=sys.stderr)
                     return 0
             time.sleep(LOOK_S)
         return 128 + self._told
@@ -207,7 +207,7 @@ def _end_of(process: Process) -> int | None:
 def _said(who: str, code: int) -> int:
     """Print how a process ended; return its status in a shell's form."""
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-    print(f"rekindle: {who} has ended {how}; the others are ended", file=sys.stderr, flush=True)
+    print(f"rekindle: {who} has ended {how}, so msrun ends the others", file=sys.stderr, flush=True)
     return 128 - code if code < 0 else code
 
 

@@ -22,7 +22,7 @@ def main() -> None:
     """Execute the command in the arguments, with the user's PATH."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(os.environ[ENV_MSRUN]):
-        sys.exit("rekindle: msrun is gone")  # msrun ended before prctl() was called
+        sys.exit("rekindle: msrun has ended")  # msrun ended before prctl() was called
     for name in _OF_MSRUN:
         os.environ.pop(name, None)
     os.environ["PATH"] = os.environ.pop(ENV_PATH)

@@ -67,7 +67,9 @@ class Dcmi:
             try:
                 function = getattr(library, name)
             except AttributeError as error:
-                raise NoDcmiError(f"libdcmi.so is too old: it has no {name}") from error
+                raise NoDcmiError(
+                    f"libdcmi.so is too old: it does not have the function {name}"
+                ) from error
             function.argtypes, function.restype = argtypes, c_int
             self._functions[name] = function
         self._call("dcmi_init")
@@ -93,7 +95,9 @@ class Dcmi:
         health, count, codes = c_uint(), c_int(), (c_uint * MOST_CODES)()
         self._call("dcmi_get_device_health", card, chip, byref(health))
         if health.value > max(Severity):  # 0xFFFFFFFF
-            raise DcmiError(f"chip {chip} of card {card} is not there: health {health.value:#x}")
+            raise DcmiError(
+                f"card {card} does not have a chip {chip}: DCMI returned health {health.value:#x}"
+            )
         at = (card, chip)
         self._call("dcmi_get_device_errorcode_v2", *at, byref(count), codes, MOST_CODES)
         known = codes[: _within(count.value, MOST_CODES, f"codes of chip {chip} of card {card}")]
@@ -108,7 +112,7 @@ class Dcmi:
 
 def _within(count: int, most: int, what: str) -> int:
     if not 0 <= count <= most:
-        raise DcmiError(f"DCMI says that there are {count} {what}; it was given room for {most}")
+        raise DcmiError(f"DCMI reports {count} {what}; Rekindle reads at most {most}")
     return count
 
 
@@ -119,7 +123,7 @@ def load() -> Library:
             return ctypes.CDLL(place)
         except OSError as error:
             why = str(error)
-    raise NoDcmiError(f"libdcmi.so cannot be loaded: {why}")
+    raise NoDcmiError(f"Rekindle cannot load libdcmi.so: {why}")
 
 
 def ask(loaded: Callable[[], Library]) -> Found:

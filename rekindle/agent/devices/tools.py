@@ -78,7 +78,7 @@ async def reset_device(device: int, host_file: Path | None) -> str:
     """
     if host_file is not None:
         sick = device in read_condition(host_file).sick_devices
-        return "it stays broken" if sick else ""
+        return "the device is still faulty after the reset" if sick else ""
     if NPU_MANAGER.exists():
         place, error = await _npu(_visible(device))
         return error or (await run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
@@ -135,7 +135,7 @@ async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
     for card, chip, number in _MAPPED.findall(told):
         if number == logical:
             return ("-i", card, "-c", chip), ""
-    return (), error or f"npu-smi knows no chip with the logical number {logical}"
+    return (), error or f"npu-smi does not list a chip with the logical number {logical}"
 
 
 async def run(limit_s: float, *command: str) -> tuple[str, str]:
@@ -146,7 +146,7 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
     """
     stuck = _stuck.get(command[0])
     if stuck is not None and stuck.returncode is None:
-        return "", f"{command[0]} was killed and has not ended"
+        return "", f"{command[0]} did not end after SIGKILL"
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -155,7 +155,7 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
             stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as error:
-        return "", f"{command[0]} cannot be run: {error.strerror}"
+        return "", f"Rekindle cannot run {command[0]}: {error.strerror}"
     try:
         output, _ = await asyncio.wait_for(process.communicate(), limit_s)
     except asyncio.TimeoutError:
@@ -192,7 +192,7 @@ class DeviceMonitor:
             try:
                 goes_on = await self.look()
             except Exception as error:  # a bug of ours, which ends only this look
-                text = f"fault codes of devices could not be read: {error!r}"
+                text = f"the agent could not read the fault codes of devices: {error!r}"
                 self._problems.report(text, text)
 
     async def look(self) -> bool:
@@ -207,7 +207,9 @@ class DeviceMonitor:
         found = await conditions(asked)
         for problem in (found.absent, *found.problems):
             if problem:
-                self._problems.report(problem, f"fault codes of devices are not read: {problem}")
+                self._problems.report(
+                    problem, f"the agent does not read the fault codes of devices: {problem}"
+                )
         now = self._devices()
         known = {at: each for at, each in found.devices.items() if now.get(at) == asked[at]}
         if any(each.codes or self._last.get(at) != each for at, each in known.items()):

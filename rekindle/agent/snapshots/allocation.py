@@ -24,7 +24,7 @@ class _Promised:
         with self._lock:
             left = available_bytes() - self._bytes
             if size > left:
-                raise OSError(errno.ENOMEM, f"{max(0, left)} bytes are left here")
+                raise OSError(errno.ENOMEM, f"this node has only {max(0, left)} bytes left")
             self._bytes += size
 
     def keep(self, size: int) -> None:
@@ -52,7 +52,7 @@ def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = Non
         zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
         while done < size:
             if stop is not None and stop.is_set():
-                raise OSError(errno.ECANCELED, "it is not needed any more")
+                raise OSError(errno.ECANCELED, "the agent does not need this buffer any longer")
             wrote = os.pwrite(fd, zeros[: size - done], done)
             _promised.keep(wrote)
             done += wrote

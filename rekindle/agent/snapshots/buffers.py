@@ -148,7 +148,10 @@ class NodeSnapshots:
                 os.close(fd)
             if not isinstance(error, OSError):
                 raise
-            text = f"no memory for {count} snapshots of {data_bytes} bytes: {error.strerror}"
+            text = (
+                f"the node does not have memory for {count} snapshots of {data_bytes} bytes: "
+                f"{error.strerror}"
+            )
             raise CheckpointError(text) from error
         return held
 

@@ -119,13 +119,13 @@ class CheckpointFiles:
         if keep.metric and keep.metric not in self._metrics:
             known = ", ".join(sorted(self._metrics)) or "nothing"
             amiss = (
-                f"the step of the newest checkpoint has not logged {keep.metric} (but {known}): "
-                "such checkpoints are never among the best"
+                f"the script did not log {keep.metric} in the step of the newest checkpoint (it "
+                f"logged {known}); retention never counts such a checkpoint among the best"
             )
         try:
             removed = self._store.prune(keep)
         except CheckpointError as error:
-            amiss = f"checkpoints that need not be kept could not be removed: {error}"
+            amiss = f"Rekindle could not remove old checkpoints: {error}"
         news, self._amiss = "" if amiss == self._amiss else amiss, amiss
         return protocol.Pruned(removed=removed, error=news) if removed or news else None
 
@@ -329,8 +329,8 @@ class DueCheckpoints:
 def _left_out(made: Made, shards: int, busy: Made | None) -> protocol.WriteLeftOut:
     step, generation = made
     reason = (
-        f"the store was busy with that of step {busy[0]}"
+        f"the store was busy with the checkpoint of step {busy[0]}"
         if busy
-        else "its snapshot was written over before all shards were there"
+        else "a newer snapshot replaced its snapshot before all shards were written"
     )
     return protocol.WriteLeftOut(step=step, generation=generation, shards=shards, reason=reason)

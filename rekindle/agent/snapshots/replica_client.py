@@ -62,7 +62,10 @@ class ReplicaClient:
             except CheckpointError as error:
                 self._rests_until = time.monotonic() + REST_S
                 if not self._said:
-                    text = f"node {replica_node} keeps no copy of rank {rank} after step {made[0]}"
+                    text = (
+                        f"node {replica_node} does not hold a replica of rank {rank} after step "
+                        f"{made[0]}"
+                    )
                     print(f"rekindle agent: {text}: {error}", file=sys.stderr, flush=True)
                 self._said = True
 
@@ -77,7 +80,7 @@ class ReplicaClient:
         node = form.plan[rank].node if form is not None and rank in form.plan else -1
         try:
             if form is None or node < 0:
-                raise StaleError(f"no generation goes on in which rank {rank} fetches a copy")
+                raise StaleError(f"rank {rank} does not fetch a replica in the current generation")
             work = replica_server.fetch(
                 form.replica_addresses[node], self._known, make_room, rank=rank, made=made
             )
@@ -90,5 +93,5 @@ class ReplicaClient:
         task = in_background(work, self._under_way)
         await asyncio.wait([task])
         if task.cancelled():
-            raise StaleError("the generation has ended meanwhile")
+            raise StaleError("the generation ended during the transfer")
         task.result()

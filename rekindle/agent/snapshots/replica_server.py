@@ -115,8 +115,8 @@ class ReplicaServer:
             found = [copy for copy in self._copies[rank] if copy.made == made]
             if not found:
                 raise CheckpointError(
-                    f"there is no copy of rank {rank} after step {made[0]} of generation "
-                    f"{made[1]}, but of (step, generation) {list(self._states(rank))}"
+                    f"there is no replica of rank {rank} after step {made[0]} of generation "
+                    f"{made[1]}; replicas exist of (step, generation) {list(self._states(rank))}"
                 )
             yield found[0].buffer
 
@@ -158,7 +158,7 @@ class ReplicaServer:
     def _refusal(self, request: Put | Fetch) -> str:
         theirs, ours = (request.job_id, request.attempt), (self._known.job_id, self._known.attempt)
         if theirs != ours:
-            return f"the caller's job and attempt are {theirs}, ours are {ours}"
+            return f"the caller has (job, attempt) {theirs}, this agent has {ours}"
         known = 0 <= request.rank < self._spec.world_size
         return "" if known else f"there is no rank {request.rank}"
 
@@ -181,10 +181,13 @@ class ReplicaServer:
         try:
             copy = await self._make_room(put)
         except OSError as error:
-            text = f"no memory for a copy of {put.bytes} bytes: {error.strerror}"
+            text = (
+                f"the node does not have memory for a replica of {put.bytes} bytes: "
+                f"{error.strerror}"
+            )
             await line.say(Answer(error=text))
             return
-        answer = Answer(error="broken off")
+        answer = Answer(error="the transfer was interrupted")
         try:
             await line.say(Answer(bytes=put.bytes))
             with copy.buffer.data[: put.bytes] as content:
@@ -226,7 +229,7 @@ class ReplicaServer:
     def _judge(self, put: Put, arrived: str) -> Answer:
         """Return the answer for the received bytes: to keep them, or an error."""
         if arrived != put.checksum:
-            return Answer(error=f"the checksum of what arrived is {arrived}, not {put.checksum}")
+            return Answer(error=f"the received bytes have checksum {arrived}, not {put.checksum}")
         return Answer(stale=put.generation < self._generation)
 
     def _keep(self, put: Put, copy: _Copy) -> None:
@@ -304,8 +307,8 @@ async def fetch(
             arrived = await line.receive(content)
         if arrived != answer.checksum:
             raise CorruptError(
-                f"copy of rank {rank} after step {made[0]}: checksum is {arrived}, "
-                f"sealed was {answer.checksum}"
+                f"the replica of rank {rank} after step {made[0]} has checksum {arrived}, not "
+                f"{answer.checksum}"
             )
         # No await may separate these lines. The end of a generation would interrupt the task, and
         # its rank would wait without end for a seal.
@@ -327,7 +330,7 @@ async def _called(
             await line.meet()
             yield line
     except asyncio.TimeoutError as error:
-        raise CheckpointError(f"the agent at {at.host}:{at.port} is silent") from error
+        raise CheckpointError(f"the agent at {at.host}:{at.port} does not answer") from error
     except StaleError:
         raise
     except (OSError, ProtocolError) as error:
@@ -340,5 +343,5 @@ async def _answer(line: ReplicaConnection, limit_s: float) -> Answer:
     if answer.error:
         raise CheckpointError(answer.error)
     if answer.stale:
-        raise StaleError("the snapshot is of an earlier generation")
+        raise StaleError("the snapshot belongs to an earlier generation")
     return answer

@@ -141,7 +141,7 @@ class ReplicaConnection:
         """
         length, proof = _HEAD.unpack(await self._receive(_HEAD.size, limit_s))
         if length > LONGEST:
-            raise ProtocolError(f"a message of {length} bytes")
+            raise ProtocolError(f"a message has {length} bytes; at most {LONGEST} are allowed")
         text = await self._receive(length)
         if not hmac.compare_digest(proof, self._proof(1, text)):
             raise ProtocolError("the other side does not know the job's secret")
@@ -192,5 +192,5 @@ class ReplicaConnection:
         receives = asyncio.get_running_loop().sock_recv_into(self._socket, into)
         count = await within(receives, max(limit_s, self.silence_s))
         if not count:
-            raise ConnectionError("the line was closed")
+            raise ConnectionError("the other side closed the connection")
         return count

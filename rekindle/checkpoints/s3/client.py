@@ -285,7 +285,8 @@ class Bucket:
             if None in after.values() or after.items() <= arguments.items():
                 url = self.location.url(prefix)
                 raise S3Error(
-                    f"cannot {action} {url}: the list does not go on", S3ErrorKind.REFUSED
+                    f"cannot {action} {url}: the server did not return the next page of the list",
+                    S3ErrorKind.REFUSED,
                 )
             arguments |= after
 

@@ -28,7 +28,9 @@ def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
     except ModuleNotFoundError as error:
         raise extra_of(error) from error
     if isinstance(location.verify, str) and not Path(location.verify).is_file():
-        raise UsageError(f"there is no file of authorities {location.verify} (verify=)")
+        raise UsageError(
+            f"the file of certificate authorities {location.verify} (verify=) does not exist"
+        )
     config = botocore.config.Config(
         # The signature covers the body's MD5, with and without TLS, so a SHA-256 of the body is
         # unnecessary.
@@ -59,8 +61,8 @@ def connect(location: S3Location, environment: Mapping[str, str]) -> Bucket:
         )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise UsageError(
-            f"boto3 cannot be set up for {location}: {type(error).__name__}; "
-            "check its configuration (the profile and region that the environment names)"
+            f"Rekindle cannot configure boto3 for {location} ({type(error).__name__}); check the "
+            "profile and region in the environment"
         ) from None
     return Bucket(location, client)
 
@@ -78,5 +80,7 @@ def _credentials(environment: Mapping[str, str]) -> dict[str, str]:
     given = {name: environment[env] for name, env in wanted.items() if environment.get(env)}
     missing = [env for name, env in list(wanted.items())[:2] if name not in given]
     if given and missing:
-        raise UsageError(f"the environment has a part of the store's credentials, not {missing[0]}")
+        raise UsageError(
+            f"the environment has only a part of the store's credentials; set {missing[0]} as well"
+        )
     return given

@@ -49,16 +49,16 @@ _RIGHTS = "give these credentials the right to list, read, write and delete belo
 _CREDENTIALS = (
     f"give valid credentials in {names.ENV_STORE_ACCESS_KEY_ID}, "
     f"{names.ENV_STORE_SECRET_ACCESS_KEY} and, for temporary ones, "
-    f"{names.ENV_STORE_SESSION_TOKEN}, or where boto3 looks for them"
+    f"{names.ENV_STORE_SESSION_TOKEN}, or in another place where boto3 finds them"
 )
-_FRESH = "give fresh credentials, or ones that boto3 can renew by itself"
+_FRESH = "give new credentials, or credentials that boto3 can renew"
 _SERVER = "check the endpoint in the location, the network and the storage service"
 _SETTINGS = "check the endpoint, region and addressing in the location"
-_BUCKET = "make the bucket, or correct its name in the location"
+_BUCKET = "create the bucket, or correct its name in the location"
 _SPACE = "free some space, or keep fewer checkpoints"
 _TLS = (
-    "give the authority of its certificate (verify=/path/ca.pem in the location), "
-    "or check the endpoint"
+    "give the certificate authority of the server (verify=/path/ca.pem in the location), or "
+    "check the endpoint"
 )
 
 _KINDS: Final[Mapping[str, S3ErrorKind]] = {
@@ -109,7 +109,9 @@ _FAILURES: Final[Sequence[tuple[tuple[str, ...], str, Judgement]]] = (
     (
         ("SSLError",),
         "certificate",
-        Judgement(S3ErrorKind.REFUSED, "the server's TLS certificate is not accepted", _TLS),
+        Judgement(
+            S3ErrorKind.REFUSED, "the client does not accept the server's TLS certificate", _TLS
+        ),
     ),
     (
         ("SSLError",),
@@ -124,7 +126,7 @@ _FAILURES: Final[Sequence[tuple[tuple[str, ...], str, Judgement]]] = (
     (
         ("CredentialRetrievalError", "TokenRetrievalError"),
         "",
-        Judgement(S3ErrorKind.PASSING, "the credentials cannot be fetched", _CREDENTIALS),
+        Judgement(S3ErrorKind.PASSING, "the client cannot fetch the credentials", _CREDENTIALS),
     ),
     (
         ("ProxyConnectionError",),
@@ -141,7 +143,7 @@ _FAILURES: Final[Sequence[tuple[tuple[str, ...], str, Judgement]]] = (
     (
         ("EndpointConnectionError",),
         "",
-        Judgement(S3ErrorKind.PASSING, "the server cannot be reached", _SERVER),
+        Judgement(S3ErrorKind.PASSING, "the client cannot reach the server", _SERVER),
     ),
     (("HTTPClientError", "ConnectionError", "IncompleteReadError"), "", _BROKEN),
 )
@@ -160,7 +162,9 @@ def judge(error: Exception) -> Judgement | None:
     if isinstance(error, BotoCoreError | HTTPError | OSError):
         return judge_failure(error)
     if isinstance(error, ResponseParserError | KeyError):
-        return Judgement(S3ErrorKind.PASSING, "its answer is not that of an S3 server", _SERVER)
+        return Judgement(
+            S3ErrorKind.PASSING, "the answer does not have the format of an S3 server", _SERVER
+        )
     return None
 
 
@@ -190,4 +194,8 @@ def judge_failure(error: Exception) -> Judgement:
             return judgement
     if not isinstance(error, exceptions.BotoCoreError):
         return _BROKEN
-    return Judgement(S3ErrorKind.REFUSED, f"{type(error).__name__} before it was sent", _SETTINGS)
+    return Judgement(
+        S3ErrorKind.REFUSED,
+        f"the client failed with {type(error).__name__} before it sent the request",
+        _SETTINGS,
+    )

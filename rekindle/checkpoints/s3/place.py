@@ -66,7 +66,7 @@ def check_sizes(manifest: Manifest, objects: Objects) -> None:
             raise CorruptError(f"{entry.name} is missing")
         actual = objects[entry.file].bytes
         if actual != entry.bytes:
-            raise CorruptError(f"{entry.name} has {actual} bytes, the manifest says {entry.bytes}")
+            raise CorruptError(f"{entry.name} has {actual} bytes, the manifest has {entry.bytes}")
 
 
 def outdated(inventory: Inventory, places: Iterable[Key]) -> list[Key]:
@@ -204,13 +204,13 @@ class S3Place:
         try:
             mark, own = objects.get(ABANDONED), objects.get(MANIFEST_FILE)
             if mark and own and own.modified - mark.modified < ABANDONED_S:
-                raise CorruptError("another process is removing it")
+                raise CorruptError("another process removes it")
             check_sizes(manifest, objects)
         except CorruptError as error:
             self.bucket.delete(self.manifest_key)
             raise CheckpointError(
-                f"{self.url} was removed while it was committed ({error}): "
-                "a newer checkpoint was committed"
+                f"another process removed {self.url} during the commit ({error}), because it "
+                "committed a newer checkpoint"
             ) from error
         return objects
 

@@ -112,7 +112,7 @@ class S3Store:
         """
         place = self._place((manifest.step, manifest.generation))
         if not manifest.files:
-            raise CheckpointError(f"cannot commit {place.url}: the manifest names no file")
+            raise CheckpointError(f"cannot commit {place.url}: the manifest does not list a file")
         return self._commit(place, manifest)
 
     def newest(self, *, at_most: int | None = None) -> NewestCheckpoint:

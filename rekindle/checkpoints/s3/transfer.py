@@ -143,7 +143,8 @@ def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
     # does not check the MD5 may have stored other bytes.
     if not proven and not is_intact(source):
         raise CheckpointError(
-            f"{entry.name} is not what was sent, after it was written: check the storage service"
+            f"the stored bytes of {entry.name} differ from the bytes that Rekindle sent; check "
+            "the storage service"
         )
 
 

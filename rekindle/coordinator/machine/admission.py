@@ -140,7 +140,9 @@ class Admission:
         )
         restarting = self._job.phase is Phase.RESTARTING
         if hello.ranks and (restarting or hello.restart < self._job.restarts):
-            node_rank = "all ranks are started anew, and this agent has some of before"
+            node_rank = (
+                "the job restarts all ranks, and this agent has ranks from before the restart"
+            )
         if isinstance(node_rank, str):
             self._job.do(Send(connection, p.Bye(status=1, refused=node_rank)))
         elif hello.unable:
@@ -220,7 +222,7 @@ class Admission:
         awaited = self._job.isolation.refused(hello.host, unpromised)
         self._job.record(journal.NodeWanted(node=min(awaited, default=SPARE)))
         if awaited and self._job.isolation.just_in_vain(hello.host):
-            why = f"whatever comes, comes from a host that is isolated, as {hello.host}"
+            why = f"each new node comes from an isolated host, for example {hello.host}"
             self._roster.obstacles |= dict.fromkeys(awaited, why)
             self._job.do(SetTimer(Timer.NODE, 0.0))
         return True
@@ -243,7 +245,7 @@ class Admission:
             return
         for node in left_out:
             self._roster.leave_out(node)
-            why = "it did not come in time, and the world goes on without it"
+            why = "it did not join in time, and the world continues without it"
             self._job.record(journal.NodeLeft(node=node, address="", pid=0, reason=why))
         if self._roster.is_full:
             self._job.do(CancelTimer(Timer.NODE))
@@ -257,7 +259,7 @@ class Admission:
         if not (asked and starting):
             return
         if message.port == 0:
-            text = f"the ranks' store could not be started: {message.error}"
+            text = f"the agent could not start the ranks' store: {message.error}"
             self._recovery.report(Fault(kind=FaultKind.LAUNCH, message=text, node=node))
             return
         host = self._spec.master_addr or self._roster.nodes[node].address
@@ -270,7 +272,7 @@ class Admission:
         self._go_on_without_missing()
         if self._roster.missing:
             where = ", ".join(map(str, self._roster.missing))
-            text = f"no node came as node {where}"
+            text = f"no agent joined for node {where}"
             if not self._job.isolation.is_in_vain:
                 text += f" within {self._spec.policy.node_timeout_s:g} s"
             why = "; ".join(sorted(set(self._roster.obstacles.values())))

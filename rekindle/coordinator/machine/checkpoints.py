@@ -192,7 +192,7 @@ class Checkpoints:
         if self._job.phase is Phase.ENDED:
             return
         if message.error:
-            text = f"the checkpoint of step {message.step} was not written: {message.error}"
+            text = f"writing the checkpoint of step {message.step} failed: {message.error}"
             fault = Fault(
                 kind=FaultKind.STORAGE, message=text, node=node, finished=message.step, at=now
             )
@@ -216,7 +216,7 @@ class Checkpoints:
         if self._job.phase is Phase.ENDED:
             return
         rank = self._roster.ranks[message.rank]
-        text = f"rank {rank.rank} keeps no snapshots: {message.error}"
+        text = f"rank {rank.rank} does not keep snapshots: {message.error}"
         fault = Fault(
             kind=FaultKind.STORAGE, message=text, node=node, finished=rank.finished, at=now
         )
@@ -229,7 +229,11 @@ class Checkpoints:
         left_out = self.assembly.backlog.add(node, message)
         if left_out is not None:
             of = self.assembly.backlog.under_way
-            busy = f"the store was busy with that of step {of[0]}" if of else "a newer one was due"
+            busy = (
+                f"the store was busy with the checkpoint of step {of[0]}"
+                if of
+                else "a newer checkpoint was due"
+            )
             self._leave_out(left_out[0], busy)
 
     def write_next(self) -> None:
@@ -318,5 +322,5 @@ class Checkpoints:
             self._roster.nodes[node].snapshots.update(message.kept)
             return
         if not all(0 <= rank < self._job.spec.world_size for rank in message.kept):
-            raise ProtocolError(f"node {node} has copies of ranks that the job has not")
+            raise ProtocolError(f"node {node} has replicas of ranks that the job does not have")
         self._roster.nodes[node].copies.update(message.kept)

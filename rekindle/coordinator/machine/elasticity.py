@@ -74,7 +74,7 @@ class Elasticity:
             self.put_out(node)
             self._tries[node] += 1
             if self._tries[node] > self._spec.policy.max_in_row:
-                self.send_home(node, "the others cannot reach its ranks")
+                self.send_home(node, "the other ranks cannot reach its ranks")
             else:
                 self._fleet.kill(self._roster.ranks_of(node), grace_s=0.0)
 

@@ -75,7 +75,7 @@ class Endings:
             self._job.record(journal.Stopping(reason=reason))
         if self._job.phase is Phase.DUMPING and at_once:
             self._at_once = True
-            self._said = "the job was ended before they were written"
+            self._said = "a second stop ended the job before its nodes wrote it"
             self._finish()
         if self._job.phase in ENDING and not (self._job.phase is Phase.STOPPING and at_once):
             return
@@ -186,7 +186,7 @@ class Endings:
         if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
             return
         self._job.record(journal.FinalCheckpoint(node=node, step=self._dumping, error=error))
-        self._said = f"none, for node {node}: {error}"
+        self._said = f"none, because node {node} failed to write it: {error}"
         self._speechless.add(node)
         self._dump()
 
@@ -210,7 +210,7 @@ class Endings:
             # If there are several nodes, the machine does not know which one delays the others.
             silent = min(self._dumpers)
             self._speechless |= self._dumpers
-            self.dump_failed(silent, f"it has not written them within {limit_s:g} s")
+            self.dump_failed(silent, f"it did not write its shards within {limit_s:g} s")
 
     def _on_stored(self, node: int, message: StoreNews) -> None:
         """Handle a checkpoint that was committed or failed. The job's end may wait for it."""
@@ -254,7 +254,7 @@ class Endings:
     def _finish(self, reason: str = "", *, outcome: str = "") -> None:
         reason = reason or self._reason()
         if self._said or _FINAL_CHECKPOINT in reason:
-            said = self._said or "none, for all that had a snapshot are gone"
+            said = self._said or "none, because all nodes with a snapshot are lost"
             reason = f"{reason.partition(_FINAL_CHECKPOINT)[0]}{_FINAL_CHECKPOINT}{said}"
         self._job.enter(Phase.ENDED)
         self.outcome = outcome or self.outcome

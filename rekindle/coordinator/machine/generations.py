@@ -115,17 +115,17 @@ class Generations:
         rank.status, rank.arrived = Status.WAITING, message
         if rank.shard not in (None, message.shard):
             text = (
-                f"rank {rank.rank} has shard {message.shard} of the training state, and had shard "
-                f"{rank.shard} before: which one it has must follow from its rank alone"
+                f"rank {rank.rank} has shard {message.shard} of the training state, but had "
+                f"shard {rank.shard} before; choose the shard from the rank's number only"
             )
             self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
             return
         rank.shard = message.shard
         if message.shard is not None and self._spec.least_nodes < self._spec.nodes:
             text = (
-                f"rank {rank.rank} has a shard of the training state, and a world of fewer nodes "
-                f"would not have all shards: run it with --nnodes={self._spec.nodes}, not with "
-                f"{self._spec.least_nodes}:{self._spec.nodes}"
+                f"rank {rank.rank} has a shard of the training state, so a world of fewer nodes "
+                f"would not have all shards; run the job with --nnodes={self._spec.nodes}, not "
+                f"with {self._spec.least_nodes}:{self._spec.nodes}"
             )
             self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
             return
@@ -152,7 +152,7 @@ class Generations:
         # If a rank of the world suspects a state in StepFailed, that fault leads to the rollback.
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
-            text = f"rank {message.rank} says that what was made after step {clean} may be wrong"
+            text = f"rank {message.rank} reports that the state after step {clean} may be wrong"
             self._report(Fault(kind=FaultKind.LINK, message=text, finished=clean))
 
     def _grow(self) -> None:
@@ -206,9 +206,8 @@ class Generations:
             return False
         shard = next(rank for rank in self._roster.world if rank.shard is not None)
         text = (
-            f"rank {whole[0].rank} says that all ranks have the same training state, and rank "
-            f"{shard.rank} that it has shard {shard.shard} of it: give shard on all ranks, or on "
-            "none"
+            f"rank {whole[0].rank} has the complete training state, but rank {shard.rank} has "
+            f"shard {shard.shard} of it; give shard on all ranks, or on none"
         )
         self._report(self._job.fault(FaultKind.LAUNCH, whole[0], text))
         return True
@@ -367,7 +366,7 @@ class Generations:
             source = self.planned.ranks[self._roster.place_of(rank)].source
             made = self.planned.step, self.planned.made
             self._refused.add((rank.node, source, made))
-            text = f"rank {rank.rank} could not take its state: {message.error}"
+            text = f"rank {rank.rank} could not load its state: {message.error}"
             fault = self._job.fault(FaultKind.RESTORE, rank, text)
             tried = f"{source.value} of step {made[0]} of generation {made[1]}"
             self._report(msgspec.structs.replace(fault, signature=tried))

@@ -39,7 +39,7 @@ _AT = {
     RankActivity.FIRST: "in the first step of a generation",
     RankActivity.STEP: "in a step",
     RankActivity.BETWEEN: "between two steps",
-    RankActivity.CHECKPOINT: "keeping its state",
+    RankActivity.CHECKPOINT: "writing a snapshot of its state",
     RankActivity.EVALUATE: "evaluating",
     RankActivity.COMPILE: "compiling",
 }
@@ -124,7 +124,7 @@ def _judge_absent(
 
 
 def _does(look: RankInspection) -> str:
-    does = "computes without an end" if look.busy else "makes no progress"
+    does = "computes without end" if look.busy else "makes no progress"
     return f"{does}, {_AT[look.doing]}"
 
 

@@ -72,7 +72,7 @@ class HealthEvents:
         agent = self._roster.nodes.get(sign.node)
         host = agent.host if agent else self._incidents.host_lost_with(sign.node)
         if host is None and sign.node not in self._roster.missing:
-            return f"the job has no node {sign.node} now"
+            return f"the job does not have a node {sign.node} now"
         if sign.host not in ("", host):
             if sign.host != self._incidents.host_lost_with(sign.node):
                 return f"node {sign.node} is not on {sign.host}"
@@ -81,7 +81,7 @@ class HealthEvents:
             agent, host = None, self._incidents.host_lost_with(sign.node)
         per_node = self._spec.processes_per_node
         if not -1 <= sign.device < per_node:
-            return f"node {sign.node} has devices 0 to {per_node - 1}; there is no {sign.device}"
+            return f"node {sign.node} has devices 0 to {per_node - 1}, but not {sign.device}"
         try:
             verdict = verdict_of(self._job.tables(), sign)
         except UsageError as error:

@@ -52,16 +52,22 @@ class Injections:
         next process of the rank also gets the order.
         """
         if not self._spec.allow_injection:
-            return f"job {self._spec.job_id} does not allow it: start it with --allow-injection"
+            return (
+                f"job {self._spec.job_id} does not allow injections; start it with "
+                "--allow-injection"
+            )
         if not 0 <= order.rank < self._spec.world_size:
-            return f"there is no rank {order.rank} in a world of {self._spec.world_size}"
+            return f"a world of {self._spec.world_size} ranks does not have a rank {order.rank}"
         rank = self._roster.ranks[order.rank]
         if not rank.inside:
-            return f"rank {order.rank} takes no part in the world now"
+            return f"rank {order.rank} is outside of the world now"
         if order.step is not None and order.step < rank.finished:
-            return f"step {order.step} is past: rank {order.rank} has finished {rank.finished}"
+            return (
+                f"step {order.step} is over, because rank {order.rank} has finished "
+                f"{rank.finished} steps"
+            )
         if order.kind is InjectionKind.HANG_COLLECTIVE and self._roster.world_size == 1:
-            return "a world of one rank has no collective to hang in"
+            return "a world of one rank does not have collectives, so it cannot hang in one"
         if self._job.phase in ENDING:
             return "the job is ending"
         if rank.status is Status.TRAINING:

@@ -23,9 +23,9 @@ from rekindle.recovery.journal import journal
 
 _FAILED = {
     FaultKind.LINK: "a collective of rank {rank} failed: {error}",
-    FaultKind.TRANSIENT: "rank {rank} met what the script says will pass: {error}",
+    FaultKind.TRANSIENT: "rank {rank} had an error that the script declares as transient: {error}",
     FaultKind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
-    FaultKind.DEVICE: "the device of rank {rank} could not be repaired: {error}",
+    FaultKind.DEVICE: "rank {rank} could not repair its device: {error}",
 }
 
 
@@ -72,7 +72,7 @@ class Losses:
         if lost is None:
             self._fleet.on_spare_lost(connection)
             return
-        text = f"node {lost.node} ({lost.address}) was lost with its agent and all its ranks"
+        text = f"the job lost node {lost.node} ({lost.address}) with its agent and all its ranks"
         self._on_node_lost(lost, text, now)
 
     def on_unkillable(self, now: float) -> None:
@@ -83,8 +83,10 @@ class Losses:
             if lost is None or ranks[0].status is not Status.ENDING:
                 continue  # given up because of another rank
             self._job.send_home(lost.connection, p.Bye(status=1))
-            text = f"rank {ranks[0].rank} has not ended within {KILLED_S:g} s of SIGKILL"
-            self._on_node_lost(lost, f"{text}; node {number} ({lost.address}) is given up", now)
+            text = f"rank {ranks[0].rank} did not end within {KILLED_S:g} s of SIGKILL"
+            self._on_node_lost(
+                lost, f"{text}; the job abandons node {number} ({lost.address})", now
+            )
 
     def _on_node_lost(self, lost: Node, text: str, now: float) -> None:
         self._injections.lost(self._roster.ranks_of(lost.node))
@@ -167,7 +169,7 @@ class Losses:
 
     def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
         """Handle a rank that could not be started."""
-        text = f"rank {message.rank} could not be started: {message.error}"
+        text = f"the agent could not start rank {message.rank}: {message.error}"
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
         if not rank.inside:
@@ -185,7 +187,7 @@ class Losses:
         """
         if message.kind not in _FAILED:
             kind = message.kind.value
-            raise ProtocolError(f"rank {message.rank} says that its step failed by {kind}")
+            raise ProtocolError(f"rank {message.rank} reported a failed step with the kind {kind}")
         rank = self._roster.ranks[message.rank]
         self._generations.hear(message)
         if not rank.inside:
@@ -200,7 +202,7 @@ class Losses:
         self._job.newest = max(self._job.newest, message.finished)
         text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
         if message.clean is not None:
-            text = f"{text}; what was made after step {message.clean} may be wrong on all ranks"
+            text = f"{text}; the state after step {message.clean} may be wrong on all ranks"
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
 
     def on_leave_late(self, now: float) -> None:
@@ -214,7 +216,7 @@ class Losses:
         if self._job.phase is Phase.RESTORING:
             # The list is empty if a rank has ended well instead.
             for rank in self._roster.those(Status.RESTORING)[:1]:
-                text = f"rank {rank.rank} did not take its state within {limit_s:g} s"
+                text = f"rank {rank.rank} did not load its state within {limit_s:g} s"
                 self._recovery.report(self._job.fault(FaultKind.LINK, rank, text, now))
         elif self._job.session:
             did = f"reach its Session within {limit_s:g} s"

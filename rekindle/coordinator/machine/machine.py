@@ -138,13 +138,15 @@ class Machine:
     def _on_message_of_node(self, connection: int, message: p.Message, now: float) -> None:
         seated = self.job.roster.by_connection(connection)
         if seated is None:
-            raise ProtocolError("the agent is no node of the job, and may only say hello")
+            raise ProtocolError("the agent is not a node of the job, so it may only send Hello")
         if not self.job.roster.owns(seated.node, message.ranks_named):
-            raise ProtocolError(f"node {seated.node} speaks for ranks of other nodes")
+            raise ProtocolError(f"node {seated.node} sent a message for ranks of other nodes")
         handler = self._handlers.get(type(message))
         if handler is None:
             name = type(message).__name__
-            raise ProtocolError(f"node {seated.node} sends a {name}, which no agent sends here")
+            raise ProtocolError(
+                f"node {seated.node} sent a {name}, which an agent must not send to a coordinator"
+            )
         handler(seated.node, message, now)
 
     def on_timer(self, timer: Timer, now: float) -> None:

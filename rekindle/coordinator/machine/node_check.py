@@ -35,7 +35,7 @@ from rekindle.recovery.node_check.verdicts import SICK, NodeVerdict, verdicts
 # Agents that arrive within this time are checked together, if some awaited agents are missing. A
 # single node cannot be compared with others.
 GATHER_S = 20.0
-_GONE = "its agent is gone"
+_GONE = "the job lost its agent"
 
 
 class NodeJudged(msgspec.Struct, frozen=True):

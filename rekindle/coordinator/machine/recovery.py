@@ -189,11 +189,14 @@ class Recovery:
     def approve(self, answer: p.Approval) -> str:
         """Handle a user's answer. Return why it has no effect, or an empty text."""
         if self._incidents.awaiting is None or self._job.phase in ENDING:
-            return "nothing waits for approval"
+            return "no incident waits for approval"
         if answer.incident != self._incidents.open:
-            return f"it is incident {self._incidents.open} that waits, not {answer.incident}"
+            return f"incident {self._incidents.open} waits for approval, not {answer.incident}"
         if answer.about not in (0.0, self._incidents.awaiting[0].at):
-            return "that was answered meanwhile, and something else waits now: look at it first"
+            return (
+                "this request already has an answer, and another request waits now; read that "
+                "one first"
+            )
         self._on_answer(answer.granted, answer.by)
         return ""
 
@@ -311,7 +314,7 @@ class Recovery:
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT
         self._fleet.resetting -= {message.rank}
-        text = f"the device of rank {message.rank} could not be reset: {message.error}"
+        text = f"the agent could not reset the device of rank {message.rank}: {message.error}"
         reset = (
             f for f in reversed(self._incidents.faults) if f.rank == message.rank and reset_helps(f)
         )

@@ -229,7 +229,7 @@ class Roster:
                 return f"the agent's {what} is {theirs!r}, the job's is {ours!r}"
         named = (*hello.ranks_named, *hello.ended, *hello.copies)
         if any(not 0 <= rank < spec.world_size for rank in named):
-            return "the agent speaks of ranks that the job has not"
+            return "the agent named ranks that the job does not have"
         seated = self.by_connection(connection)
         if seated is not None:
             return f"the agent is node {seated.node} already"
@@ -239,12 +239,15 @@ class Roster:
             if hello.node not in self.nodes:
                 return hello.node
             if not hello.spare or hello.ranks:
-                return f"node {hello.node} is taken; an agent that names no node waits as a spare"
+                return (
+                    f"another agent is node {hello.node}; an agent without a node rank waits as "
+                    "a spare"
+                )
             if self.promised.get(hello.node) == connection:
                 del self.promised[hello.node]  # another agent has become the node
             return SPARE
         if hello.ranks:
-            return "an agent that has ranks must say which node it is"
+            return "an agent with ranks must send its node rank"
         return SPARE if hello.spare else self._free_place()
 
     def _free_place(self) -> int:

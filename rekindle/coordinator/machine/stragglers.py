@@ -120,8 +120,8 @@ class StragglerCheck:
             then = self._obstacle(found, nodes)
             would = policy.stragglers_shadow and not then
             when = {
-                Stragglers.REPLACE: "training is held, and its node is checked",
-                Stragglers.ISOLATE: "its node is checked when all ranks wait the next time",
+                Stragglers.REPLACE: "the job pauses training and checks its node",
+                Stragglers.ISOLATE: "the job checks its node when all ranks wait the next time",
             }
             if not then:
                 then = when[policy.stragglers]
@@ -148,14 +148,17 @@ class StragglerCheck:
         """Return why the machine cannot react to slow nodes, or an empty text."""
         one_by_one = found.kind is not Slow.LINK  # each node of a slow link may be the cause
         if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self._roster.members):
-            return "nothing is done: too few other nodes are there to compare it with"
+            return "the job does nothing, because it has too few other nodes for a comparison"
         for host in self._hosts(found):
             if self._exams[host] >= MOST_EXAMS:
-                return f"nothing is done: {self._exams[host]} checks have not found {host} slow"
+                return (
+                    f"the job does nothing, because {self._exams[host]} checks did not find that "
+                    f"{host} is slow"
+                )
         for node in nodes:
             why_not = self._irreplaceable(self._fault_at(node, found, FaultKind.STRAGGLER, ""))
             if why_not:
-                return f"nothing is done: {why_not}"
+                return f"the job does nothing, because {why_not}"
         return ""
 
     def _irreplaceable(self, fault: Fault) -> str:
@@ -250,7 +253,9 @@ class StragglerCheck:
         kind = FaultKind.STRAGGLER if verdict.health is Health.STRAGGLER else FaultKind.NODE
         fault = self._fault_at(node, found, kind, verdict.reason, now)
         if why_not := self._irreplaceable(fault):
-            self._recovery.isolate(node, f"{fault.message}; it stays for now: {why_not}")
+            self._recovery.isolate(
+                node, f"{fault.message}; the job keeps the node for now, because {why_not}"
+            )
         else:
             self._recovery.report(fault)
 
@@ -261,7 +266,7 @@ class StragglerCheck:
         agent = self._roster.nodes.get(node)
         return Fault(
             kind=kind,
-            message=f"{said}; its check: {reason}",
+            message=f"{said}; node check: {reason}",
             node=node,
             host=agent.host if agent else "",
             at=now,

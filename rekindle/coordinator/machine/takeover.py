@@ -104,7 +104,7 @@ class Takeover:
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
             if self.inherits and not self._taken_over:
                 self._taken_over = True
-                text = "the coordinator was lost; another one took its place"
+                text = "the coordinator ended unexpectedly, and a new coordinator replaced it"
                 self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))
         if self._roster.all_are(Status.EXITED):
             self._endings.on_good_exit()  # the earlier coordinator did not receive the last end

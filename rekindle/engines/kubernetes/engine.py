@@ -132,7 +132,7 @@ class KubernetesEngine:
         """
         endpoint = self._directory.endpoint()
         if endpoint is None:
-            raise JobError(f"job {self._job_id} was never launched")
+            raise JobError(f"job {self._job_id} has not been launched")
         self._place.around(endpoint.attempt)
         return self._begin(endpoint.attempt)
 
@@ -180,7 +180,7 @@ class KubernetesEngine:
         answer. It also deletes a pod that would restart on a host that the job must avoid.
         """
         gone = self._members.take_gone(node)
-        what = f"{'a spare' if node == names.SPARE else f'node {node}'} cannot be replaced"
+        what = f"Rekindle cannot replace {'a spare' if node == names.SPARE else f'node {node}'}"
         self._chores.do(what, lambda: self._replace(gone))
 
     def _replace(self, gone: LostPods) -> None:
@@ -209,12 +209,12 @@ class KubernetesEngine:
         self._observers.note(event)
         self._members.learn(event)
         if isinstance(event, Isolated) and self._eyes is not None:
-            what = f"the job's pods do not keep off {event.host}"
+            what = f"Rekindle cannot keep the job's pods off {event.host}"
             self._chores.do(what, lambda: self._replace(LostPods()))
         said = learned_from(self._job_id, event)
         if said is not None:
             noted = functools.partial(self._hosts.note, said)
-            self._chores.do(f"what was learned of {said.host} is not noted", noted)
+            self._chores.do(f"Rekindle cannot record the event of {said.host}", noted)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -223,7 +223,7 @@ class KubernetesEngine:
         """
         with contextlib.suppress(ApiError):  # remove the job without it
             if (attempt := under_way(self.history())) is not None:
-                raise JobError(f"attempt {attempt} of job {self._job_id} is under way")
+                raise JobError(f"attempt {attempt} of job {self._job_id} still runs")
         self._place.remove()
 
     @contextmanager

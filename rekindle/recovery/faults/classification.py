@@ -47,7 +47,7 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         ended = "was ended by" if exit_.signal is not None else "ended with"
         message, kind = f"rank {rank} {ended} {exit_}", verdict.kind
         if no_memory:
-            kind, message = FaultKind.HOST_OOM, f"{message}, for the node had no memory left"
+            kind, message = FaultKind.HOST_OOM, f"{message}, because the node had no memory left"
     if kind not in (FaultKind.PROCESS, FaultKind.USER_CODE) and not no_memory:
         message = f"{message} ({verdict.explanation})"
     return Fault(
@@ -121,28 +121,33 @@ def verdict_of(judge: Tables, sign: HealthEvent) -> Verdict:
     """Look a sign up. Raises UsageError: the sign is invalid."""
     what = sign.what.strip()
     if sign.source is not EventSource.ASCEND and (sign.severity, sign.origin) != (None, None):
-        raise UsageError(f"severity and origin are those of Ascend codes; {what!r} is none")
+        raise UsageError(f"severity and origin apply only to Ascend codes, and {what!r} is not one")
     match sign.source:
         case EventSource.ASCEND:
             if ascend_key(what) is None:
-                raise UsageError(f"{what!r} is no fault code: write 8 or 9 digits, as 80E01801")
+                raise UsageError(
+                    f"{what!r} is not a fault code; write 8 or 9 hexadecimal digits, for example "
+                    "80E01801"
+                )
             origin = sign.origin or (FaultOrigin.CHIP if sign.device >= 0 else FaultOrigin.NODE)
             return judge.ascend(what, sign.severity, origin)
         case EventSource.XID:
             if not (what.isascii() and what.isdigit() and len(what) < 6):
-                raise UsageError(f"XID {what!r} is no number")
+                raise UsageError(f"XID {what!r} is not a number")
             return judge.xid(int(what))
         case EventSource.KERNEL:
             return judge.kernel_line(what)
         case EventSource.NODE_CONDITION:
             condition, separator, status = what.partition("=")
             if not separator or status not in ("True", "False", "Unknown"):
-                raise UsageError(f"{what!r} is no condition; say Type=True, =False or =Unknown")
+                raise UsageError(
+                    f"{what!r} is not a condition; write Type=True, Type=False or Type=Unknown"
+                )
             return judge.node_condition(condition, status)
         case EventSource.POD_REASON:
             return judge.pod_reason(what)
         case EventSource.MINDCLUSTER:  # MindCluster acts on its own, and the ranks show the result
-            said = f"MindCluster's own recovery has it as {what}"
+            said = f"MindCluster's own recovery reports it as {what}"
             return unlisted(FaultKind.UNKNOWN, said, Urgency.WATCH)
 
 

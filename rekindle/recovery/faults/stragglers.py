@@ -27,7 +27,7 @@ class Profiled(Event, frozen=True, kw_only=True, tag="profiled"):
 
     def in_words(self) -> str:
         """Return the recorded times as text."""
-        what = f"ranks write down {', '.join(self.switch.words)}"
+        what = f"ranks record {', '.join(self.switch.words)}"
         return (what if self.switch.words else "profiling is off") + f" ({self.by})" * bool(self.by)
 
 
@@ -58,7 +58,7 @@ class SlowOver(Event, frozen=True, kw_only=True, tag="slow-over"):
 
     def in_words(self) -> str:
         """Return the end of the slowness as text."""
-        return f"{who(self.finding)}: {self.finding.kind.value} is over, by itself"
+        return f"{who(self.finding)}: {self.finding.kind.value} is over without an action"
 
 
 class Examined(Event, frozen=True, kw_only=True, tag="examined"):
@@ -71,9 +71,9 @@ class Examined(Event, frozen=True, kw_only=True, tag="examined"):
 
     def in_words(self) -> str:
         """Return the health of the node as text."""
-        what = "which has become slow" if self.suspect else "as a reference node"
+        what = "which has become slow" if self.suspect else "which is a reference node"
         where = f" on {self.host}" if self.host else ""
-        return f"node {self.node}{where}, {what}, is checked: {self.verdict.in_words()}"
+        return f"the job checked node {self.node}{where}, {what}: {self.verdict.in_words()}"
 
 
 StragglerEvent = Slowed | SlowOver | Examined

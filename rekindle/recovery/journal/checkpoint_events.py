@@ -63,7 +63,7 @@ class CheckpointInterval(Event, frozen=True, kw_only=True, tag="checkpoint-inter
     def in_words(self) -> str:
         """Return the new interval and its reason as text."""
         about = f" (about {self.seconds:.0f} s)" if self.seconds else ""
-        return f"from now on a checkpoint every {self.steps} steps{about}: {self.reason}"
+        return f"the job now writes a checkpoint every {self.steps} steps{about}: {self.reason}"
 
 
 class CheckpointsPruned(Event, frozen=True, kw_only=True, tag="checkpoints-pruned"):
@@ -78,5 +78,5 @@ class CheckpointsPruned(Event, frozen=True, kw_only=True, tag="checkpoints-prune
     def in_words(self) -> str:
         """Return the removal as text."""
         steps = listed("step", [step for step, _ in self.removed])
-        done = f"checkpoints of {steps} were removed" if self.removed else ""
+        done = f"the job removed the checkpoints of {steps}" if self.removed else ""
         return "; ".join(filter(None, (done, self.error)))

@@ -375,12 +375,12 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.first_step = event.at
         case CheckpointFailed(fault=fault):
             incident.faults.append(fault)
-            incident.reason = f"{fault.message}; training goes on"
+            incident.reason = f"{fault.message}; training continues"
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
         case NodeChecked(fault=Fault() as fault):
             incident.faults.append(fault)
-            incident.reason = f"{fault.message}; another node is asked for"
+            incident.reason = f"{fault.message}; the job requests another node"
             incident.detected = incident.first_step = event.at
 
 

@@ -63,10 +63,10 @@ def across(nodes: Sequence[int]) -> list[Edge]:
 
 
 # An agent reports this about a checker that the kernel killed for memory.
-KILLED = "killed for want of memory"
+KILLED = "killed because the host is out of memory"
 
 _NO_MEMORY = re.compile(
-    r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b|\bfor want of memory\b"
+    r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b"
     r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|Failed to CUDA [a-z]{0,8}alloc"
     r"|\bEL0004\b|memory isn't enough|Memory resources are exhausted"
     r"|alloc(?:ate)?(?: [a-z]{1,9}){0,2} memory failed"

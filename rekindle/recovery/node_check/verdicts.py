@@ -41,8 +41,8 @@ def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> S
         if len(failed) == len(pairs) > 1:
             one, other = (" and ".join(called[node] for node in side) for side in sides)
             said = (
-                f"{one} do not reach {other}: all {len(failed)} collectives between these two "
-                f"blocks failed: {failed[0].error}"
+                f"{one} do not reach {other}, because all {len(failed)} collectives between "
+                f"these two blocks failed: {failed[0].error}"
             )
             for node in sound & {node for side in sides for node in side}:
                 found.setdefault(node, []).append(said)
@@ -50,8 +50,8 @@ def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> S
         for pair in failed:
             for node, partner in (pair.nodes, pair.nodes[::-1]):
                 said = (
-                    f"its collective with {called[partner]}, which is of another block, failed, "
-                    f"and those with others did not: {pair.error}"
+                    f"its collective with {called[partner]} in another block failed, and its "
+                    f"other collectives did not: {pair.error}"
                 )
                 found.setdefault(node, []).append(said)
     return {node: "; ".join(said) for node, said in found.items()}
@@ -72,9 +72,10 @@ def slow_links(
                 continue
             for node, partner in (pair.nodes, pair.nodes[::-1]):
                 found[node] = (
-                    f"its collective with {called[partner]}, which is of another block, takes "
-                    f"{pair.seconds / usual:.2f} times as long as those within blocks "
-                    f"({limit:g} is the limit); that says nothing against either"
+                    f"its collective with {called[partner]} in another block takes "
+                    f"{pair.seconds / usual:.2f} times as long as collectives within blocks "
+                    f"({limit:g} is the limit); this does not show that one of the two nodes is "
+                    "slow"
                 )
     return found
 
@@ -148,7 +149,7 @@ def verdicts(
         unexplained = evidence.failed_with(node) - faulty
         if verdict.health is Health.HEALTHY and unexplained:
             met = " and ".join(called[other] for other in sorted(unexplained))
-            reason = f"its collective with {met} failed, and those with others did not"
+            reason = f"its collective with {met} failed, and its other collectives did not"
             found[node] = msgspec.structs.replace(
                 verdict, health=Health.UNKNOWN, part=Measurement.LINK, reason=reason
             )
@@ -240,10 +241,18 @@ def _failed(
     )
     if len(against) >= REFERENCE_NODES:
         others = " and ".join(called[other] for other in against)
-        return Health.FAULTY, f"its collectives with {others} failed, which work well: {error}"
+        return Health.FAULTY, (
+            f"its collectives with {others} failed, but these nodes work well with others: {error}"
+        )
     if len(evidence.nodes) == 2:
-        return Health.UNKNOWN, f"one of 2 nodes, and which cannot be told: {error}"
-    return Health.UNKNOWN, f"too few nodes work well to tell whose fault it is: {error}"
+        return (
+            Health.UNKNOWN,
+            f"one of 2 nodes is faulty, and the check cannot find out which one: {error}",
+        )
+    return (
+        Health.UNKNOWN,
+        f"too few nodes work well, so the check cannot find out which node is faulty: {error}",
+    )
 
 
 def _slow_part(
@@ -279,5 +288,5 @@ class NodeChecked(Event, frozen=True, kw_only=True, tag="node-checked"):
         """Return the event as text."""
         where = self.host or self.address
         if self.fault is not None:
-            return f"incident {self.incident}: {self.fault.message}; another node is asked for"
-        return f"{where} is checked: {self.verdict.in_words()}"
+            return f"incident {self.incident}: {self.fault.message}; the job requests another node"
+        return f"the job checked {where}: {self.verdict.in_words()}"

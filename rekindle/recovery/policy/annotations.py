@@ -59,9 +59,11 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
     own = {key: value for key, value in annotations.items() if key.startswith(MODELARTS_PREFIX)}
     for key in own:
         if key not in _MODELARTS:
-            raise UsageError(f"annotation {key} is not known; known are {', '.join(_MODELARTS)}")
+            raise UsageError(
+                f"annotation {key} is unknown; known annotations are {', '.join(_MODELARTS)}"
+            )
     if own and JOB_RETRY_NUM not in own:
-        raise UsageError(f"annotation {next(iter(own))} needs {JOB_RETRY_NUM} beside it")
+        raise UsageError(f"annotation {next(iter(own))} also needs the annotation {JOB_RETRY_NUM}")
     retries = _number(own, JOB_RETRY_NUM, 1, 128) or 0
     pods = _number(own, POD_RETRY_NUM, 1, 128) or 0
     chosen: set[Strategy] = set()
@@ -88,8 +90,8 @@ def to_modelarts(policy: Policy) -> dict[str, str]:
     """
     if not _places_jobs(policy):
         raise UsageError(
-            "ModelArts recovers only what may be placed anew: give max_reschedules, and have "
-            "reschedule-job or reschedule-job-isolated among the strategies"
+            "ModelArts recovers a job only by placing it again; give max_reschedules, and add "
+            "reschedule-job or reschedule-job-isolated to the strategies"
         )
     found = {JOB_RETRY_NUM: str(min(policy.max_reschedules, 128))}
     if policy.unconditional and Strategy.RESCHEDULE_JOB in policy.strategies:
@@ -185,7 +187,7 @@ def _recovering(annotations: Mapping[str, str]) -> list[Strategy]:
     for word in filter(None, words):
         if word not in _RECOVERING:
             known = ", ".join(_RECOVERING)
-            raise UsageError(f"annotation {RECOVER_STRATEGY}: {word!r} is none of {known}")
+            raise UsageError(f"annotation {RECOVER_STRATEGY} has {word!r}; use {known}")
     found = [_RECOVERING[word] for word in words if word]
     return [strategy for strategy in found if strategy is not Strategy.FAIL]
 

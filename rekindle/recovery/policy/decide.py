@@ -35,7 +35,7 @@ def decide(policy: Policy, case: Situation) -> Decision:
         return msgspec.structs.replace(chosen, approval=chosen.strategy in policy.approve)
     if case.final_step is None or Strategy.DUMP not in policy.strategies:
         return chosen
-    final = f"final checkpoint: the snapshot of step {case.final_step} is to be written"
+    final = f"final checkpoint: the nodes write the snapshot of step {case.final_step}"
     return Decision(strategy=Strategy.DUMP, reason=f"{chosen.reason}; {final}")
 
 
@@ -56,14 +56,17 @@ def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
     if same_errors(case.past, fault, case.resumed) < 2:
         return None
     begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
-    told = f"{fault.message}, after step {fault.finished}, again when it was begun from {begun}"
+    told = (
+        f"{fault.message}, after step {fault.finished}; the same fault occurred after an earlier "
+        f"start from {begun}"
+    )
     rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in case.past)
     if case.older and not rolled_back and Strategy.RESTART in policy.strategies:
         option = RUNGS[Strategy.RESTART](policy, case)
         if option is not None and not option.why_not:
-            text = f"{told}; the newest checkpoint is passed over, {option.doing}"
+            text = f"{told}; the job skips the newest checkpoint; {option.doing}"
             return Decision(strategy=Strategy.RESTART, reason=text, roll_back=True)
-    also = ", after an older checkpoint was tried" if rolled_back else ""
+    also = ", and also after a start from an older checkpoint" if rolled_back else ""
     text = f"{told}{also}; the script is the likely cause"
     return Decision(strategy=Strategy.FAIL, reason=text)
 

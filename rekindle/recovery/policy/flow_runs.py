@@ -32,8 +32,8 @@ AGAIN = (Strategy.RESTART, *JOBS)
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
-    RejectedError.__name__: "what was trained is not good enough",
-    CheckpointError.__name__: "there is no checkpoint that can be used",
+    RejectedError.__name__: "the trained model is not good enough",
+    CheckpointError.__name__: "there is no usable checkpoint",
 }
 # Another run hardly helps; it is tried once, as for an error of the script.
 _HARDLY = (UsageError.__name__, JobError.__name__)
@@ -151,7 +151,7 @@ def _of_crash(text: str, tables: Tables) -> Verdict | None:
     status = _STATUS.search(text)
     exit_ = Exit.of(int(status[1])) if status else None
     if exit_ in _TERMINATED:
-        return unlisted(FaultKind.EVICTION, "asked to end from outside")
+        return unlisted(FaultKind.EVICTION, "another process asked it to end")
     if exit_ is not None:
         return tables.exit(exit_)
     kind = next((kind for words, kind in _CRASHES.items() if words in text), None)

@@ -192,7 +192,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         times = same_code(self.past, self.fault) if self.fault.kind in SICK else 0
         if times < SAME_CODE_TIMES:
             return ""
-        return f"code {self.fault.code} came {times} times in a row within 24 h on this device"
+        return f"this device had code {self.fault.code} in {times} consecutive faults within 24 h"
 
     def failed_already(self, strategy: Strategy) -> bool:
         """Return whether this strategy failed in this incident for this node.

@@ -88,8 +88,8 @@ class Interval:
         seconds = max(seconds, write_s / BUSY_SHARE)
         steps = max(1, round(seconds / self._step_s))
         reason = (
-            f"one stops training for {_short(stall_s)} and takes {_short(write_s)} to write; "
-            f"a fault is expected every {_short(1 / self.rate)}"
+            f"a checkpoint stops training for {_short(stall_s)} and takes {_short(write_s)} to "
+            f"write; Rekindle expects a fault every {_short(1 / self.rate)}"
         )
         return self._choose(steps, reason)
 
@@ -101,7 +101,9 @@ class Interval:
         longest = max(MOST_S, 2 * max(self._writes, default=0.0) / BUSY_SHARE)
         most = max(self.steps, round(longest / self._step_s)) if self._step_s else 2 * self.steps
         steps = min(2 * self.steps, most)
-        return self._choose(steps, "the store was not done with one when the next was due")
+        return self._choose(
+            steps, "the store had not finished a checkpoint when the next one was due"
+        )
 
     def _choose(self, steps: int, reason: str) -> Chosen | None:
         if abs(steps - self.steps) <= CHANGE * self.steps:

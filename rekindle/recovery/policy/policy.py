@@ -67,14 +67,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strategies: Annotated[
         tuple[Strategy, ...],
         Meta(
-            description="The strategies that the job may use, in the order in which it tries them. "
-            "Inside the running job: retry (all ranks repeat the step), recover-in-place (the "
-            "agent restarts a broken rank on its node), recover (a new node replaces a lost one), "
-            "shrink (training continues without the lost node, if min_nodes allows it). For all "
-            "ranks: hang-restart and restart. For placement: reschedule-pod, "
-            "reschedule-job-isolated and reschedule-job, which have limits of their own below. "
-            "dump, at any position: a job that ends without success writes its newest snapshot as "
-            "a checkpoint.",
+            description="The strategies that the job may use, in the order in which it tries "
+            "them. Four strategies keep the job running. With retry, all ranks "
+            "repeat the step. With recover-in-place, the agent restarts a failed "
+            "rank on its node. With recover, a new node replaces a lost node. With "
+            "shrink, training continues without the lost node, if min_nodes allows "
+            "it. The strategies hang-restart and restart restart all ranks. The "
+            "strategies reschedule-pod, reschedule-job-isolated and reschedule-job "
+            "place pods again, and have separate limits below. With dump, at any "
+            "position, a job that ends without success writes its newest snapshot "
+            "as a checkpoint.",
             extra={CHOICES: ALLOWABLE},
         ),
     ] = ALLOWABLE
@@ -89,7 +91,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _count(
             "Uses of the strategies inside the running job, and restarts that end a hang or reset "
-            "a device. After that every fault restarts all ranks."
+            "a device. After that only restart and the reschedules are left, "
+            "within their own limits."
         ),
     ] = 128
     max_in_row: Annotated[
@@ -101,10 +104,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 3
     max_reschedules: Annotated[
         int,
-        _count("How often the platform may place the whole job again (ModelArts: job-retry-num)."),
+        _count(
+            "Number of times that the platform may place the whole job again (ModelArts: "
+            "job-retry-num)."
+        ),
     ] = 0
     max_pod_reschedules: Annotated[
-        int, _count("How often the platform may place one node again (ModelArts: pod-retry-num).")
+        int,
+        _count(
+            "Number of times that the platform may place one node again (ModelArts: pod-retry-num)."
+        ),
     ] = 0
     unconditional: Annotated[
         bool,
@@ -133,7 +142,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     approve: Annotated[
         tuple[Strategy, ...],
         Meta(
-            description="Strategies that a person has to approve first: the flow run pauses and "
+            description="Strategies that a person must approve first. The flow run pauses and "
             "shows a form.",
             extra={CHOICES: LADDER},
         ),
@@ -142,7 +151,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _seconds(
             "that a healthy rank may take to leave its step after a fault; after that its agent "
-            "restarts it, too. Give more than the longest time of a step without a collective."
+            "also restarts it. Give more than the longest time of a step without a collective."
         ),
     ] = 300.0
     join_timeout_s: Annotated[
@@ -185,15 +194,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Stragglers,
         Meta(
             description="The reaction when light profiling shows that a node has become slow. "
-            "warn: a warning. isolate: the job checks the node when all ranks wait the next time, "
-            "and replaces it if the check fails. replace: the job pauses training between two "
-            "steps for that check."
+            "With warn, the job prints a warning. With isolate, the job checks the "
+            "node when all ranks wait the next time, and replaces it if the check "
+            "fails. With replace, the job pauses training between two steps for "
+            "that check."
         ),
     ] = Stragglers.WARN
     stragglers_shadow: Annotated[
         bool,
         Meta(
-            description="Only log the reaction that would follow, and how often it would be right."
+            description=(
+                "Whether the job only logs the reaction, without an action, and how often the "
+                "reaction would be right."
+            )
         ),
     ] = False
 
@@ -218,6 +231,6 @@ def _check_strategies(name: str, given: tuple[Strategy, ...], choice: tuple[Stra
     for index, strategy in enumerate(given):
         if strategy not in choice:
             allowed = ", ".join(s.value for s in choice)
-            raise ValueError(f"policy: {strategy!r} cannot be chosen; choose of {allowed}")
+            raise ValueError(f"policy: {name} has {strategy!r}; choose from {allowed}")
         if strategy in given[:index]:
             raise ValueError(f"policy: {name} names {strategy.value} twice")

@@ -46,12 +46,15 @@ def read_policy(path: Path) -> Policy:
 
 def _policy_of(found: object) -> Policy:
     if not isinstance(found, dict):
-        raise UsageError("write fields, as max_restarts: 3")
+        raise UsageError("write fields, for example max_restarts: 3")
     if "metadata" not in found:
         return msgspec.convert(found, Policy)
     beside = [name for name in found if name in Policy.__struct_fields__]
     if beside:
-        raise UsageError(f"{beside[0]} cannot stand beside metadata, which says it all; drop one")
+        raise UsageError(
+            f"{beside[0]} and metadata exclude each other, because metadata describes the whole "
+            "policy; remove one"
+        )
     return _of_object(found)
 
 
@@ -74,11 +77,10 @@ def _check_known(keys: tuple[str, ...]) -> None:
     for key in keys:
         like = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_ALIKE)
         if like and key not in KNOWN:
-            raise UsageError(f"{key} is not known; is {like[0]} meant?")
+            raise UsageError(f"{key} is unknown; did you mean {like[0]}?")
     if not any(key in KNOWN or key.startswith(MODELARTS_PREFIX) for key in keys):
         raise UsageError(
-            f"metadata has no label or annotation that says what may be done; known are "
-            f"{', '.join(KNOWN)}"
+            f"metadata has no label or annotation about recovery; known ones are {', '.join(KNOWN)}"
         )
 
 
@@ -95,7 +97,7 @@ def _texts(found: Mapping[str, Any]) -> dict[str, str]:
     """Return labels or annotations, which must be text in Kubernetes."""
     for key, value in found.items():
         if not isinstance(value, str):
-            raise UsageError(f"{key} is {value!r}, no text: write it in quotes")
+            raise UsageError(f"{key} is {value!r}, which is not text; write it in quotes")
     return dict(found)
 
 

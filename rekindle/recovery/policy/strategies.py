@@ -25,13 +25,13 @@ class Option(msgspec.Struct, frozen=True):
 
 Rung = Callable[[Policy, Situation], "Option | None"]  # None: it does not help against this fault
 
-_AGAIN = "all ranks are regrouped and do the step again"
+_AGAIN = "all ranks regroup and repeat the step"
 _RETRY = {
     FaultKind.TRANSIENT: _AGAIN,
     FaultKind.LINK: _AGAIN,
-    FaultKind.DEVICE_MEMORY: "its device is repaired, every process stays",
-    FaultKind.RESTORE: "the next source of its state is tried",
-    FaultKind.COORDINATOR: "all ranks are regrouped with the state they have",
+    FaultKind.DEVICE_MEMORY: "the rank repairs its device, and all processes continue",
+    FaultKind.RESTORE: "the rank tries the next source of its state",
+    FaultKind.COORDINATOR: "all ranks regroup with their current state",
 }
 _IN_PLACE = (
     FaultKind.TRANSIENT,
@@ -65,9 +65,9 @@ def _recover_in_place(policy: Policy, case: Situation) -> Option | None:
     fault = case.fault
     if not _is_bound_to_a_rank(case):
         return None
-    doing = "the rank is started anew on its node, all others wait"
+    doing = "the agent restarts the rank on its node, and all other ranks wait"
     if history.reset_helps(fault):
-        doing = f"its device is reset, {doing}"
+        doing = f"the agent resets its device; {doing}"
     return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
 
 
@@ -75,11 +75,11 @@ def _recover(policy: Policy, case: Situation) -> Option | None:
     if not _leaves_its_place(case) and not _is_bound_to_a_rank(case):
         return None
     if case.spares:
-        doing = "a spare takes its place, all healthy ranks wait"
+        doing = "a spare replaces it, and all healthy ranks wait"
     elif case.left and _leaves_its_place(case) and Strategy.SHRINK in policy.strategies:
         return Option("", _hinders_inner(Strategy.RECOVER, policy, case) or "there is no spare")
     else:
-        doing = "there is no spare: a new node takes its place, all healthy ranks wait"
+        doing = "there is no spare, so a new node replaces it, and all healthy ranks wait"
     why_not = _hinders_inner(Strategy.RECOVER, policy, case)
     return Option(doing, why_not or _comes_back(policy, case), _is_sick(case))
 
@@ -87,7 +87,7 @@ def _recover(policy: Policy, case: Situation) -> Option | None:
 def _shrink(policy: Policy, case: Situation) -> Option | None:
     if not _leaves_its_place(case) or not case.left:
         return None
-    doing = f"the world goes on with {case.left} nodes until one comes"
+    doing = f"the world continues with {case.left} nodes until a new node joins"
     return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _is_sick(case))
 
 
@@ -95,9 +95,9 @@ def _hang_restart(policy: Policy, case: Situation) -> Option | None:
     if case.fault.kind is not FaultKind.HANG:
         return None
     row = _in_row(policy, case, Strategy.HANG_RESTART)
-    doing = "all processes are stopped and started anew where they are"
+    doing = "the agents restart all processes on their nodes"
     if row >= policy.max_hangs_in_row:
-        return Option(doing, f"it hung {row} times in a row")
+        return Option(doing, f"it hung {row} consecutive times")
     return Option(doing, _spent(policy, case))
 
 
@@ -120,13 +120,13 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
         return None  # the platform places its pod again
     if history.reset_helps(fault):
         why_not = case.worn_out or _spent(policy, case)
-        return Option("its device is reset, all ranks are started anew", why_not)
+        return Option("the agent resets its device, and the job restarts all ranks", why_not)
     if fault.reset_failed or _is_beyond_healing(case):
         return None
     used = history.restarts_used(case.past)
     if used >= policy.max_restarts:
         return Option("", f"{used} of {policy.max_restarts} restarts are used")
-    doing = f"all ranks are started anew (restart {used + 1} of {policy.max_restarts})"
+    doing = f"the job restarts all ranks (restart {used + 1} of {policy.max_restarts})"
     return Option(doing, case.worn_out)
 
 
@@ -140,13 +140,15 @@ def _reschedule_pod(policy: Policy, case: Situation) -> Option | None:
         return None
     used = history.used(case.past, (Strategy.RESCHEDULE_POD,))
     if case.failed_already(Strategy.RESCHEDULE_POD):
-        why_not = "placing its pod anew has failed"
+        why_not = "the platform could not place its pod again"
     elif history.counts(case.fault) and used >= policy.max_pod_reschedules:
         why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
     else:
         why_not = _not_offered(Strategy.RESCHEDULE_POD, case)
         why_not = why_not or _comes_back(policy, case)
-    doing = "its pod alone is placed anew, on another node; all ranks are started anew"
+    doing = (
+        "the platform places only its pod again, on another node, and the job restarts all ranks"
+    )
     return Option(doing, why_not, _blames(case))
 
 
@@ -155,7 +157,7 @@ def _reschedule_job_isolated(policy: Policy, case: Situation) -> Option | None:
         return None
     if not policy.max_reschedules:
         return None  # the user did not allow it
-    doing = "the whole job is placed anew, without that node"
+    doing = "the platform places the whole job again, without that node"
     return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
 
 
@@ -173,7 +175,7 @@ def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
     conditional = degraded or fault.kind in (FaultKind.EVICTION, FaultKind.SCHEDULING)
     if not why_not and not conditional:
         why_not = _hinders_unconditional(policy, case)
-    return Option("the whole job is placed anew", why_not)
+    return Option("the platform places the whole job again", why_not)
 
 
 RUNGS: dict[Strategy, Rung] = {
@@ -241,7 +243,7 @@ def _comes_back(policy: Policy, case: Situation) -> str:
     leaves = Strategy.RESCHEDULE_JOB_ISOLATED
     option = _reschedule_job_isolated(policy, case) if leaves in policy.strategies else None
     possible = option is not None and not option.why_not
-    return "a new node may come to the host that is to be left" if possible else ""
+    return "a new node may start on the same host" if possible else ""
 
 
 # ---- obstacles of a strategy
@@ -250,7 +252,7 @@ def _comes_back(policy: Policy, case: Situation) -> str:
 def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     moves = strategy in _MOVES
     if strategy is not Strategy.RETRY and case.session and not case.joins:
-        return "no new process can join the collectives of those that are there"
+        return "a new process cannot join the collectives of the running processes"
     why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
     if why_not or moves:
         return why_not
@@ -258,11 +260,11 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
         return case.worn_out
     if strategy is Strategy.RECOVER_IN_PLACE:
         hopeless = case.fault.reset_failed or _is_beyond_healing(case)
-        return "its device cannot be reset" if hopeless else ""
+        return "a reset cannot repair its device" if hopeless else ""
     # A repair that did not last is not tried again while a stronger strategy is available.
     repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
     if repaired and _is_outdone(strategy, policy, case):
-        return f"{strategy.value} did not last"
+        return f"the problem returned after {strategy.value}"
     return ""
 
 
@@ -279,18 +281,24 @@ def _out_of_reach(policy: Policy, case: Situation, strategies: tuple[Strategy, .
     If a recovery in place did not last, the job tries one on another node.
     """
     if not case.session:
-        return "without a Session no rank can wait for another"
+        return "ranks without a Session cannot wait for each other"
     if not case.formed:
-        return "the ranks have not met yet"
+        return "the ranks have not formed a generation yet"
     in_row = sum(strategy in strategies for strategy in _same_place(case))
     elsewhere = strategies is _MOVES and not _leaves_its_place(case)
     if elsewhere and in_row and Strategy.RECOVER_IN_PLACE in policy.strategies:
-        return f"{case.fault.blamed()} was recovered on another node without a step between"
+        return (
+            f"the job recovered {case.fault.blamed()} on another node, but has not finished a "
+            "step since then"
+        )
     if in_row >= policy.max_in_row and history.counts(case.fault):
-        return f"{case.fault.blamed()} was recovered {in_row} times without a step between"
+        return (
+            f"the job recovered {case.fault.blamed()} {in_row} times without a finished step in "
+            "between"
+        )
     hangs = history.hangs_in_row(case.past, case.fault, case.newest)
     if case.fault.kind is FaultKind.HANG and hangs >= policy.max_in_row:
-        return f"the job hung {hangs} times without a step between, whoever was to blame"
+        return f"the job hung {hangs} times without a finished step in between"
     return _spent(policy, case)
 
 
@@ -330,15 +338,15 @@ def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
 
 def _hinders_unconditional(policy: Policy, case: Situation) -> str:
     if not policy.unconditional:
-        return "no node or device is to blame, and reschedule-job is not unconditional"
+        return "no node or device is the cause, and reschedule-job is not unconditional"
     row = _in_row(policy, case, Strategy.RESCHEDULE_JOB)
     if row >= policy.max_reschedules_in_row:
         return (
-            f"the job was placed anew {row} times in a row with no fault of a node or device "
-            "between; the script is the likely cause"
+            f"the platform placed the job again {row} consecutive times without a fault of a "
+            "node or device in between; the script is the likely cause"
         )
     return ""
 
 
 def _not_offered(strategy: Strategy, case: Situation) -> str:
-    return "" if strategy in case.engine else f"the engine cannot {strategy.value}"
+    return "" if strategy in case.engine else f"the engine does not support {strategy.value}"

@@ -168,7 +168,7 @@ def draw_incidents(axes: Axes, shown: Sequence[Incident]) -> None:
 
 
 def _strategy(incident: Incident) -> str:
-    return incident.strategy.value if incident.strategy else "nothing done"
+    return incident.strategy.value if incident.strategy else "no action"
 
 
 def parts_of(incident: Incident) -> dict[str, float]:

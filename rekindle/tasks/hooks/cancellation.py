@@ -62,7 +62,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     endpoint = jobs.coordinator_of(job_id)
     client = jobs.client_of(job_id, endpoint) if endpoint else None
     if client is not None and (holder := client.status().holder):
-        log.info("%s steers job %s, and stops it", holder, job_id)
+        log.info("%s controls job %s, and stops it", holder, job_id)
         return False
     _stop(flow_run, state, log)
     return True
@@ -77,7 +77,7 @@ def job_of(flow_run: FlowRun) -> str:
 def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
     job_id = job_of(flow_run)
     if state.message == RUNNER_SHUTS_DOWN:
-        log.info("The runner shuts down; job %s goes on. Retry this flow run to adopt it", job_id)
+        log.info("The runner shuts down; job %s continues. Retry this flow run to adopt it", job_id)
         return
     try:
         describe_elsewhere(flow_run, job_id)
@@ -92,9 +92,9 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         client = jobs.client_of(job_id, endpoint)
         client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
     except (RekindleError, ValueError):
-        log.exception("Job %s could not be stopped", job_id)
+        log.exception("Rekindle could not stop job %s", job_id)
         raise
-    log.info("Job %s is being stopped; retry this flow run to resume it", job_id)
+    log.info("Rekindle stops job %s; retry this flow run to resume it", job_id)
     if jobs.directory_of(job_id).pods.exists():
         _remove_from_cluster(job_id, log)
 
@@ -105,12 +105,14 @@ def _remove_from_cluster(job_id: str, log: Log) -> None:
     if until(lambda: attempts.end_of(jobs.history_of(job_id)) is not None, limit_s, 0.5):
         _release(job_id, log)
     else:
-        log.warning("Job %s has not ended within %g s; its pods are left", job_id, limit_s)
+        log.warning(
+            "Job %s did not end within %g s; its pods remain in the cluster", job_id, limit_s
+        )
 
 
 def _release(job_id: str, log: Log) -> None:
     if jobs.release(job_id, log):
-        log.info("Nothing of job %s is left in the cluster", job_id)
+        log.info("Rekindle removed all objects of job %s from the cluster", job_id)
 
 
 def _coordinator(job_id: str) -> Endpoint | None:

@@ -111,10 +111,10 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
         # read again, because the hook's flow run may be out of date
         states = sorted(client.read_flow_run_states(flow_run.id), key=lambda one: one.timestamp)
         if states[-1].id != state.id:
-            log.info("This run is in state %s by now; it is left alone", states[-1].name)
+            log.info("This run now has state %s; Rekindle does not change it", states[-1].name)
             return False
         if len(states) > 1 and states[-2].is_cancelling():
-            log.info("This run was being cancelled; it is left alone")
+            log.info("A user is cancelling this run; Rekindle does not change it")
             return False
         decision = decide_run(policy, ends_of(states), shipped_tables())
         again = decision.strategy in AGAIN and not decision.approval
@@ -122,21 +122,25 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
         if not again:
             return False
         if flow_run.deployment_id is None:
-            log.warning("Without a deployment only a person can run it again")
+            log.warning("The run has no deployment, so only a person can restart it")
             return False
         waits: State[Any] = Scheduled(name=RESCHEDULING, message=_in_words(decision, again))
         result = client.set_flow_run_state(flow_run.id, waits)
         if result.status is not SetStateStatus.ACCEPT:
-            log.warning("Prefect does not run it again: %s", result.details)
+            log.warning("Prefect does not restart this run: %s", result.details)
             return False
     return True
 
 
 def _in_words(decision: Decision, again: bool) -> str:
     if again:
-        return f"It is run again: {decision.reason}"
-    waits = "this needs a person's approval, who may retry it: " if decision.approval else ""
-    return f"It is not run again: {waits}{decision.reason}"
+        return f"Rekindle restarts this run: {decision.reason}"
+    waits = (
+        "a restart needs a person's approval, so retry the run by hand: "
+        if decision.approval
+        else ""
+    )
+    return f"Rekindle does not restart this run: {waits}{decision.reason}"
 
 
 def _message(state: State[Any]) -> str:

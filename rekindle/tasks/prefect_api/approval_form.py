@@ -37,11 +37,14 @@ class ApprovalForm(RunInput):
 
     # The answer has no default. Prefect refuses a resume without a filled-in form.
     answer: Literal["approve", "refuse"] = Field(
-        description="approve: it is done as proposed. refuse: the job ends; it can be rerun, and "
-        "goes on from its newest checkpoint or its final checkpoint."
+        description="With approve, the job carries out the proposed strategy. With refuse, the "
+        "job ends. A person can rerun it. It then continues from its newest "
+        "checkpoint or its final checkpoint."
     )
     name: str = Field(
-        default="", max_length=100, description="Who answers. It is shown in the report."
+        default="",
+        max_length=100,
+        description="Name of the person who answers. The report shows it.",
     )
 
 
@@ -101,8 +104,8 @@ class ApprovalQuestion:
         """Return the question in Markdown, which Prefect shows above the form."""
         one = self._decided
         return (
-            f"**Job {self._job_id}, incident {one.incident}: may `{one.strategy.value}` be "
-            f"done?**\n\n{one.reason}."
+            f"**Job {self._job_id}, incident {one.incident}: may the job carry out "
+            f"`{one.strategy.value}`?**\n\n{one.reason}."
         )
 
     def _run(self, settings: SettingsContext) -> None:
@@ -125,7 +128,7 @@ class ApprovalQuestion:
         try:
             form = ApprovalForm.model_validate(given)
         except ValidationError as error:
-            raise JobError(f"no answer can be read from {given!r}") from error
+            raise JobError(f"the form has an invalid answer: {given!r}") from error
         answer = Approval(
             incident=self._decided.incident,
             granted=form.answer == "approve",

@@ -119,7 +119,7 @@ class PrefectNotifier:
         if not self._thread.is_alive():
             self._note_told(time.monotonic())
         if self._queue:
-            self._log.warning("Prefect was not told %d notices of this job", len(self._queue))
+            self._log.warning("Prefect did not receive %d notices of this job", len(self._queue))
 
     def progress(self, event: Progress) -> None:
         """Show the newest progress. A script without a number of steps has none."""
@@ -231,7 +231,7 @@ class PrefectNotifier:
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:
-            self._log.warning("Prefect's API fails; the job goes on without it: %r", error)
+            self._log.warning("Prefect's API fails; the job continues without it: %r", error)
         with self._changed:
             self._failing = True
             # If Prefect missed several states, only the last one matters.
@@ -255,7 +255,7 @@ class PrefectNotifier:
             task_run_filter=TaskRunFilter(state=running),
         )
         died: State[Any] = Crashed(
-            message="The flow's process died; its rerun has adopted the job."
+            message="The flow's process ended unexpectedly; its rerun has adopted the job."
         )
         for run in found:
             if run.id != survivor:

@@ -119,8 +119,8 @@ class StepSampler:
             if part is not self._part:
                 if ahead:
                     raise SessionError(
-                        "batches were prefetched for a world that is gone: "
-                        "make a new iterator of the DataLoader after a recovery"
+                        "the DataLoader prefetched batches for an earlier world; create a new "
+                        "iterator of the DataLoader after a recovery"
                     )
                 part = self._bound()
                 batches = part.batches(self._position)
@@ -137,11 +137,11 @@ class StepSampler:
         mine = self._stream.identity()
         missing = sorted({"position", *mine} - set(state))
         if missing:
-            raise SessionError(f"the sampler's state lacks {', '.join(missing)}")
+            raise SessionError(f"the sampler's state does not have {', '.join(missing)}")
         differing = [name for name in mine if state[name] != mine[name]]
         if differing:
             details = "; ".join(f"{n} is {state[n]!r} there, {mine[n]!r} here" for n in differing)
-            raise SessionError(f"the state is that of another stream of samples: {details}")
+            raise SessionError(f"the state belongs to another stream of samples: {details}")
         self._position = integer("position", state["position"], 0, _MAX_POSITION)
         if self._part is not None:  # iterators see the change
             self.bind(self._part.rank, self._part.world_size, self._part.shares)
@@ -149,7 +149,8 @@ class StepSampler:
     def _bound(self) -> _Part:
         if self._part is None:
             raise SessionError(
-                "the sampler belongs to no rank yet: Session binds it, or bind(rank, world_size)"
+                "the sampler does not belong to a rank yet; give it to a Session, or call "
+                "bind(rank, world_size)"
             )
         return self._part
 

@@ -86,11 +86,15 @@ def refuse_unsupported(*, local_copy: bool, arf: bool, zit: bool) -> None:
     for what, is_on in asked.items():
         if is_on:
             raise SessionError(
-                f"{what} needs MindIO itself; without it switch that off: Rekindle starts the "
-                "ranks anew where a process is lost"
+                f"only MindIO itself supports {what}; switch it off, because Rekindle restarts "
+                "the ranks of a lost process"
             )
 
 
 def _refuse(what: str) -> int:
-    print(f"rekindle: mindio_ttp was told {what}; the job's coordinator decides", file=sys.stderr)
+    print(
+        f"rekindle: the script asked mindio_ttp {what}, but only the job's coordinator decides "
+        "this",
+        file=sys.stderr,
+    )
     return _REFUSED

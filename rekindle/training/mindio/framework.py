@@ -67,9 +67,11 @@ def tft_init_processor(  # noqa: PLR0913  # MindIO's signature
     """Make this process a rank. Raises SessionError: it is one, or an argument is invalid."""
     global _processor, _world_size, repairs_memory
     if _processor is not None:
-        raise SessionError("tft_init_processor() was called before")
+        raise SessionError("tft_init_processor() must be called only once")
     if not 0 <= rank < world_size:
-        raise SessionError(f"tft_init_processor(): no rank {rank} in a world of {world_size}")
+        raise SessionError(
+            f"tft_init_processor(): a world of {world_size} ranks does not have a rank {rank}"
+        )
     refuse_unsupported(local_copy=enable_local_copy, arf=enable_arf, zit=enable_zit)
     _processor = Processor(rank, handlers, Channel.from_environment(), takes_in=enable_arf)
     _world_size, repairs_memory = world_size, enable_uce
@@ -148,7 +150,7 @@ def set_mindio_export_version(framework_type: str) -> None:
     """Set the framework's name. Raises SessionError: MindIO does not know it."""
     global _framework
     if framework_type not in _FRAMEWORKS:
-        raise SessionError(f"MindIO knows {' and '.join(_FRAMEWORKS)}, not {framework_type!r}")
+        raise SessionError(f"MindIO supports {' and '.join(_FRAMEWORKS)}, not {framework_type!r}")
     _framework = framework_type
 
 
@@ -184,7 +186,9 @@ def tft_report_error(error_type: ReportState | int, error_code: str = "") -> Non
     if state is ReportState.RS_STEP_FINISH:
         raise SessionError(f"{state.name}: a hot switch needs MindIO itself")
     if state in _JOINING and not current().joins:
-        raise SessionError(f"{state.name}: this process joins nobody (tft_is_reboot_node)")
+        raise SessionError(
+            f"{state.name}: this process does not join other ranks (tft_is_reboot_node)"
+        )
     current().report(state, error_code, sys.exc_info()[1])
 
 

@@ -168,7 +168,7 @@ class Generations(VotingGenerations):
 
     def _must_clean(self) -> None:
         if not self.clean():
-            raise SessionError("the device could not be cleaned")
+            raise SessionError("the clean handler failed to clean the device")
 
     def clean(self) -> bool:
         """Clean the device if the generation's end has stopped it; False: the cleaning failed."""
@@ -232,11 +232,15 @@ class Generations(VotingGenerations):
     def _check(self, plan: RankPlan, world_size: int) -> None:
         """Check the plan. Raises SessionError, CheckpointError: MindIO's handlers cannot do it."""
         if world_size != self._world:
-            raise SessionError("another size of the world (zit) needs MindIO: give --nnodes=N")
+            raise SessionError(
+                "only MindIO can change the size of the world (zit); give --nnodes=N"
+            )
         if self.joins and plan.source is not StateSource.PEER:
-            raise SessionError("this process was to join others, and no state is left of theirs")
+            raise SessionError("this process must join other ranks, but no rank has their state")
         if plan.source not in (StateSource.SELF, StateSource.PEER, StateSource.FRESH):
-            raise CheckpointError(f"MindIO's handlers take no state from a {plan.source.value}")
+            raise CheckpointError(
+                f"MindIO's handlers cannot load a state from a {plan.source.value}"
+            )
 
     def _repair(self, form: FormGeneration, plan: RankPlan) -> int:
         """Call the handlers that repair the state, and return the step to continue from.
@@ -256,7 +260,9 @@ class Generations(VotingGenerations):
             self._handlers.rebuild_group(new)
         if call is not None:
             if takes and not self._handlers.has("repair"):
-                raise SessionError("no repair handler is registered, and the state is damaged")
+                raise SessionError(
+                    "the state is damaged, but the script has not registered a repair handler"
+                )
             if takes:
                 self._state.tear()
             self._handlers.repair(call)
@@ -268,5 +274,7 @@ class Generations(VotingGenerations):
 
     def _step_loaded(self) -> int:
         if self.loaded is None:
-            raise SessionError("no checkpoint was loaded (tft_report_load_ckpt_step)")
+            raise SessionError(
+                "the script did not report a loaded checkpoint (tft_report_load_ckpt_step)"
+            )
         return self.loaded

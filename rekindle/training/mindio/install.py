@@ -57,7 +57,10 @@ def _inject(faults: list[Inject], step: int) -> str | None:
         if fault.kind in (InjectionKind.UCE, InjectionKind.TORN_UPDATE):
             return told
         if not break_process(fault):
-            raise ValueError(f"{fault.kind.value} was {told}, and means nothing here")
+            raise ValueError(
+                f"{fault.kind.value} was {told}, but a script with MindIO's names cannot have "
+                "this fault"
+            )
     return None
 
 

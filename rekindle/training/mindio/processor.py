@@ -95,8 +95,8 @@ class Processor:
         """
         if self.joins and not self._takes_in:
             raise SessionError(
-                "a new process cannot join ranks that go on in theirs (MindIO's ARF): enable_arf, "
-                "or leave recover and recover-in-place out of the policy's strategies"
+                "a new process cannot join running ranks without MindIO's ARF; set enable_arf, "
+                "or remove recover and recover-in-place from the policy's strategies"
             )
         if self.member is not None:
             if not self.joins:
@@ -130,7 +130,7 @@ class Processor:
     def end_update(self, step: int) -> None:
         """Record that the state includes `step` steps."""
         if step < 1:
-            raise SessionError(f"tft_end_updating_os({step}): steps are counted from 1")
+            raise SessionError(f"tft_end_updating_os({step}): give a step of at least 1")
         self._state.step_done(step, self.generation)
         self._brake.end_update(step)
         self.progress.end_step(step)
@@ -195,7 +195,9 @@ class Processor:
                     return False
             except Exception:
                 traceback.print_exc(file=sys.stderr)
-                self.member.report(FaultKind.DEVICE, "its state could not be repaired", own=True)
+                self.member.report(
+                    FaultKind.DEVICE, "the repair handler could not repair its state", own=True
+                )
                 return False
         self._met_at_end = False
         return True

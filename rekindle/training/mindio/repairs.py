@@ -76,14 +76,14 @@ def replicas_of(rank: int, replica_info: Sequence[Mapping[str, Any]]) -> frozens
     data-parallel group and the number of replicas of its state. Raises SessionError: it is invalid.
     """
     if not replica_info:
-        raise SessionError("tft_set_optimizer_replica() needs one group of replicas at least")
+        raise SessionError("tft_set_optimizer_replica() needs at least one group of replicas")
     found: frozenset[int] | None = None
     for group in replica_info:
         ranks, count = list(group.get("rank_list") or ()), int(group.get("replica_cnt") or 0)
         if rank not in ranks or not 1 <= count <= len(ranks) or len(ranks) % count:
             raise SessionError(
-                f"tft_set_optimizer_replica(): {dict(group)!r} is no group of replicas that rank "
-                f"{rank} is in"
+                f"tft_set_optimizer_replica(): {dict(group)!r} is not a group of replicas with "
+                f"rank {rank}"
             )
         # The group is divided into one piece per replica. Ranks at the same place in their pieces
         # hold the same state.

@@ -129,7 +129,10 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave the training. An exception of the script passes through."""
         if kind is None and self._member is not None and not self._progress.total:
-            told = "rekindle: a Session without session.train(): nothing of it would be recovered"
+            told = (
+                "rekindle: the script has a Session but did not call session.train(), so "
+                "Rekindle could not recover its state"
+            )
             print(told, file=sys.stderr, flush=True)
         self._final_snapshot.close()
         self._generations.close()
@@ -155,7 +158,9 @@ class Session:
         called before, or another rank has other steps or other initial parameters.
         """
         if self._progress.total:
-            raise SessionError("session.train() again: one call trains the whole run; give it all")
+            raise SessionError(
+                "the script called session.train() twice; make one call for the whole run"
+            )
         per_epoch = steps_of_epoch(epoch, train_dataset, sink=dataset_sink_mode)
         self._progress.asked_for(epoch * per_epoch)
         begins = 0 if self.finished else self._parameters.digest()

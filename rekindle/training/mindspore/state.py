@@ -59,7 +59,10 @@ class Parameters:
         found: dict[str, mindspore.Parameter] = {}
         for parameter in network.get_parameters():
             if found.setdefault(parameter.name, parameter) is not parameter:
-                raise SessionError(f"two parameters are called {parameter.name}: give them names")
+                raise SessionError(
+                    f"two parameters have the name {parameter.name}; give each parameter its own "
+                    "name"
+                )
         self._parameters = dict(sorted(found.items()))
         forms_of(self.arrays())
         cells = [each for _, each in network.cells_and_names() if isinstance(each, Optimizer)]
@@ -135,16 +138,22 @@ class Parameters:
         for name, parameter in self._parameters.items():
             theirs = arrays.get(name)
             if theirs is None:
-                raise SessionError(f"the state has no parameter {name}: it is another model's")
+                raise SessionError(
+                    f"the state belongs to another model: it has no parameter {name}"
+                )
             mine = parameter.asnumpy()
             if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
                 raise SessionError(
-                    f"parameter {name} is {theirs.dtype}{list(theirs.shape)} in the state, "
-                    f"{mine.dtype}{list(mine.shape)} here: it is another model's"
+                    f"the state belongs to another model: parameter {name} is "
+                    f"{theirs.dtype}{list(theirs.shape)} in the state, but "
+                    f"{mine.dtype}{list(mine.shape)} in this model"
                 )
         unknown = sorted(arrays.keys() - self._parameters.keys())
         if unknown:
-            raise SessionError(f"the state has a parameter {unknown[0]}, this model has none")
+            raise SessionError(
+                f"the state belongs to another model: it has a parameter {unknown[0]}, and this "
+                "model does not"
+            )
         for name, parameter in self._parameters.items():
             # Not set_data() or assign_value(): with these, an optimizer with control flow kept
             # another step than it showed (observed with 2.10).
@@ -171,7 +180,9 @@ def forms_of(arrays: Mapping[str, Array]) -> tuple[Form, ...]:
     for name, array in arrays.items():
         code = CODES.get(array.dtype.name)
         if code is None:
-            raise SessionError(f"parameter {name} is {array.dtype}, which a state cannot hold")
+            raise SessionError(
+                f"parameter {name} has type {array.dtype}, which a state cannot contain"
+            )
         forms.append((name, code, tuple(array.shape)))
     return tuple(forms)
 
@@ -194,8 +205,8 @@ def read_state(file: memoryview, like: Mapping[str, Array]) -> dict[str, Array]:
         mine = like.get(spec.name)
         if mine is None or CODES.get(mine.dtype.name) != spec.dtype:
             raise SessionError(
-                f"the state has {spec.name} ({spec.dtype}), which this model has not: it is "
-                "another model's"
+                f"the state belongs to another model: it has {spec.name} ({spec.dtype}), and "
+                "this model does not"
             )
         data = file[header.data_begin + spec.begin : header.data_begin + spec.end]
         try:

@@ -87,12 +87,15 @@ class Rewind(Exception):
 def steps_of_epoch(epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool) -> int:
     """Return the batches of an epoch. Raises SessionError: these arguments allow no step."""
     if sink:
-        raise SessionError("dataset_sink_mode=True: ranks agree before each step; leave it out")
+        raise SessionError(
+            "dataset_sink_mode=True is not possible, because ranks agree before each step; "
+            "leave it out"
+        )
     if epoch < 1:
-        raise SessionError(f"epoch is {epoch}: no step can be done")
+        raise SessionError(f"epoch is {epoch}, so training has no step; give at least 1")
     per_epoch = int(dataset.get_dataset_size())
     if per_epoch < 1:
-        raise SessionError("the dataset has no batch: no step can be done")
+        raise SessionError("the dataset has no batch, so training has no step")
     return per_epoch
 
 

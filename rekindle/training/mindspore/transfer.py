@@ -89,7 +89,7 @@ def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, A
     (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
     file = memoryview(receive(line, size))
     if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
-        raise CorruptError("the state that another rank sent arrived damaged")
+        raise CorruptError("the state from another rank is damaged")
     return take_over(parameters, file)
 
 
@@ -112,8 +112,8 @@ def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mappin
     store, found = find_checkpoint(location, made)
     if len(found.manifest.files) != 1:
         raise SessionError(
-            f"{found.location} has the state in {len(found.manifest.files)} pieces; ranks of "
-            "MindSpore all hold the whole of it"
+            f"{found.location} has the state in {len(found.manifest.files)} pieces, but each "
+            "rank of MindSpore needs the complete state"
         )
     with reading(store, made):
         file = read_file(found, found.manifest.files[0].name)

@@ -50,7 +50,7 @@ class PlainKit:
             summed = _sum(own, lines, first=task.rank == 0)
             laps.append(time.perf_counter() - began)
             if not (summed == sum(range(1 + lap, task.world_size + 1 + lap))).all():
-                raise WrongResultError("a collective has brought wrong values")
+                raise WrongResultError("a collective returned wrong values")
         # Not after a failure: this rank reports its failure before others see closed connections.
         self.hang_up()
         return Done(serial=task.serial, seconds={task.part: better(laps)})
@@ -87,7 +87,7 @@ def _memory(device: Device) -> float:
     count = device.copied // 8
     seconds, copy = device.copy(np.arange(count))
     if not (copy == np.arange(count)).all():
-        raise WrongResultError("what was copied in memory is wrong")
+        raise WrongResultError("a copy in memory has wrong values")
     return seconds
 
 

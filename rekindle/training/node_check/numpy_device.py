@@ -71,4 +71,6 @@ def device_for(local_rank: int) -> Device:
     if knows_ascend():
         return MindSporeDevice("Ascend", local_rank)
     # The build has no NPU support, or CANN is missing: ranks in this environment use the host too.
-    return Processor("the NPUs were not measured: MindSpore cannot use them here")
+    return Processor(
+        "the check did not measure the NPUs, because MindSpore cannot use them on this node"
+    )

@@ -118,7 +118,7 @@ def _memory(bench: Bench) -> float:
     for first in range(0, count, _PIECE):  # pieces: the pattern would need the memory again
         piece = copy[first : first + _PIECE]
         if not torch.equal(piece, torch.arange(first, first + len(piece), device=bench.device)):
-            raise WrongResultError("what was copied in memory is wrong")
+            raise WrongResultError("a copy in memory has wrong values")
     return seconds
 
 
@@ -183,9 +183,9 @@ class _Exchange:
         sent = [self._of(rank) for rank in range(self._world_size)]
         right = all(map(_is_all, self._gathered, sent)) and _is_all(self._summed, sum(sent))
         if not right:
-            raise WrongResultError("a collective has brought wrong values")
+            raise WrongResultError("a collective returned wrong values")
         if self._has_peer and not _is_all(self._received, sent[self._peer]):
-            raise WrongResultError("a transfer has brought wrong values")
+            raise WrongResultError("a transfer returned wrong values")
 
     @property
     def _has_peer(self) -> bool:

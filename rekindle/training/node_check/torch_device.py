@@ -87,7 +87,7 @@ def stress(local_rank: int) -> str:
     found = detect()
     if found == _SICK:
         raise SickDeviceError(f"stress_detect of NPU {local_rank} finds its hardware faulty")
-    return "" if found == _PASSED else f"stress_detect was not carried out (its answer is {found})"
+    return "" if found == _PASSED else f"stress_detect did not run (it returned {found})"
 
 
 def _npu() -> Any:

@@ -54,19 +54,19 @@ def check_arguments(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
     """Check model and optimizer. Raises SessionError, with the correct use in its text."""
     if isinstance(model, DistributedDataParallel):
         raise SessionError(
-            "give Session the module itself: a DDP wrapper belongs to one generation. "
-            "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+            "model is a DDP wrapper, which belongs to one generation; give Session the module "
+            "itself. Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise SessionError(
-            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer: Session "
-            "has to see when it begins to change the parameters"
+            f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer; Session "
+            "needs to detect when the optimizer begins to change the parameters"
         )
     if dist.is_initialized() and not in_placeholder():
         raise SessionError(
-            "the default process group exists already: Session forms it, anew in each "
-            "generation; remove init_process_group from the script, or, where a device mesh needs "
-            "one, call rekindle.training.torch.init_placeholder_group() in its place"
+            "the default process group exists already, but Session forms it again in each "
+            "generation; remove init_process_group from the script, or, if a device mesh needs "
+            "a group, call rekindle.training.torch.init_placeholder_group() instead"
         )
 
 
@@ -77,7 +77,7 @@ def with_extra(named: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, 
     """
     for name in extra:
         if named.get(name) is not None:
-            raise SessionError(f"extra: {name!r} is the Session's own name, choose another one")
+            raise SessionError(f"extra: Session uses the name {name!r} itself; choose another one")
     kept = {**named, **extra}
     return {name: thing for name, thing in kept.items() if thing is not None}
 
@@ -87,12 +87,14 @@ def check_shard(shard: int | None, *, ddp: bool, parts: bool) -> None:
     if shard is None:
         return
     if not isinstance(shard, int) or isinstance(shard, bool) or shard < 0:
-        raise SessionError(f"shard is {shard!r}: give the number of a piece of the state, from 0")
+        raise SessionError(
+            f"shard is {shard!r}; give the number of a piece of the state, at least 0"
+        )
     if ddp or parts:
         wanted = "ddp" if ddp else "keep_global_batch"
         raise SessionError(
-            f"{wanted} needs the whole state on every rank, and shard={shard} says that this rank "
-            "has a piece of it; leave one of them out"
+            f"{wanted} needs the complete state on every rank, but shard={shard} means that this "
+            "rank has only a piece of it; leave one of them out"
         )
 
 

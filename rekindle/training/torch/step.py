@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rekindle.training.torch.loop import Loop
 
 _IN_PARTS = (
-    "with keep_global_batch=True a rank may have several parts to do: for part in step.parts(): ..."
+    "with keep_global_batch=True a rank may have several parts of a step; use for part in "
+    "step.parts(): ..."
 )
 _WEIGHTED = "and (loss * part.weight).backward()"
 
@@ -106,13 +107,13 @@ class Step:
         try:
             if self._loop.given.keep_global_batch and (self._parts is None or self._parts.left):
                 raise SessionError(
-                    "keep_global_batch=True: the step ended before all of its parts were done; "
-                    "loop over step.parts() to the end"
+                    "keep_global_batch=True: the step ended before the script had used all of "
+                    "its parts; loop over step.parts() to the end"
                 )
             if not self._loop.data.was_taken:
                 raise SessionError(
-                    "the step ended without its batch, and the loader would go on with it in the "
-                    "next one: take step.batch in each step"
+                    "the script did not use step.batch in this step, so the next step would get "
+                    "the same batch; use step.batch in each step"
                 )
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}

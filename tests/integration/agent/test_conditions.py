@@ -115,9 +115,12 @@ def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
     node: Node, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conditions, "LOOK_S", 0.0)
-    node.says(absent="libdcmi.so is too old: it has no dcmi_init")
+    node.says(absent="libdcmi.so is too old: it does not have the function dcmi_init")
     asyncio.run(finished(node.watch.run()))
-    said = "fault codes of devices are not read: libdcmi.so is too old: it has no dcmi_init"
+    said = (
+        "the agent does not read the fault codes of devices: libdcmi.so is too old: "
+        "it does not have the function dcmi_init"
+    )
     assert capfd.readouterr().err == f"rekindle agent: {said}\n"
     assert node.told == []
 

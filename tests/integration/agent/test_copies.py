@@ -216,8 +216,8 @@ def test_a_replica_that_fails(
             for step in (5, 10, 15):
                 await settled(await own.take(step))
             assert capfd.readouterr().err == (
-                "rekindle agent: node 1 keeps no copy of rank 0 after step 5: "
-                f"the agent at {silent.at.host}:{silent.at.port} is silent\n"
+                "rekindle agent: node 1 does not hold a replica of rank 0 after step 5: "
+                f"the agent at {silent.at.host}:{silent.at.port} does not answer\n"
             )
         monkeypatch.setattr(ReplicaConnection, "silence_s", bound_s())
         own.snapshots.formed(form(other.at, generation=2, step=15))
@@ -258,17 +258,17 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
     async def body(own: Node, other: Node) -> None:
         await settled(await own.take(5))
         error, held = await own.fetch(10)
-        assert "no generation goes on" in error
+        assert "does not fetch a replica in the current generation" in error
         own.snapshots.formed(form(source=other.at))
         error, held = await own.fetch(10)
-        assert "no copy of rank 0 after step 10" in error
+        assert "no replica of rank 0 after step 10" in error
         assert held == [5]
         with deaf() as silent:
             own.snapshots.formed(form(source=silent.at, generation=2))
             asking = asyncio.create_task(own.fetch(10))
             with await silent.called():
                 own.snapshots.break_off()
-                assert "has ended meanwhile" in (await asking)[0]
+                assert "ended during the transfer" in (await asking)[0]
         assert steps_of(own.snapshots.kept) == {0: (5,)}
 
     run(tmp_path, body)
@@ -287,7 +287,7 @@ def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
         written, failed = (m for m in other.told if isinstance(m, p.ShardWritten))
         assert (written.step, written.shard, written.error, written.final) == (5, 1, "", True)
         assert written.file is not None
-        assert "no copy of rank 0 after step 6" in failed.error
+        assert "no replica of rank 0 after step 6" in failed.error
 
     run(tmp_path, body)
 

@@ -52,7 +52,7 @@ def test_a_simulated_device_resets_unless_it_is_to_stay_broken(tmp_path: Path) -
     """As a test has set it."""
     host = tmp_path / "hosts" / "local-0"
     set_condition(host, SimulatedCondition(sick_devices=(1,)))
-    assert (reset(0, host), reset(1, host)) == ("", "it stays broken")
+    assert (reset(0, host), reset(1, host)) == ("", "the device is still faulty after the reset")
 
 
 def test_a_cpu_has_nothing_to_reset(tools: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_npu_is_reset_by_card_and_chip(tools: Path, monkeypatch: pytest.Monke
     assert reset(1) == ""
     assert calls.read_text().splitlines() == ["info -m", "set -t reset -i 5 -c 0"]
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "9")
-    assert reset(0) == "npu-smi knows no chip with the logical number 9"
+    assert reset(0) == "npu-smi does not list a chip with the logical number 9"
 
 
 def test_a_gpu_is_reset(tools: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_a_tool_says_when_it_fails_is_the_reason(tools: Path) -> None:
 
 def test_a_tool_that_is_not_there(tools: Path) -> None:
     (tools / "no-gpu").touch()
-    assert reset(0) == "nvidia-smi cannot be run: No such file or directory"
+    assert reset(0) == "Rekindle cannot run nvidia-smi: No such file or directory"
 
 
 def test_a_tool_that_does_not_end_is_ended(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "not an order"),
+        (b"", "the request is invalid"),
         (b'{"attempt": "x"}', "Expected `int`"),
         (b'{"attempt": 1, "journal": "a\\nb\\n"}', "line 1 of the job's journal"),
         (b'{"attempt": 1, "more": 2}', "unknown field `more`"),

@@ -36,12 +36,12 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        (Credentials("simulated", 0, "another secret"), "line was closed|reset"),
+        (Credentials("simulated", 0, "another secret"), "closed the connection|reset"),
         (
             Credentials("simulated", 1, "the secret"),
-            r"job and attempt are .*, 1\), ours are .*, 0\)",
+            r"the caller has .*, 1\), this agent has .*, 0\)",
         ),
-        (Credentials("other", 0, "the secret"), r"job and attempt are \('other', 0\)"),
+        (Credentials("other", 0, "the secret"), r"the caller has \(job, attempt\) \('other', 0\)"),
     ],
     ids=["secret", "attempt", "job"],
 )
@@ -134,7 +134,7 @@ def request_of(**changes: object) -> Put:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"bytes": 1 << 60}, "no memory for a copy of 1152921504606846976 bytes"),
+        ({"bytes": 1 << 60}, "does not have memory for a replica of 1152921504606846976 bytes"),
         ({"rank": 4}, "there is no rank 4"),
         ({"rank": -1}, "there is no rank -1"),
     ],
@@ -216,7 +216,7 @@ def test_other_bytes_than_were_sealed() -> None:
         await line.hear(replica_transport.ANSWERS)
         await line.send(memoryview(CONTENT))
         assert (
-            "checksum of what arrived is xxh3_128 of blocks:"
+            "the received bytes have checksum xxh3_128 of blocks:"
             in (await line.hear(replica_transport.ANSWERS)).error
         )
         line._socket.close()
@@ -232,7 +232,7 @@ def test_a_copy_that_was_damaged() -> None:
         await kept.put(5)
         [copy] = kept.server._copies[2]
         copy.buffer.data[1000] ^= 0x10
-        with pytest.raises(CorruptError, match="copy of rank 2 after step 5: checksum is"):
+        with pytest.raises(CorruptError, match="the replica of rank 2 after step 5 has checksum"):
             await kept.fetch(5)
 
     run(body)
@@ -282,7 +282,7 @@ def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(kept: Kept) -> None:
         with socket.create_server((LOOPBACK, 0)) as deaf:
             kept.at = protocol.ReplicaAddress(host=LOOPBACK, port=deaf.getsockname()[1])
-            with pytest.raises(CheckpointError, match=f"{kept.at.port} is silent"):
+            with pytest.raises(CheckpointError, match=f"{kept.at.port} does not answer"):
                 await kept.fetch(5)
         with pytest.raises(CheckpointError, match=rf"{kept.at.port}: .*failed"):
             await kept.put(5)

@@ -101,7 +101,7 @@ def test_writing_again_changes_nothing(place: Place) -> None:
     again = store.write(manifest(1), {"other": CheckpointFile([b"other"], (0, 1))})
     assert (again.location, again.bytes, again.existed) == (first.location, first.bytes, True)
     assert place.tree() == before
-    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*another location for job 'mine'"):
         store.write(manifest(1, job="mine"), {"a": CheckpointFile([b"a"], (0,))})
     assert place.tree() == before
 
@@ -132,9 +132,9 @@ def test_a_commit_without_all_parts_is_refused(place: Place) -> None:
     with pytest.raises(CheckpointError, match=r"cannot commit .*lost is missing"):
         store.commit(with_files(2, (*files, lost)))
     short = msgspec.structs.replace(files[1], bytes=199, blocks=())
-    with pytest.raises(CheckpointError, match="has 200 bytes, the manifest says 199"):
+    with pytest.raises(CheckpointError, match="has 200 bytes, the manifest has 199"):
         store.commit(with_files(2, (files[0], short)))
-    with pytest.raises(CheckpointError, match="the manifest names no file"):
+    with pytest.raises(CheckpointError, match="the manifest does not list a file"):
         store.commit(with_files(2, ()))
     assert place.tree() == before
     assert store.commit(with_files(2, files)).existed is False
@@ -179,16 +179,16 @@ def renew(place: Place, name: str) -> None:
 
 
 MANIFEST: dict[Callable[[Place, str], None], str] = {
-    lose: "no manifest: the write was not finished",
-    empty: "the manifest is empty: the write was not finished",
-    cut: "the manifest is torn or was never one",
+    lose: "there is no manifest, because the write did not finish",
+    empty: "the manifest is empty, because the write did not finish",
+    cut: "the file is incomplete or is not a manifest",
     flip: "the manifest's text has checksum",
-    swap: "the manifest is of step 1, generation 1, not of this place",
+    swap: "the manifest belongs to step 1, generation 1",
 }
 FILES: dict[Callable[[Place, str], None], str] = {
     lose: "{name} is missing",
-    empty: "{name} has 0 bytes, the manifest says 132",
-    cut: "{name} has 131 bytes, the manifest says 132",
+    empty: "{name} has 0 bytes, the manifest has 132",
+    cut: "{name} has 131 bytes, the manifest has 132",
     flip: "checksum of {name} differs",
 }
 
@@ -231,9 +231,9 @@ def test_what_a_later_version_wrote_is_left_alone(place: Place) -> None:
         found = reader.newest()
         assert found.checkpoint
         assert found.checkpoint.manifest.step == 1
-        assert "has format 9, this Rekindle reads 1" in found.passed_over[0].reason
+        assert "has format 9, but this version of Rekindle reads 1" in found.passed_over[0].reason
         for write in (put, put_parts):
-            with pytest.raises(NewerFormatError, match="use the version of Rekindle that wrote it"):
+            with pytest.raises(NewerFormatError, match="use the version that wrote it"):
                 write(reader, 2)
     put(store, 3)
     put(store, 4)

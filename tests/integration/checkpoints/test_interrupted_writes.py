@@ -72,7 +72,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(
     store: DirectoryStore, root: Path, name: str
 ) -> None:
     """A file name that a manifest may not hold raises an error, and no directory is made."""
-    with pytest.raises(CheckpointError, match="the manifest names"):
+    with pytest.raises(CheckpointError, match="the manifest does not list"):
         store.write(manifest(1), {name: CheckpointFile([b"x"], (0,))})
     assert not root.exists()
 
@@ -176,7 +176,7 @@ def assert_reads_right(root: Path) -> int:
     assert {item.reason.split(":")[0] for item in found.passed_over} <= {
         "no manifest",
         "the manifest is empty",
-        "the manifest is torn or was never one",
+        "the file is incomplete or is not a manifest",
     }
     if not found.checkpoint:
         return -1

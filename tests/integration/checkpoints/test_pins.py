@@ -64,7 +64,7 @@ def test_names_of_pins() -> None:
     for name in ("", ".lock", "step-0000000001-g000001", "step-1-g1.x", "notes.txt"):
         assert pin_of(name) is None
     for name in ("", "a.b", "a/b", "a@1", "ü", "x" * 101):
-        with pytest.raises(CheckpointError, match="is no name of a pin"):
+        with pytest.raises(CheckpointError, match="is not a valid name of a pin"):
             check_name(name)
 
 
@@ -172,5 +172,5 @@ def test_a_reader_that_may_not_write(
         patch.setattr(pins, "add", refuse)
         with reading(store, (1, 1)):
             assert markers(root) == []
-        with pytest.raises(CheckpointError, match="give this user the right to it"):
+        with pytest.raises(CheckpointError, match="give this user access to it"):
             store.pin(Pin((1, 1), "release"))

@@ -110,7 +110,7 @@ def test_jobs_do_not_meet(place: Place, tmp_path: Path) -> None:
 def test_another_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
     """A job that was trained again under its old name: what was published is not changed."""
     first = publish(written(tmp_path / "store"), place.location)
-    with pytest.raises(CheckpointError, match="another checkpoint of the same step"):
+    with pytest.raises(CheckpointError, match="has the same step and generation"):
         publish(written(tmp_path / "again", byte=2), place.location)
     assert content(resolve(first.reference)) == content(written(tmp_path / "store"))
 
@@ -120,16 +120,16 @@ def test_a_reference_to_what_was_changed(place: Place, tmp_path: Path) -> None:
     reference = publish(written(tmp_path / "store"), place.location).reference
     for name in place.names():
         place.delete(name)
-    with pytest.raises(CheckpointError, match="not there"):
+    with pytest.raises(CheckpointError, match="there is no complete checkpoint"):
         resolve(reference)
     publish(written(tmp_path / "again", byte=2), place.location)
-    with pytest.raises(CorruptError, match="not what was published"):
+    with pytest.raises(CorruptError, match="has changed since it was published"):
         resolve(reference)
 
 
 @pytest.mark.parametrize("text", ["", "#", "/a/step-0000000007-g000001", "/a/b#xxh3_128:0", "a"])
 def test_what_is_no_reference(text: str) -> None:
-    with pytest.raises(UsageError, match="no reference"):
+    with pytest.raises(UsageError, match="not a reference"):
         resolve(text)
 
 
@@ -158,9 +158,9 @@ def test_a_damaged_pointer_is_told(place: Place) -> None:
     """It is not written over: what it told is not known."""
     announce(latest(1.0), place.location)
     place.put(LATEST_FILE, b'{"reference": ')
-    with pytest.raises(CorruptError, match="damaged, remove it"):
+    with pytest.raises(CorruptError, match="damaged; remove it"):
         announce(latest(2.0), place.location)
-    with pytest.raises(CorruptError, match="damaged, remove it"):
+    with pytest.raises(CorruptError, match="damaged; remove it"):
         read_latest(place.location)
 
 

@@ -103,12 +103,12 @@ def test_a_server_that_is_gone_for_a_minute_is_outlived(credentials: None, tmp_p
 
 
 REFUSED: dict[str, tuple[Fault, str]] = {
-    "expired": (Answer(403, "ExpiredToken"), "403 ExpiredToken; give fresh credentials"),
-    "expired-400": (Answer(400, "ExpiredToken"), "400 ExpiredToken; give fresh credentials"),
+    "expired": (Answer(403, "ExpiredToken"), "403 ExpiredToken; give new credentials"),
+    "expired-400": (Answer(400, "ExpiredToken"), "400 ExpiredToken; give new credentials"),
     "key": (Answer(403, "InvalidAccessKeyId"), "give valid credentials in REKINDLE_STORE_"),
     "signature": (Answer(403, "SignatureDoesNotMatch"), "give valid credentials in"),
     "denied": (Answer(403, "AccessDenied"), "give these credentials the right to"),
-    "bucket": (Answer(404, "NoSuchBucket"), "make the bucket, or correct its name"),
+    "bucket": (Answer(404, "NoSuchBucket"), "create the bucket, or correct its name"),
     "clock": (Answer(403, "RequestTimeTooSkewed"), "set the clock"),
     "region": (Answer(400, "AuthorizationHeaderMalformed"), "check the endpoint, region"),
     "unknown": (Answer(418), "the server answered 418; check the endpoint"),
@@ -145,7 +145,9 @@ def test_what_does_not_pass_in_time_is_explained(
         assert len(proxy.seen) > 2
     nobody = open_store(rclone.location(port=servers.free_port()))
     for call in _calls(nobody):
-        with pytest.raises(CheckpointError, match=r"the server cannot be reached.*; check the end"):
+        with pytest.raises(
+            CheckpointError, match=r"the client cannot reach the server.*; check the end"
+        ):
             call()
 
 
@@ -222,7 +224,7 @@ def test_a_part_that_goes_while_it_is_committed_is_missed(
             bucket.delete(bucket.files(1)[0])
 
     proxy.rule = rule
-    with pytest.raises(CheckpointError, match=r"removed while it was committed \(state-0 is miss"):
+    with pytest.raises(CheckpointError, match=r"during the commit \(state-0 is miss"):
         broken.commit(with_files(1, files))
     assert broken.keys() == []
     assert broken.newest().checkpoint is None
@@ -247,7 +249,7 @@ def test_a_long_list_is_read_to_its_end(bucket: S3Place, monkeypatch: pytest.Mon
     assert len(bucket.names()) == 3
     answer = {"IsTruncated": True, "Contents": []}
     monkeypatch.setattr(s3_client.Bucket, "_do", lambda *_, **__: answer)
-    with pytest.raises(CheckpointError, match="the list does not go on"):
+    with pytest.raises(CheckpointError, match="the server did not return the next page"):
         store.keys()
 
 
@@ -257,7 +259,7 @@ def test_certificates_are_verified(credentials: None, tmp_path: Path) -> None:
     more = ("--cert", str(certificate), "--key", str(key))
     with servers.rclone(tmp_path / "served", 0, *more) as server:
         location = server.location()
-        with pytest.raises(CheckpointError, match="TLS certificate is not accepted; give the auth"):
+        with pytest.raises(CheckpointError, match="the server's TLS certificate; give the cert"):
             put(open_store(location), 1)
         put(open_store(f"{location}&verify={certificate}"), 1)
         put(open_store(f"{location}&verify=false"), 2)

@@ -62,7 +62,7 @@ def test_a_commit_while_what_is_left_over_is_removed(
     files = write_parts(other, 4)
 
     def commit() -> None:
-        with pytest.raises(CheckpointError, match="another process is removing it"):
+        with pytest.raises(CheckpointError, match="another process removes it"):
             other.commit(with_files(4, files))
         refused.append(True)
 
@@ -90,7 +90,7 @@ def test_a_commit_and_a_removal_that_both_give_way(
             proxy.rule = lambda _: None
 
     proxy.rule = rule
-    with pytest.raises(CheckpointError, match="another process is removing it"):
+    with pytest.raises(CheckpointError, match="another process removes it"):
         broken.commit(with_files(4, files))
     assert bucket.files(4) == []
 
@@ -123,7 +123,7 @@ def test_a_mark_that_somebody_has_left(bucket: S3Place, monkeypatch: pytest.Monk
     store = bucket.open()
     files = write_parts(store, 4)
     bucket.put("step-0000000004-g000001/.abandoned", b"")
-    with pytest.raises(CheckpointError, match="another process is removing it"):
+    with pytest.raises(CheckpointError, match="another process removes it"):
         store.commit(with_files(4, files))
     monkeypatch.setattr(place, "ABANDONED_S", 0.0)
     store.commit(with_files(4, files))

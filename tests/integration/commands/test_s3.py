@@ -43,7 +43,7 @@ def test_there_and_back(
     ]
     (sent,) = objects(tmp_path, 15)[:1]
     before = sent.stat().st_mtime_ns
-    assert "was there already" in checkpoints("push", "store", first).out
+    assert "existed already" in checkpoints("push", "store", first).out
     assert sent.stat().st_mtime_ns == before
     assert checkpoints("verify", first).status == 0
 

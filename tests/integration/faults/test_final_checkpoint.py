@@ -95,7 +95,9 @@ def test_a_second_signal_does_not_wait(endings: Ended) -> None:
     attempt = endings.only("second signal")
     [end] = attempt.check_ends()
     assert attempt.seen["second signal"] == []
-    assert end.reason.endswith("final checkpoint: the job was ended before they were written")
+    assert end.reason.endswith(
+        "final checkpoint: a second stop ended the job before its nodes wrote it"
+    )
     assert endings.only("all ranks are dead").began() == (0, {"fresh": RANKS})
 
 
@@ -105,7 +107,7 @@ def test_all_ranks_are_dead(endings: Ended) -> None:
     attempt.check_ends()
     (incident,) = attempt.incidents
     assert incident.strategy is Strategy.DUMP
-    assert incident.reason.endswith("final checkpoint: the snapshot of step 10 is to be written")
+    assert incident.reason.endswith("final checkpoint: the nodes write the snapshot of step 10")
     assert written(attempt) == [10]
     assert endings.only("script raises").began() == (10, {"checkpoint": RANKS})
 

@@ -101,7 +101,10 @@ def refusals(step: int) -> Row:
         job.release(number)
 
     def are_refused(ended: Ended, incident: journal.Incident) -> None:
-        assert "no rank 4 in a world of 4" in (ended.job.folder / "no rank").read_text()
+        assert (
+            "a world of 4 ranks does not have a rank 4"
+            in (ended.job.folder / "no rank").read_text()
+        )
         assert "step 1 is past" in (ended.job.folder / "past").read_text()
 
     return Row("refusals", step, (hold(step),), inject, strategies=(), check=are_refused)

@@ -56,7 +56,7 @@ def assert_sound(store: CheckpointStore) -> int | None:
         assert not seen.reason, seen
         assert verify(store.at(seen.manifest), lambda _: None) == ()
     found = store.newest()
-    assert all("the write was not finished" in each.reason for each in found.passed_over)
+    assert all("the write did not finish" in each.reason for each in found.passed_over)
     newest = found.checkpoint.manifest.step if found.checkpoint else None
     assert newest == (committed[0].step if committed else None)
     return newest

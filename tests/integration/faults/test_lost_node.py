@@ -134,7 +134,7 @@ SOAK_PLAN = Plan("soak", (Attempt(SOAK),), steps=STEPS, settings={"nodes": 2})
 def test_no_node_comes(ended_of: EndedOf) -> None:
     """A job for which no node comes in time fails with that reason, and leaves no process."""
     [end] = ended_of(PLAN).only(0).check_ends()
-    assert end.reason == f"no node came as node 1 within {WAITS_S:g} s"
+    assert end.reason == f"no agent joined for node 1 within {WAITS_S:g} s"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

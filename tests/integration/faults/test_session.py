@@ -112,7 +112,7 @@ def test_indices_are_refused_where_there_may_be_parts(model: torch.nn.Module) ->
         step = next(session.steps(1))
         with pytest.raises(SessionError, match=r"for part in step\.parts\(\)"), step:
             _ = step.indices
-        with pytest.raises(SessionError, match="before all of its parts were done"), step:
+        with pytest.raises(SessionError, match="before the script had used all of its parts"), step:
             pass
         assert session.finished == 0
 
@@ -125,7 +125,7 @@ def test_parts_that_are_left_out_are_an_error(
     settings = {"sampler": StepSampler(10, 3), "keep_global_batch": True}
     with session_of(model, **settings) as session:
         step = next(session.steps(1))
-        with pytest.raises(SessionError, match="before all of its parts were done"), step:
+        with pytest.raises(SessionError, match="before the script had used all of its parts"), step:
             next(step.parts())
         assert session.finished == 0
 

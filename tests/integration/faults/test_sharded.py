@@ -231,7 +231,7 @@ def test_a_world_that_may_shrink_is_refused(sharded: Ended) -> None:
     """The job fails before its first step, with a message that names the right option."""
     attempt = sharded.only("may shrink")
     [end] = attempt.check_ends()
-    assert "run it with --nnodes=2, not with 1:2" in end.reason
+    assert "run the job with --nnodes=2, not with 1:2" in end.reason
     assert attempt.incidents[-1].strategy is Strategy.FAIL
 
 
@@ -251,11 +251,11 @@ def test_no_copies_on_one_node(sharded: Ended) -> None:
 @pytest.mark.parametrize(
     ("attempt", "said"),
     [
-        ("another shard", "rank 3 has shard 0 of the training state, and had shard 3"),
-        ("no shards", "rank 1 says that all ranks have the same training state"),
+        ("another shard", "rank 3 has shard 0 of the training state, but had shard 3"),
+        ("no shards", "rank 1 has the complete training state"),
         (
             "other number",
-            "has the state in 4 pieces, this job in 2, and what they are pieces of",
+            "has the state in 4 pieces, but this job has 2",
         ),
     ],
 )

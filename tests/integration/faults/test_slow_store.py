@@ -156,4 +156,4 @@ def test_an_interval_that_is_chosen(job: Callable[..., Job], baseline_of: Baseli
     assert (written(run)[0], written(run)[-1]) == (10, 24)
     chosen = run.events_of(journal.CheckpointInterval)[0]
     assert chosen.steps > 10
-    assert "to write; a fault is expected every" in chosen.reason
+    assert "to write; Rekindle expects a fault every" in chosen.reason

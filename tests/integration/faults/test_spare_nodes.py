@@ -80,7 +80,7 @@ def bring_spares(job: Job) -> None:
 
 def takes_the_place(ended: Ended, incident: journal.Incident) -> None:
     """The agent of the spare is node 0 now."""
-    assert "a spare takes its place" in incident.reason
+    assert "a spare replaces it" in incident.reason
     spare, before = ended.seen["node 0"]
     assert joined(ended.job, 0)[len(before)] == spare
 

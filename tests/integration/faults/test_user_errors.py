@@ -114,7 +114,7 @@ DDP = Plan(
             ),
             {"policy": patient(max_restarts=5)},
             outcome="failed",
-            reason="after step 29, again when it was begun from the state of step 25",
+            reason="the same fault occurred after an earlier start from the state of step 25",
         ),
         Attempt(
             (

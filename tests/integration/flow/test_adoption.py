@@ -64,7 +64,10 @@ def a_second_process_of_the_same_flow_run_is_refused(adopted: Adopted) -> None:
         run.retry()
         run.until(lambda: "Failed" in run.task_states("supervise"), "the second one is refused")
         run.until(lambda: f"process {first.pid} on" in run.logs(), "its log names the first one")
-        run.until(lambda: "This process leaves it alone" in run.logs(), "it leaves the job alone")
+        run.until(
+            lambda: "This process does not change the flow run" in run.logs(),
+            "it does not change the flow run",
+        )
     assert run.status() == before
     assert run.state().name == "Running"
     assert sorted(run.task_states("supervise")) == ["Failed", "Running"]

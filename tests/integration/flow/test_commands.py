@@ -60,7 +60,7 @@ def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
     """The error has its status and last words, or why it cannot be started."""
     with pytest.raises(JobError, match="ended with status 3: no data"):
         run(tmp_path, "sh", "-c", "echo no data; exit 3")
-    with pytest.raises(UsageError, match="'not-there' cannot be started"):
+    with pytest.raises(UsageError, match="cannot start the command 'not-there'"):
         run(tmp_path, "not-there")
 
 

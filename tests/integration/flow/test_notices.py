@@ -28,7 +28,7 @@ def test_a_server_that_never_answers_keeps_nobody_waiting(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
             _tell_much(logging.getLogger("test.silent"), tmp_path / "told")
-    assert "Prefect was not told" in caplog.text
+    assert "Prefect did not receive" in caplog.text
 
 
 def test_a_server_that_is_gone_is_mentioned_once(
@@ -41,7 +41,7 @@ def test_a_server_that_is_gone_is_mentioned_once(
         _tell_much(logging.getLogger("test.gone"), tmp_path / "told")
     # The thread of another test may still be about.
     said = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
-    assert sum("Prefect's API fails; the job goes on without it" in text for text in said) == 1
+    assert sum("Prefect's API fails; the job continues without it" in text for text in said) == 1
 
 
 def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
@@ -57,7 +57,7 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
     assert asked.count("POST") >= 3
     said = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
     assert sum("Prefect refuses a notice" in text for text in said) == 1
-    assert not any("Prefect was not told" in text for text in said)
+    assert not any("Prefect did not receive" in text for text in said)
 
 
 def test_what_was_told_is_not_told_again(

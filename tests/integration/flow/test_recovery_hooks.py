@@ -65,7 +65,10 @@ class Runs:
 
         def said() -> bool:
             told = [log.message for log in self.client.read_logs(about)]
-            return sum(text.startswith("It is not run again: ") for text in told) >= times
+            return (
+                sum(text.startswith("Rekindle does not restart this run: ") for text in told)
+                >= times
+            )
 
         until(said, f"the run is left as it ended, {times} times")
         return self.states(run)
@@ -118,7 +121,7 @@ def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: 
     ]
     assert len(set(processes(notes))) == len(processes(notes)) == 4
     reasons = [state.message or "" for state in states if state.name == AGAIN]
-    assert all(reason.startswith("It is run again: ") for reason in reasons)
+    assert all(reason.startswith("Rekindle restarts this run: ") for reason in reasons)
     [failed] = [state for state in states if state.name == "Failed"]
     [hook] = recovery_hooks(Policy(max_reschedules=9))["on_failure"]
     with temporary_settings({PREFECT_API_URL: prefect_api, PREFECT_LOGGING_TO_API_ENABLED: False}):

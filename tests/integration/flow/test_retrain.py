@@ -148,7 +148,7 @@ def what_is_not_good_enough_is_not_published(night: Night) -> None:
     """The flow run fails, and its state has the reason."""
     state = night.run.until_state("Failed")
     assert state.name == "Failed"
-    assert "accuracy is 0.9, and must be 0.95 at least" in (state.message or "")
+    assert "accuracy is 0.9, but must be at least 0.95" in (state.message or "")
     assert not (night.folder / "out").exists()
 
 

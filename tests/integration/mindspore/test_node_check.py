@@ -85,7 +85,7 @@ def test_a_device_is_measured(lines: Lines) -> None:
     ("wrong", "said"),
     [
         ("product", "WrongResultError: a product of matrices is wrong"),
-        ("copy", "WrongResultError: what was copied in memory is wrong"),
+        ("copy", "WrongResultError: a copy in memory has wrong values"),
     ],
 )
 def test_what_mindspore_makes_is_compared(wrong: str, said: str, lines: Lines) -> None:
@@ -105,7 +105,11 @@ def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
     ("npus", "chosen"),
     [
         (0, "Processor|False|"),
-        (8, "Processor|True|the NPUs were not measured: MindSpore cannot use them here"),
+        (
+            8,
+            "Processor|True|the check did not measure the NPUs, because MindSpore cannot use "
+            "them on this node",
+        ),
     ],
 )
 def test_mindspore_is_imported_only_where_there_are_npus(npus: int, chosen: str) -> None:

@@ -38,5 +38,5 @@ def test_parameters_and_updates() -> None:
         "found": [[frozen, *statistics], True],
         "uncounted": [None, []],
         "kept": [4, 2, [7, 8, 0], 3, True],
-        "odd": "parameter odd is complex128, which a state cannot hold",
+        "odd": "parameter odd has type complex128, which a state cannot contain",
     }

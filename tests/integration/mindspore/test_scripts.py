@@ -72,8 +72,8 @@ def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (("--stop", "17", "--alone"), "ended its training behind step 17"),
-        (("--own-seed",), "begun with other parameters"),
+        (("--stop", "17", "--alone"), "ended its training after step 17"),
+        (("--own-seed",), "started with other parameters"),
     ],
 )
 def test_ranks_that_do_not_do_the_same_are_told(

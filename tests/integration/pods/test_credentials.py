@@ -178,7 +178,7 @@ def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str],
 )
 def test_a_command_that_fails(script: str, said: str, someone: Someone) -> None:
     """What it said is told at once; nobody goes on as nobody."""
-    with pytest.raises(UsageError, match=f"the kubeconfig's user cannot log in: .*{said}"):
+    with pytest.raises(UsageError, match=f"the user of the kubeconfig cannot log in: .*{said}"):
         load(someone.kubeconfig(someone.command(script)))
 
 
@@ -196,7 +196,7 @@ def test_a_command_that_fails_later(someone: Someone, loaded: Callable[[str], Ap
     someone.become("second", left="first")
     someone.command("sys.exit('your login has ended')")
     with pytest.raises(
-        ForbiddenError, match=r"Unauthorized; the kubeconfig's user: .*login has ended"
+        ForbiddenError, match=r"Unauthorized; the user of the kubeconfig failed: .*login has ended"
     ):
         api.unforgiving().get(someone.maps)
 

@@ -127,7 +127,7 @@ def live(found: Life, cluster: Simulated, served: Served, gate: Path) -> None:
         if kill:
             flow.kill()
             killed.append(flow.pid)
-    until(lambda: "lives, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
+    until(lambda: "runs, attempt 1; this flow run adopts it" in run.logs(), "its log is sent")
     found.logs, found.begun = run.logs(), run.count(JobStarted)
     run.cancel()
     found.cancelled = str(run.until_final().name)
@@ -156,7 +156,7 @@ def test_a_flow_process_that_is_killed(life: Life) -> None:
     """Its rerun adopts the job, twice: there is one Job and one attempt."""
     assert life.reached(life.begun) == 1
     assert life.jobs == [1, 1, 1]
-    assert "lives, attempt 1; this flow run adopts it" in life.logs
+    assert "runs, attempt 1; this flow run adopts it" in life.logs
 
 
 def test_a_cancelled_run_leaves_nothing(life: Life) -> None:

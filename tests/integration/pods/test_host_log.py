@@ -187,7 +187,9 @@ def test_what_is_no_log_is_named(
 ) -> None:
     log.append(isolated("a"))
     cluster.patch(f"{MAPS}/{HOSTS}", {"data": data})
-    with pytest.raises(JobError, match=f"ConfigMap {HOSTS} in namespace default.*mend or remove"):
+    with pytest.raises(
+        JobError, match=f"ConfigMap {HOSTS} in namespace default.*correct or remove"
+    ):
         log.append(isolated("b", 1))
 
 
@@ -205,11 +207,13 @@ def test_who_may_not_write_keeps_it_for_itself(cluster: Simulated, tmp_path: Pat
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     hosts, told = Hosts(api, PODS, tmp_path), list[str]()
     hosts.tell = told.append
-    with pytest.raises(JobError, match=r"a is known to this machine alone: .*cannot get"):
+    with pytest.raises(
+        JobError, match=r"recorded the event of a only on this machine: .*cannot get"
+    ):
         hosts.note(isolated("a"))
     assert HostLog(tmp_path).hosts()["a"].isolated
     assert hosts.isolated() == ("a",)
-    assert "which hosts other machines have isolated is not known" in told[0]
+    assert "Rekindle does not know which hosts other machines have isolated" in told[0]
     api.close()
 
 

@@ -174,7 +174,7 @@ def test_there_is_no_other_host(second: Story) -> None:
     """The job refuses the replacement pod twice; then it fails with the reason."""
     noted = second.of(ALONE).noted
     assert noted.ended.outcome == "failed"
-    assert f"comes from a host that is isolated, as {noted.host}" in noted.ended.reason
+    assert f"comes from an isolated host, for example {noted.host}" in noted.ended.reason
 
 
 @pytest.mark.parametrize("which", ["first", "second"])

@@ -99,7 +99,7 @@ def test_nobody_lands_there_until_it_is_released(
     assert "isolated" in said
     assert f"{'cordoned' if how is IsolationMode.CORDON else 'tainted'}\n" in said
     assert "node-0: XID 79" in said
-    assert command("release-node", "node-0") == "0 node-0 may be used again\n"
+    assert command("release-node", "node-0") == "0 jobs may use node-0 again\n"
     assert is_free(cluster)
     cluster.until(f"{DEFAULT}/pods", lambda found: found["other"]["spec"].get("nodeName"))
 
@@ -152,9 +152,9 @@ def test_who_else_had_cordoned_it_has_it_cordoned(
 ) -> None:
     cluster.patch(BAD, {"spec": {"unschedulable": True}})
     hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
-    assert "cordoned by somebody else" in command("nodes")
+    assert "cordoned, but not by Rekindle" in command("nodes")
     said = command("release-node", "node-0")
-    assert said == "0 node-0 may be used again by jobs; it stays cordoned by somebody else\n"
+    assert said == "0 jobs may use node-0 again; it is still cordoned, but not by Rekindle\n"
     assert cluster.get(BAD)["spec"]["unschedulable"]
     assert mark_on(cluster.get(BAD)) is None
 
@@ -209,7 +209,7 @@ def test_a_node_that_is_gone_or_made_anew(
     cluster.delete(f"{NODES}/node-9")
     cluster.create(NODES, named)
     assert not cluster.get(f"{NODES}/node-9")["spec"].get("unschedulable")
-    assert command("release-node", "node-9") == "0 node-9 may be used again\n"
+    assert command("release-node", "node-9") == "0 jobs may use node-9 again\n"
     cluster.delete(f"{NODES}/node-9")
 
 
@@ -239,7 +239,10 @@ def test_no_rights_on_nodes(
     config = cluster.kubeconfig_for(cluster.token_for("flows"), tmp_path / "config")
     own = load(str(config))
     known = hosts(own, tmp_path, IsolationMode.CORDON)
-    with pytest.raises(JobError, match=r"node-0 is isolated, but others may use it: .*no right to"):
+    with pytest.raises(
+        JobError,
+        match=r"node-0 is isolated for .*, but other pods may use it: .*not have the right to",
+    ):
         known.note(isolated())
     assert known.isolated() == ("node-0",)
     with pytest.raises(ForbiddenError):
@@ -249,8 +252,11 @@ def test_no_rights_on_nodes(
             main([*words, "--kubeconfig", str(config)])
         assert end.value.code == status
     said = capsys.readouterr()
-    assert "The nodes themselves cannot be looked at: we have no right to list nodes" in said.out
-    assert "whether it is cordoned or tainted is not known" in said.err
+    assert (
+        "cannot read the nodes of the cluster: Rekindle does not have the right to list nodes"
+        in said.out
+    )
+    assert "cannot find out whether it is cordoned or tainted" in said.err
     assert known.isolated() == ()
     user = "system:serviceaccount:default:flows"
     asked = {call["resource"] for call in cluster.calls(user=user)}
@@ -285,6 +291,6 @@ def test_a_name_that_no_node_has(
 
 
 def test_nothing_is_known_of_it(api: Api, command: Callable[..., str]) -> None:
-    assert command("release-node", "node-0").startswith("2 rekindle: nothing is known of a node")
+    assert command("release-node", "node-0").startswith("2 rekindle: there is no record of a node")
     assert command("release-node", "nowhere").startswith("2 ")
     assert command("nodes", "--json") == "0 []\n"

@@ -62,4 +62,4 @@ def recover(run: PodJob) -> None:
     run.cluster.patch(f"{path}/reset-config-job", {"data": reset_config("job", space)["data"]})
     run.wait(lambda: len(run.events_of(journal.SignSeen)) == 2, "the end of the recovery")
     assert run.events_of(journal.SignSeen)[1].sign.gone
-    run.wait(lambda: "which has helped" in "".join(run.told), "the result")
+    run.wait(lambda: "with success" in "".join(run.told), "the result")

@@ -104,7 +104,7 @@ def test_no_room_for_another_pod(story: Story) -> None:
     noted = story.of(CROWDED).noted
     assert noted.outcome == RESCHEDULED
     assert noted.fault.kind is FaultKind.SCHEDULING
-    waited = f"no node came as node 1 within {IMPATIENT.node_timeout_s:g} s: pod reason"
+    waited = f"no agent joined for node 1 within {IMPATIENT.node_timeout_s:g} s: pod reason"
     assert f"{waited} Unschedulable" in noted.fault.message
 
 

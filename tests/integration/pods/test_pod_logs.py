@@ -288,6 +288,6 @@ def test_no_right_to_read(
         wait_until(lambda: found.told != [], "that it is said", 30)
         assert found.lines("p0") == []
     (said,) = found.told
-    assert said.startswith("what pods put out is not kept: ")
+    assert said.startswith("Rekindle cannot store the output of pods: ")
     assert "pods/log" in said
     clear(cluster)

@@ -70,8 +70,8 @@ def placing(lean: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_namespace_that_is_not_there(placing: Placing) -> None:
     """It is named, with how to make it."""
     said = placing.refused({"namespace": "nowhere"})
-    assert "job demo cannot be in namespace nowhere of http://127.0.0.1" in said
-    assert "namespace nowhere: it is not there (kubectl create namespace nowhere)" in said
+    assert "job demo cannot run in namespace nowhere of http://127.0.0.1" in said
+    assert "namespace nowhere: it does not exist (kubectl create namespace nowhere)" in said
 
 
 def test_wrong_tables_of_faults(placing: Placing, space: str, tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_no_rights(placing: Placing, lean: Simulated, space: str, tmp_path: Path
     kubeconfig = lean.kubeconfig_for(lean.token_for("nobody", space), tmp_path / "nobody")
     said = placing.refused({"namespace": space}, kubeconfig)
     for right in (
-        "right to configmaps: we may not create, get, delete",
-        "right to jobs.batch: we may not create, get, delete, patch",
-        "right to pods: we may not list, watch, delete",
-        "right to services/proxy: we may not create, get",
+        "right to configmaps: the user has no right to create, get, delete",
+        "right to jobs.batch: the user has no right to create, get, delete, patch",
+        "right to pods: the user has no right to list, watch, delete",
+        "right to services/proxy: the user has no right to create, get",
     ):
         assert right in said
     assert "as deploy/base/role.yaml does" in said
@@ -115,14 +115,14 @@ def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> 
     lean.patch(path, {"rules": found["rules"]})
     said = placing.refused({"namespace": space}, kubeconfig)
     assert said.count("\n") == 1
-    assert "right to deployments.apps: we may not patch" in said
+    assert "right to deployments.apps: the user has no right to patch" in said
 
 
 def test_a_stranger(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
     """Whom the server does not know is told so."""
     kubeconfig = lean.kubeconfig_for("no-such-token", tmp_path / "wrong")
     said = placing.refused({"namespace": space}, kubeconfig)
-    assert "user: we are not known to the server" in said
+    assert "user: the server does not accept the user" in said
     assert "Unauthorized" in said
 
 
@@ -178,7 +178,7 @@ def test_who_may_not_create_pods_is_let_through(
     api.close()
     (pod,) = [each for each in found if each.what == "dry run of pods"]
     assert (pod.state, pod.optional) == (FindingState.UNKNOWN, True)
-    assert pod.said.startswith("we may not create: only the run shows whether quotas")
+    assert pod.said.startswith("the user has no right to create: only the run shows whether quotas")
 
 
 def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) -> None:
@@ -198,7 +198,8 @@ def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) 
         "dry run of a coordinator pod",
     ]
     assert all(
-        each.state is FindingState.UNKNOWN and "wait until others" in each.do for each in refused
+        each.state is FindingState.UNKNOWN and "wait until other pods" in each.do
+        for each in refused
     )
     assert (
         "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0" in refused[0].said
@@ -224,7 +225,7 @@ def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
         "Secret pull",
         "PersistentVolumeClaim disk",
     ):
-        assert f"{what}: the pods name it, and it is not there" in said
+        assert f"{what}: the pods use it, but it does not exist" in said
     assert f"kubectl create serviceaccount runner -n {space}" in said
 
 
@@ -242,4 +243,4 @@ def test_a_name_that_is_taken(placing: Placing, lean: Simulated, space: str) -> 
     pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}
     lean.create(path, {"metadata": {"name": "demo"}, "spec": {"suspend": True, "template": pod}})
     said = placing.refused({"namespace": space})
-    assert "there is one that is not of this job (give the job another name)" in said
+    assert "an object of this name belongs to another job (give the job another name)" in said

@@ -78,9 +78,9 @@ def test_collectives_that_come_out_well(world_size: int) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_spoil_transfer, "a transfer has brought wrong values"),
-        (_leave_out_transfer, "a transfer has brought wrong values"),
-        (_spoil_gather, "a collective has brought wrong values"),
+        (_spoil_transfer, "a transfer returned wrong values"),
+        (_leave_out_transfer, "a transfer returned wrong values"),
+        (_spoil_gather, "a collective returned wrong values"),
     ],
 )
 @pytest.mark.parametrize("count", [0, 4, EXCHANGES - 1])

@@ -176,10 +176,10 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
         (
             {"run": RunIdentity(30, 7)},
             {"run": RunIdentity(29, 7)},
-            "30 steps and another one 29|29 .* 30",
+            "30 steps, but another rank has 29|29 .* 30",
         ),
-        ({"run": RunIdentity(30, 7)}, {"run": RunIdentity(30, 8)}, "begun with other parameters"),
-        ({"ends": True}, {}, "ended its training behind step 7"),
+        ({"run": RunIdentity(30, 7)}, {"run": RunIdentity(30, 8)}, "started with other parameters"),
+        ({"ends": True}, {}, "ended its training after step 7"),
     ],
 )
 def test_ranks_of_different_runs_are_refused(

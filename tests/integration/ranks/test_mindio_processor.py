@@ -261,7 +261,7 @@ def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch)
     """It says what to switch on, or which strategies to leave out."""
     world = World(1)
     new = world.replace(0, monkeypatch, takes_in=False)
-    with pytest.raises(SessionError, match=r"enable_arf, or leave .* recover-in-place out"):
+    with pytest.raises(SessionError, match=r"enable_arf, or remove .* recover-in-place"):
         new.processor.start()
     world.close()
 

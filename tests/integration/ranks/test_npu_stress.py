@@ -86,8 +86,8 @@ def judged(answer: Done) -> NodeVerdict:
     ("answer", "health", "said"),
     [
         (0, Health.HEALTHY, ""),
-        (1, Health.HEALTHY, "stress_detect was not carried out (its answer is 1)"),
-        (3, Health.HEALTHY, "stress_detect was not carried out (its answer is 3)"),
+        (1, Health.HEALTHY, "stress_detect did not run (it returned 1)"),
+        (3, Health.HEALTHY, "stress_detect did not run (it returned 3)"),
         (2, Health.FAULTY, "stress_detect of NPU 0 finds its hardware faulty"),
         (VOLTAGE, Health.FAULTY, "Voltage recovery failed"),
         (NO_MEMORY, Health.UNKNOWN, "NPU out of memory"),

@@ -127,7 +127,7 @@ def test_a_rank_that_cannot_be_started(place: Place) -> None:
     script = place.script("import time\ntime.sleep(600)\n")
     options = ("--log-dir", str(logs), "--nproc-per-node", "3")
     run = place.start_quick(script, *options).end(1)
-    assert "rank 1 could not be started" in run.stderr
+    assert "the agent could not start rank 1" in run.stderr
     assert str(logs) in run.stderr
 
 
@@ -209,7 +209,7 @@ def test_one_job_id_is_one_job(place: Place) -> None:
     second = place.start_quick(script)
     second.process.wait()
     assert second.process.returncode == 1
-    assert "job job is being run by another process" in second.stderr
+    assert "another process runs job job" in second.stderr
     (place.folder / "go").write_text("")
     run.end(0)
 

@@ -81,7 +81,7 @@ def the_coordinator(victim: Victim) -> None:
         kill(run.only("coordinator"))
         run.wait_event(journal.NodeJoined, 2 * count)
     assert victim.ranks() == ranks
-    assert "another one takes its place" in run.stderr
+    assert "a new coordinator replaces it" in run.stderr
 
 
 def an_agent(victim: Victim) -> None:
@@ -100,7 +100,7 @@ def an_agent_without_a_restart_left(victim: Victim) -> None:
     """Its ranks die with it; the job fails, and the lost node is named."""
     kill(agent_of(victim.run, 1))
     victim.run.end(1)
-    assert "node 1 (127.0.0.1) was lost with its agent and all its ranks" in victim.run.stderr
+    assert "the job lost node 1 (127.0.0.1) with its agent and all its ranks" in victim.run.stderr
 
 
 KILLED = [the_coordinator, an_agent, an_agent_without_a_restart_left]
@@ -203,7 +203,7 @@ def the_launcher(again: Again) -> None:
     ended = again.run.events_of(journal.Ended)[-1]
     assert (ended.outcome, ended.reason) == (
         "stopped",
-        "the process that launched the job is gone",
+        "the process that launched the job has ended",
     )
 
 

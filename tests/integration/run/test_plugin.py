@@ -139,7 +139,7 @@ def test_a_handle_of_any_job(script: Path, rekindle_run: Callable[..., Run]) -> 
         handle.wait_step(200000)
     with pytest.raises(RunError, match="the job ended before a process of rank 0"):
         handle.kill(0)
-    with pytest.raises(RunError, match=r"not within 0 s: nothing[\s\S]*journal[\s\S]*ended"):
+    with pytest.raises(RunError, match=r"not happen within 0 s: nothing[\s\S]*journal[\s\S]*ended"):
         handle.wait_until(lambda: False, "nothing", 0, past_end=True)
     report = run.wait(timeout_s=bound_s())
     assert (report.succeeded, report.exit_status, report.outcome) == (False, 1, "failed")
@@ -152,7 +152,7 @@ def test_a_handle_without_a_job(tmp_path: Path) -> None:
     assert (handle.events(), handle.incidents(), handle.records()) == ([], [], {})
     with pytest.raises(JobError, match="has no coordinator yet"):
         handle.status()
-    with pytest.raises(RunError, match="not within 0 s: an answer of the job's coordinator"):
+    with pytest.raises(RunError, match="not happen within 0 s: an answer of the job's coordinator"):
         handle.inject("kill")
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_is_stopped(script: Path, rekindle_run: Callable[..., Run]) -
     run.wait_step(5)
     with pytest.raises(RunError, match="step 2 is past"):
         run.inject("kill", step=2)
-    with pytest.raises(RunError, match="not within 0 s: the end of the run"):
+    with pytest.raises(RunError, match="not happen within 0 s: the end of the run"):
         run.wait(timeout_s=0)
     run.stop()
     assert run.wait().outcome == "stopped"
@@ -184,7 +184,7 @@ def test_a_run_that_does_not_start(rekindle_run: Callable[..., Run]) -> None:
     run = rekindle_run("no-such-script.py")
     with pytest.raises(RunError, match=r"no-such-script\.py does not exist"):
         run.inject("kill", step=2)
-    with pytest.raises(RunError, match=r"ended with status 2, and no word"):
+    with pytest.raises(RunError, match=r"ended with status 2, and its journal has no end"):
         run.wait()
 
 

@@ -210,8 +210,8 @@ def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> No
     job.shell("report-fault", "job", "--node", "1", "--device", "0", "--source", "xid", "63")
     job.run.wait_event(journal.Isolated)
     ranks = {process.pid for process in job.run.forked()}
-    wait_until(lambda: "hosts.jsonl cannot be written" in job.run.stderr, "the message")
-    assert "another one takes its place" not in job.run.stderr
+    wait_until(lambda: "Rekindle cannot write" in job.run.stderr, "the message")
+    assert "a new coordinator replaces it" not in job.run.stderr
     assert {process.pid for process in job.run.forked()} == ranks
     job.shell("stop", "job")
     job.run.end(1)

@@ -72,7 +72,7 @@ def profiled(slow: Run, refused: object) -> Run:
 
 @pytest.mark.parametrize(
     ("command", "words"),
-    [("profile", "kernels: no such trace"), ("inject", "start it with --allow-injection")],
+    [("profile", "kernels is not a kind of record"), ("inject", "start it with --allow-injection")],
 )
 def test_what_a_running_job_does_not_do(
     refused: dict[str, subprocess.CompletedProcess[str]], command: str, words: str

@@ -88,7 +88,9 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
         method = "POST" if path == names.PATH_STOP else "GET"
         status, answer = ask(live, method, path, given)
         assert status == 401, path
-        error = "wrong or missing secret for job job; give the job's own in REKINDLE_SECRET"
+        error = (
+            "wrong or missing secret for job job; give the secret of this job in REKINDLE_SECRET"
+        )
         assert json.loads(answer) == {"error": error}
 
 
@@ -172,7 +174,10 @@ def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
     """The line is closed as a breach of the protocol; the job does not notice."""
     assert asyncio.run(talk(live, GARBAGE[what]())) == [1008]
     assert live.state() == live.before
-    assert "rekindle coordinator: line closed: " in live.run.stderr
+    assert (
+        "rekindle coordinator: the coordinator closed the connection of an agent: "
+        in live.run.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +229,7 @@ def test_an_agent_of_another_version_ends(live: Live) -> None:
     words = f"has wire version {names.WIRE_VERSION}, this agent 99; install the same version"
     assert words in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "refused: its wire version is '99'" in live.run.stderr
+    assert "because its wire version is '99'" in live.run.stderr
     assert live.state() == live.before
 
 
@@ -257,7 +262,10 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("secret", "status", "words"),
-    [("wrong", 1, f"give the job's own in {names.ENV_SECRET}"), ("", 2, "set REKINDLE_SECRET")],
+    [
+        ("wrong", 1, f"give the secret of this job in {names.ENV_SECRET}"),
+        ("", 2, "set it to the job's secret"),
+    ],
 )
 def test_a_machine_with_a_wrong_secret_cannot_join(
     live: Live, secret: str, status: int, words: str

@@ -31,7 +31,7 @@ UNITS = {
     "STEPS": "steps",
 }
 _DEFAULT = re.compile(r"[;,]? ?\(?\bdefault: ([^;)]*)\)?")
-IGNORED = "accepted for torchrun's sake, without effect"
+IGNORED = "accepted for compatibility with torchrun, without effect"
 
 _LISTED = "`--json` prints the incidents as a JSON list, with all faults and times."
 _CLUSTER = (

@@ -76,5 +76,5 @@ def test_a_log_that_is_not_opened_in_time(node: Node, monkeypatch: pytest.Monkey
     (failed,) = node.sent
     assert isinstance(failed, p.SpawnFailed)
     assert str(node.log.parent) in failed.error
-    assert "has not answered" in failed.error
+    assert "did not answer" in failed.error
     node.answer()

@@ -34,8 +34,14 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"script": "a.py", "checkpoint": {"evry": 5}}, "Extra inputs are not permitted"),
         ({"script": "a.py", "policy": {"strategies": ["restarts"]}}, "recover-in-place"),
         ({"script": "a.py", "policy": {"node_timeout_s": 0}}, "greater than 0"),
-        ({"script": "a.py", "environment": {"A=B": "1"}}, "'A=B' cannot be set"),
-        ({"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}}, "set by Rekindle itself"),
+        (
+            {"script": "a.py", "environment": {"A=B": "1"}},
+            "cannot set the environment variable 'A=B'",
+        ),
+        (
+            {"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}},
+            "Rekindle sets REKINDLE_JOB_ID",
+        ),
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
     ],
 )
@@ -114,7 +120,7 @@ def test_an_interval_that_is_chosen() -> None:
 
 def test_rules_that_do_not_fit() -> None:
     """They are refused where they are entered; the form has all rules that there are."""
-    with pytest.raises(ValidationError, match="best and metric go together"):
+    with pytest.raises(ValidationError, match="best and metric belong together"):
         CheckpointDirectory.model_validate({"keep": {"best": 2}})
     assert CheckpointDirectory().keep == Retention()
 

@@ -78,7 +78,7 @@ def test_writing_a_committed_checkpoint_again_changes_nothing(
 def test_another_jobs_checkpoint_is_not_taken_for_ones_own(store: DirectoryStore) -> None:
     """A directory that another job has written to is refused, and stays as it is."""
     put(store, 1)
-    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*another location for job 'mine'"):
         store.write(manifest(1, job="mine"), {})
     assert newest_step(store) == 1
 
@@ -119,12 +119,12 @@ def link_file(path: Path) -> None:
 
 
 DAMAGES: dict[Callable[[Path], None], str] = {
-    lose_manifest: "no manifest: the write was not finished",
-    empty_manifest: "the manifest is empty: the write was not finished",
-    tear_manifest: "the manifest is torn",
-    swap_manifest: "the manifest is of step 1, generation 1, not of this place",
+    lose_manifest: "there is no manifest, because the write did not finish",
+    empty_manifest: "the manifest is empty, because the write did not finish",
+    tear_manifest: "the file is incomplete",
+    swap_manifest: "the manifest belongs to step 1, generation 1",
     lose_file: "state-0.safetensors is missing",
-    tear_file: "state-0.safetensors has 100 bytes, the manifest says ",
+    tear_file: "state-0.safetensors has 100 bytes, the manifest has ",
     flip_bit: "checksum of state-1.safetensors differs: it has xxh3_128:",
     link_file: "state-0.safetensors is not a plain file",
 }

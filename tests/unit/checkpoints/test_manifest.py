@@ -112,11 +112,11 @@ def with_file(name: str, **changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b'{"format":0,"shards":[]}', "format 0, this Rekindle reads 1"),
+        (b'{"format":0,"shards":[]}', "format 0, but this version of Rekindle reads 1"),
         (b"{}", "missing required field `format`"),
         (without("step"), "missing required field `step`"),
         (without("created"), "missing required field `created`"),
-        (with_file("../state"), r"names a file '../state', which is not allowed"),
+        (with_file("../state"), r"lists the file name '../state', which is not allowed"),
         (with_file(".."), "not allowed"),
         (with_file("a/b"), "not allowed"),
         (with_file("a\\b"), "not allowed"),
@@ -128,8 +128,8 @@ def with_file(name: str, **changes: object) -> bytes:
         (with_file("a", bytes=-1), r"`int` >= 0 .*files"),
         (with_file("a", checksum="md5:0"), r"matching regex .*checksum"),
         (with_file("a", mode="x"), "unknown field `mode`"),
-        (b'{"format":' + b"9" * 9999 + b"}", "torn or was never one"),
-        (b'{"format":' + b"[" * 99999 + b"}", "torn or was never one"),
+        (b'{"format":' + b"9" * 9999 + b"}", "incomplete or is not a manifest"),
+        (b'{"format":' + b"[" * 99999 + b"}", "incomplete or is not a manifest"),
     ],
 )
 def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
@@ -140,7 +140,9 @@ def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
 
 def test_a_manifest_of_a_later_version_is_not_damaged() -> None:
     """A damaged checkpoint may be removed, and this one may not."""
-    with pytest.raises(NewerFormatError, match="format 2, this Rekindle reads 1") as caught:
+    with pytest.raises(
+        NewerFormatError, match="format 2, but this version of Rekindle reads 1"
+    ) as caught:
         decode(envelope(b'{"format":2,"shards":[]}'))
     assert not isinstance(caught.value, CorruptError)
 
@@ -161,5 +163,5 @@ def test_a_manifest_of_a_later_version_is_not_damaged() -> None:
 )
 def test_what_would_not_be_read_back_is_not_written(changes: dict[str, object]) -> None:
     """A value that JSON changes or cannot hold is refused when it is written, not when read."""
-    with pytest.raises(CheckpointError, match=r"cannot be written|would not be read back"):
+    with pytest.raises(CheckpointError, match=r"cannot write|cannot represent"):
         encode(manifest(**changes))

@@ -42,8 +42,8 @@ def link(path: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     lose: "state-1 is missing",
     lose_all: "state-0 is missing",
-    tear: "state-1 has 100 bytes, the manifest says 200",
-    lengthen: "state-1 has 300 bytes, the manifest says 200",
+    tear: "state-1 has 100 bytes, the manifest has 200",
+    lengthen: "state-1 has 300 bytes, the manifest has 200",
     link: "state-1 is not a plain file",
 }
 
@@ -94,7 +94,7 @@ def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
 def test_a_checkpoint_without_parts_is_refused(store: DirectoryStore, root: Path) -> None:
     """A forgotten list of files does not make an empty checkpoint the newest one."""
     write_parts(store, 1)
-    with pytest.raises(CheckpointError, match="names no file"):
+    with pytest.raises(CheckpointError, match="does not list a file"):
         store.commit(manifest(1))
     assert newest_step(store) is None
 
@@ -171,7 +171,7 @@ def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Pa
     with pytest.raises(CheckpointError, match="has no file 'state-2'; it has: state-0, state-1"):
         other.write_part(1, 1, "state-2", CheckpointFile([b"other"], (9,)))
     foreign = msgspec.structs.replace(with_files(1, files), job_id="mine")
-    with pytest.raises(CheckpointError, match=r"of job 'job'.*'mine' a place of its own"):
+    with pytest.raises(CheckpointError, match=r"of job 'job'.*another location for job 'mine'"):
         other.commit(foreign)
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
@@ -235,7 +235,7 @@ def test_impossible_numbers_are_refused_before_anything_is_made(
     store: DirectoryStore, root: Path, step: int, generation: int, rank: int
 ) -> None:
     """No part is written that could never be committed."""
-    with pytest.raises(CheckpointError, match="the manifest cannot be written"):
+    with pytest.raises(CheckpointError, match="cannot write the manifest"):
         store.write_part(step, generation, "state", CheckpointFile([b"x"], (rank,)))
     assert not root.exists()
 
@@ -250,7 +250,7 @@ def test_what_stands_in_the_way_is_named(store: DirectoryStore, root: Path) -> N
     (root / "step-0000000002-g000001").write_text("a file")
     with pytest.raises(CheckpointError, match=r"cannot write .*-g000001/state-0: "):
         write_parts(store, 2)
-    with pytest.raises(CheckpointError, match=r"cannot write .*; move what is there"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*; move the existing file"):
         write_parts(DirectoryStore(root / "step-0000000002-g000001"), 1)
     with pytest.raises(CheckpointError, match=r"cannot read .*; choose a directory"):
         DirectoryStore(root / "step-0000000002-g000001").find(1, 1)

@@ -96,8 +96,8 @@ def test_too_few_valid_ones() -> None:
     [
         ({"last": -1}, "last is -1"),
         ({"every_steps": -5}, "every_steps is -5"),
-        ({"best": 2}, "best and metric go together"),
-        ({"metric": "loss"}, "best and metric go together"),
+        ({"best": 2}, "best and metric belong together"),
+        ({"metric": "loss"}, "best and metric belong together"),
         ({"hours": -1.0}, "hours is -1"),
         ({"hours": float("nan")}, "hours is nan"),
     ],

@@ -53,8 +53,10 @@ def test_ls_of_what_cannot_be_used(store: DirectoryStore, checkpoints: Checkpoin
         row.split("  ")[-1].strip() for row in checkpoints("ls", "store").out.splitlines()[1:]
     ]
     assert states[0] == "unfinished"
-    assert states[1].startswith(f"cannot be used: {STATE} has 100 bytes, the manifest says")
-    assert states[2].startswith("cannot be used: the manifest has format 9, this Rekindle reads 1")
+    assert states[1].startswith(f"cannot be used: {STATE} has 100 bytes, the manifest has")
+    assert states[2].startswith(
+        "cannot be used: the manifest has format 9, but this version of Rekindle reads 1"
+    )
     assert states[3].startswith("cannot be used: the manifest")
     found = json.loads(checkpoints("ls", "store", "--json").out)
     assert [each["state"] for each in found] == ["unfinished", *3 * ["unusable"]]
@@ -114,8 +116,8 @@ def test_what_is_not_there(store: DirectoryStore, checkpoints: Checkpoints) -> N
     for arguments, said in {
         ("ls", "stor"): "there is no folder",
         ("verify", "store", 7): "has no checkpoint of step 7",
-        ("ls", place(store, 5)): "is one checkpoint: give the folder that it is in",
-        ("prune", "store", "--keep", 0): "at least 1 checkpoint must be kept",
+        ("ls", place(store, 5)): "is one checkpoint; give the folder of the store",
+        ("prune", "store", "--keep", 0): "give at least 1",
         ("pull", "store", "out", "--step", 7): "has no checkpoint of step 7",
     }.items():
         done = checkpoints(*arguments)
@@ -144,7 +146,7 @@ def test_a_jobs_own_store(tmp_path: Path, checkpoints: Checkpoints) -> None:
     Trained().keep(DirectoryStore(elsewhere), 3)
     assert rows(checkpoints("ls", "nightly").out)[1][0] == "3"
     (tmp_path / "nightly").mkdir()
-    assert "is a job and a folder: write ./nightly" in checkpoints("ls", "nightly").err
+    assert "is a job and a folder; write ./nightly" in checkpoints("ls", "nightly").err
     assert "no checkpoints in" in checkpoints("ls", "./nightly").out
 
 
@@ -160,7 +162,7 @@ def test_prune(store: DirectoryStore, checkpoints: Checkpoints) -> None:
         place(store, 10).name,
         place(store, 15).name,
     ]
-    assert "nothing goes" in checkpoints("prune", "store", "--keep", 1).out
+    assert "there is nothing to remove" in checkpoints("prune", "store", "--keep", 1).out
 
 
 def test_what_a_later_version_wrote_is_not_planned_to_go(

@@ -71,7 +71,7 @@ def test_there_and_back(form: str, tmp_path: Path, checkpoints: Checkpoints) -> 
         0,
         f"step 7: model, optimizer, scheduler, kinds: {tmp_path / 'out'}\n",
     )
-    for word in ("imported", "was there already"):
+    for word in ("imported", "existed already"):
         done = checkpoints("import", "out", "back", "--job-id", "job")
         assert done.status == 0, done.err
         assert "step 7, " in done.out
@@ -123,7 +123,10 @@ def test_only_some_objects(store: DirectoryStore, checkpoints: Checkpoints) -> N
 def test_nothing_is_written_over(store: DirectoryStore, checkpoints: Checkpoints) -> None:
     """An export is refused where there is something, or no folder, before anything is read."""
     Path("out.pt").write_text("of the user's")
-    for out, said in (("out.pt", "there is something at"), ("no/out.pt", "there is no folder")):
+    for out, said in (
+        ("out.pt", "exists already"),
+        ("no/out.pt", "does not exist; create it first"),
+    ):
         done = checkpoints("export", "store", out, "--format", "torch")
         assert (done.status, done.out) == (2, "")
         assert said in done.err
@@ -142,7 +145,7 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert not Path("out").exists()
     done = checkpoints("export", "store", "out", "--format", "dcp")
     assert done.out.startswith("step 10: ")
-    assert "passed over" in done.err
+    assert "skipped" in done.err
 
 
 def test_tied_weights_are_tied_again(tmp_path: Path, checkpoints: Checkpoints) -> None:
@@ -223,7 +226,7 @@ def test_states_by_hand(tmp_path: Path, checkpoints: Checkpoints) -> None:
     arguments = ["import", "f.pt", "store", "--job-id", "job"]
     assert "has no 'model'" in checkpoints(*arguments).err
     arguments += ["--take", "model=a", "--take", "optimizer=b"]
-    assert "say --step N" in checkpoints(*arguments).err
+    assert "give it with --step N" in checkpoints(*arguments).err
     arguments += ["--add", 'sampler={"position": 64, "length": 512, "seed": 3, "shuffle": true}']
     done = checkpoints(*arguments, "--step", 4)
     assert done.status == 0, done.err
@@ -262,7 +265,7 @@ def test_a_place_of_another_jobs(store: DirectoryStore, checkpoints: Checkpoints
     torch.save({"model": trained.model.state_dict(), "optimizer": by_names(trained)}, "f.pt")
     done = checkpoints("import", "f.pt", "store", "--job-id", "other", "--step", 15)
     assert done.status == 1
-    assert "is a checkpoint of job 'job': give job 'other' a place of its own" in done.err
+    assert "is a checkpoint of job 'job'; use another location for job 'other'" in done.err
     assert checkpoints("import", "f.pt", "new", "--job-id", "No Such", "--step", 1).status == 2
     assert bits(capture(Trained(15).named).tensors) == bits(_tensors(store))
 

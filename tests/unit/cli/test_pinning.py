@@ -47,12 +47,12 @@ def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None
     ("words", "status", "said"),
     [
         (("pin", "store", 7), 2, "has no checkpoint of step 7"),
-        (("pin", "store", 5, "--name", "a/b"), 1, "no name of a pin"),
+        (("pin", "store", 5, "--name", "a/b"), 1, "not a valid name of a pin"),
         (("pin", "store", 5, "--hours", 0), 2, "give a number above 0"),
         (("pin", "store", 5, "--hours", "nan"), 2, "give a number above 0"),
-        (("pin", "store", 5, "--hours", "1e9"), 2, "87840 at most"),
+        (("pin", "store", 5, "--hours", "1e9"), 2, "at most 87840"),
         (("pin", "nothing", 5), 2, "there is no folder"),
-        (("unpin", "store", 5), 2, "no pin of the name 'user'"),
+        (("unpin", "store", 5), 2, "no pin with the name 'user'"),
     ],
 )
 def test_what_cannot_be_meant(
@@ -75,4 +75,4 @@ def test_what_is_not_complete(store: DirectoryStore, checkpoints: Checkpoints) -
     victim.write_bytes(victim.read_bytes()[:100])
     done = checkpoints("pin", "store", 10)
     assert done.status == 1
-    assert "cannot be pinned: state-00000.safetensors has 100 bytes" in done.err
+    assert "g000000: state-00000.safetensors has 100 bytes" in done.err

@@ -21,10 +21,10 @@ RUN = [
     (["--nnodes", "1:", "train.py"], "--nnodes '': give a number"),
     (["--nnodes", "0:2", "train.py"], "--nnodes '0': give a number"),
     (["--spares", "-1", "train.py"], "spares is -1"),
-    (["--spare", "train.py"], "join with --coordinator HOST:PORT --spare"),
+    (["--spare", "train.py"], "joins with --coordinator HOST:PORT --spare"),
     (
         ["--nnodes", "2", "--node-rank", "0", "--spares", "1", "train.py"],
-        "join with --coordinator HOST:PORT --spare",
+        "joins with --coordinator HOST:PORT --spare",
     ),
     (["--nproc-per-node", "-1", "train.py"], "--nproc-per-node '-1': give a number"),
     (["--nproc-per-node", "gpu:2", "train.py"], "--nproc-per-node 'gpu:2'"),
@@ -42,7 +42,7 @@ RUN = [
     (["-r", "7", "train.py"], "--redirects '7'"),
     (["-m", "--no-python", "train"], "give one of them"),
     (["--nnodes", "2", "--node-rank", "2", "train.py"], "--node-rank 2: with"),
-    (["--coordinator", "127.0.0.1:1"], f"set {names.ENV_SECRET}"),
+    (["--coordinator", "127.0.0.1:1"], f"{names.ENV_SECRET} is not set"),
     (["--no-such-option", "train.py"], "--no-such-option"),
     (["--compute-factor", "1", "train.py"], "node check: compute_factor is 1.0; give above 1"),
     (["--fault-tables", "own.toml", "train.py"], "own.toml:4: "),
@@ -51,11 +51,11 @@ RUN = [
 INJECT = [
     (["nowhere", "--rank", "0", "--kind", "kill"], "there is no job 'nowhere'"),
     (["job", "--rank", "0", "--kind", "flood"], "invalid choice: 'flood'"),
-    (["job", "--rank", "0", "--kind", "kill", "--step", "-3"], "counted from 0"),
-    (["job", "--rank", "0", "--kind", "slow", "--seconds", "nan"], "give seconds"),
+    (["job", "--rank", "0", "--kind", "kill", "--step", "-3"], "--step -3: give 0 or more"),
+    (["job", "--rank", "0", "--kind", "slow", "--seconds", "nan"], "--seconds nan: give 0 or more"),
 ]
 DIAGNOSE = [
-    (["empty"], "holds no records"),
+    (["empty"], "does not contain records"),
     (["nothing"], "neither a job on this machine nor a folder"),
     (["./none"], "neither a job on this machine nor a folder"),
 ]
@@ -112,7 +112,10 @@ def test_a_spare_has_no_node_rank(
     """`--spare` and `--node-rank` exclude each other."""
     monkeypatch.setenv(names.ENV_SECRET, "x")
     errors = refusal(capsys, "run", "--coordinator", "127.0.0.1:1", "--spare", "--node-rank", "1")
-    assert errors == "rekindle: a spare has no node rank: give --spare or --node-rank\n"
+    assert (
+        errors
+        == "rekindle: a spare does not have a node rank; give either --spare or --node-rank\n"
+    )
 
 
 def test_no_coordinator_where_a_node_wants_to_join(

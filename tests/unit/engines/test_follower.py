@@ -96,7 +96,7 @@ def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
     assert job.engine.brought == [1]
     assert job.engine.learned == [4, 9]
     assert [each.seq for each in job.seen] == [4, 0, 9]
-    assert job.said == ["it died; another one takes its place"]
+    assert job.said == ["it died; a new coordinator replaces it"]
 
 
 def test_the_lease_is_held_first_once() -> None:
@@ -130,4 +130,4 @@ def test_a_coordinator_that_was_only_slow_is_found_again() -> None:
 def test_a_node_that_cannot_be_brought() -> None:
     job = Followed([wanted(1, node=7), wanted(2, node=-1), END]).follow()
     assert job.engine.brought == [7, -1]
-    assert job.said == ["node 7 cannot be replaced: no host is free"]
+    assert job.said == ["Rekindle cannot replace node 7: no host is free"]

@@ -85,7 +85,7 @@ def test_hccl_leaves_repairable_ranks_alive(
     ("name", "value", "said"),
     [
         ("HCCL_ASYNC_ERROR_HANDLING", "yes", "give 0, 1 or 2"),
-        ("HCCL_ASYNC_ERROR_HANDLING", "1", "would end ranks that are to be repaired"),
+        ("HCCL_ASYNC_ERROR_HANDLING", "1", "would end ranks before Rekindle can repair them"),
         ("HCCL_OP_RETRY_ENABLE", "L0:0 L1:1", "give levels"),
         ("HCCL_OP_RETRY_ENABLE", "L7:1", "give levels"),
         ("HCCL_EXEC_TIMEOUT", "180s", "a whole number of seconds"),

@@ -54,7 +54,7 @@ def test_a_reschedule_waits_so_long_for_the_old_ranks(
 def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
     """Before the job begins; the message says what would do."""
     spec = spec_of(nodes=1, processes=1, environment={names.ENV_FAILOVER_GRACE: text})
-    with pytest.raises(UsageError, match="whole number of seconds from 1 on, or -1"):
+    with pytest.raises(UsageError, match="whole number of seconds, at least 1, or -1"):
         check(spec)
 
 

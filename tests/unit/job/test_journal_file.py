@@ -62,14 +62,17 @@ def test_a_full_disk_is_reported_each_time(
         full_at(path.stat().st_size + room)
         journal_file.append(stopping(1))
         journal_file.append(stopping(2))
-        assert capsys.readouterr().err.count("events are kept in memory") == 1
+        assert capsys.readouterr().err.count("the coordinator keeps events in memory") == 1
         full_at(resource.RLIM_INFINITY)
         journal_file.append(stopping(3))
     assert len(numbers(path)) == 6
     full_at(path.stat().st_size + 100)
     journal_file.append(stopping(4))
     journal_file.close()
-    assert "journal.jsonl: events lost at the end of the attempt: 1" in capsys.readouterr().err
+    assert (
+        "journal.jsonl: the coordinator lost events at the end of the attempt: 1"
+        in capsys.readouterr().err
+    )
     assert len(numbers(path)) == 6
 
 

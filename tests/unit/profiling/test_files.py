@@ -89,7 +89,7 @@ def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) 
     assert limits_in(said) == RecordLimits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
     for wrong in ("0", "-1", "nan", "inf", "1e40", "much"):
         assert limits_in(dict.fromkeys(said, wrong)) == RecordLimits()
-        assert capsys.readouterr().err.count(f"is {wrong!r}, no number above 0") == 3
+        assert capsys.readouterr().err.count(f"is {wrong!r}, which is not a number above 0") == 3
 
 
 def fill(folder: Path, rank: int, count: int) -> list[Path]:

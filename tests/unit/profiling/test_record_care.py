@@ -84,14 +84,14 @@ def test_a_switch_that_is_not_understood(
     care.look()
     care.look()
     assert not told
-    assert capsys.readouterr().err.count("is not understood") == 1
+    assert capsys.readouterr().err.count("is invalid and has no effect") == 1
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (PermissionError("read-only"), "records cannot be read: read-only"),
-        (OverflowError("too large"), "a bug of Rekindle: OverflowError('too large')\nTraceback"),
+        (PermissionError("read-only"), "the agent cannot read the profiling records: read-only"),
+        (OverflowError("too large"), "a bug in Rekindle: OverflowError('too large')\nTraceback"),
     ],
 )
 def test_nothing_that_is_spoilt_ends_it(
@@ -106,7 +106,7 @@ def test_nothing_that_is_spoilt_ends_it(
     (tmp_path / "switch").write_bytes(b"\xff")
     asyncio.run(_look_three_times(tmp_path, error))
     shown = capsys.readouterr().err
-    assert shown.count("is not understood") == 1
+    assert shown.count("is invalid and has no effect") == 1
     assert shown.count(said) == 1
 
 

@@ -27,7 +27,9 @@ def test_all_but_communication_go_together() -> None:
 
 @pytest.mark.parametrize("on", [True, False])
 def test_words_that_are_none(on: bool) -> None:
-    with pytest.raises(UsageError, match="Step, kernels: no such trace; give some of communic"):
+    with pytest.raises(
+        UsageError, match="Step, kernels is not a kind of record; choose from communic"
+    ):
         switched(ALL, ("kernels", "Step"), on=on)
 
 

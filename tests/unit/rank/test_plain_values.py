@@ -47,12 +47,12 @@ def test_numbers_of_numpy_keep_their_type(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ({"a": [object()]}, r"it\.a\[0\] is of type object"),
-        ({1: 2}, "it is of type dict"),
-        (b"", "it is of type bytes"),
-        (np.array([object()]), "it: an array of object"),
-        (np.zeros(1, [("a", "f4")]), "it: an array of"),
-        (np.str_("text"), "it: an array of <U4"),
+        ({"a": [object()]}, r"it\.a\[0\] has type object"),
+        ({1: 2}, "it has type dict"),
+        (b"", "it has type bytes"),
+        (np.array([object()]), "it is an array of object"),
+        (np.zeros(1, [("a", "f4")]), "it is an array of"),
+        (np.str_("text"), "it is an array of <U4"),
     ],
 )
 def test_what_cannot_be_kept_is_named(value: Any, what: str) -> None:

@@ -141,4 +141,4 @@ def test_the_message_tells_what_is_done_and_why() -> None:
     refused = shown([*ASKED, answered(False)])
     assert refused.message == "Incident 1: restart: because; not approved by Ada"
     without = shown([*TRAINS, formed(2, left_out=(1,)), step(2)])
-    assert without.message == "Training goes on without node 1, until one comes in its place"
+    assert without.message == "Training continues without node 1 until a new node joins"

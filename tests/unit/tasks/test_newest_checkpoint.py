@@ -71,4 +71,4 @@ def test_it_is_older_than_what_was_trained(
     put(DirectoryStore(tmp_path / "kept"), 1)
     with newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=2) as found:
         assert found.manifest.step == 1
-    assert "has finished step 2, and its newest checkpoint is of step 1" in caplog.text
+    assert "has finished step 2, but its newest checkpoint has step 1" in caplog.text

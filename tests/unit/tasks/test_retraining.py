@@ -13,10 +13,10 @@ from rekindle.tasks.retraining import judge, read_metrics
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("done", "no JSON object"),
-        ("[1]", "no JSON object"),
-        ('{"loss": "low"}', "no number"),
-        ('{"loss": true}', "no number"),
+        ("done", "not a JSON object"),
+        ("[1]", "not a JSON object"),
+        ('{"loss": "low"}', "not a number"),
+        ('{"loss": true}', "not a number"),
     ],
 )
 def test_what_an_evaluation_may_say(line: str, words: str) -> None:
@@ -30,7 +30,7 @@ def test_metrics_are_held_against_their_limits() -> None:
     judge({"a": 1.0, "b": 2.0}, at_least={"a": 1.0}, at_most={"b": 2.0})
     for metrics, words in (
         ({"a": 0.5}, "a is 0.5"),
-        ({}, "no metric a"),
+        ({}, "not have the metric a"),
         ({"a": float("nan")}, "nan"),
     ):
         with pytest.raises(RejectedError, match=words):

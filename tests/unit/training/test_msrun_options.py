@@ -24,7 +24,7 @@ def test_without_a_job_msrun_has_its_own_defaults() -> None:
 
 
 def test_several_msruns_on_a_node_are_refused() -> None:
-    with pytest.raises(UsageError, match="2 msruns on this node: give --nproc-per-node 1"):
+    with pytest.raises(UsageError, match="this node has 2 msruns; give --nproc-per-node 1"):
         options_of({"LOCAL_WORLD_SIZE": "2"})
 
 

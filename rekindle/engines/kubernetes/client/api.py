@@ -199,12 +199,14 @@ class Api:
         except urllib3.exceptions.SSLError as error:
             raise ApiError(f"{asked}: {error}") from error
         except urllib3.exceptions.HTTPError as error:
-            raise ApiError(f"{asked}: no answer: {error}", passing=True) from error
+            raise ApiError(f"{asked} got no answer: {error}", passing=True) from error
         if response.status < 300:
             return _decoded(asked, response.data)
         refused = refusal(asked, response.status, said_in(response.data))
         if response.status == 401 and (trouble := self._credentials.trouble):
-            refused = ForbiddenError(f"{refused}; the kubeconfig's user: {trouble}", status=401)
+            refused = ForbiddenError(
+                f"{refused}; the user of the kubeconfig failed: {trouble}", status=401
+            )
         refused.passing = response.status in _LATER or isinstance(refused, ForbiddenError)
         refused.after_s = _seconds(response.headers.get("Retry-After"))
         raise refused
@@ -227,9 +229,9 @@ def _decoded(asked: str, data: bytes) -> Object:
     try:
         found = json.loads(data)
     except ValueError as error:
-        raise ApiError(f"{asked}: the answer is no JSON: {data[:80]!r}") from error
+        raise ApiError(f"{asked}: the answer is not JSON, but {data[:80]!r}") from error
     if not isinstance(found, dict):
-        raise ApiError(f"{asked}: the answer is no object: {data[:80]!r}")
+        raise ApiError(f"{asked}: the answer is not a JSON object, but {data[:80]!r}")
     return found
 
 

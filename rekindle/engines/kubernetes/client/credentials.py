@@ -48,12 +48,12 @@ class Credentials:
             self._read()
         except _UNREADABLE as error:
             raise UsageError(
-                f"no Kubernetes cluster: {error} (looked at {where}); give --kubeconfig FILE and "
-                "--context NAME"
+                f"Rekindle found no Kubernetes cluster: {error} (it read {where}); give "
+                "--kubeconfig FILE and --context NAME"
             ) from error
         settings = self.configuration
         if self.trouble and not (settings.api_key or settings.cert_file):
-            raise UsageError(f"the kubeconfig's user cannot log in: {self.trouble} ({where})")
+            raise UsageError(f"the user of the kubeconfig cannot log in: {self.trouble} ({where})")
 
     def connections(self) -> urllib3.PoolManager:
         """Return a pool without open connections that uses the settings for proxies and TLS."""
@@ -70,7 +70,7 @@ class Credentials:
                 proofs: dict[str, Any] = dict(self.configuration.auth_settings())
         except _UNREADABLE as error:
             raise ApiError(
-                f"who we are to {self.configuration.host} is not known: {error}"
+                f"Rekindle has no valid credentials for {self.configuration.host}: {error}"
             ) from error
         return {p["key"]: p["value"] for p in proofs.values() if p["in"] == "header" and p["value"]}
 
@@ -107,7 +107,7 @@ class Credentials:
         finally:
             logging.getLogger().removeHandler(ear)
             # On a terminal the command writes its messages to the terminal.
-            above = " (what it said stands above)" if ear.heard and sys.stdout.isatty() else ""
+            above = " (its messages are above)" if ear.heard and sys.stdout.isatty() else ""
             self.trouble = "; ".join(ear.heard) + above
 
 

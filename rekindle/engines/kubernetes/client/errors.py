@@ -46,7 +46,7 @@ class DamagedError(JobError):
     """An object's content, written by another program, is damaged; Rekindle does not use it."""
 
 
-_ALL_RIGHTS = "rekindle kubernetes check names every right that is missing"
+_ALL_RIGHTS = "rekindle kubernetes check lists all missing rights"
 _KINDS: Mapping[int, type[ApiError]] = {
     401: ForbiddenError,
     403: ForbiddenError,

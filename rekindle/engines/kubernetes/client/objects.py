@@ -78,7 +78,9 @@ def ensure(api: Api, obj: Object) -> Object:
             # The cluster is about to collect an object of an earlier root.
         if time.monotonic() > deadline:
             name = f"{obj['kind']} {obj['metadata']['name']}"
-            raise ApiError(f"{name} is being deleted, and is still there after {GONE_S:g} s")
+            raise ApiError(
+                f"the cluster has not finished the deletion of {name} after {GONE_S:g} s"
+            )
         time.sleep(_POLL_S)
 
 
@@ -94,14 +96,14 @@ def _must_be_ours(found: Object, wanted: Object) -> None:
             f"{found['kind'] if 'kind' in found else wanted['kind']} {wanted['metadata']['name']}"
         )
         raise UsageError(
-            f"{name} in namespace {wanted['metadata']['namespace']} is there already, and is not "
-            f"of this job; give the job another name, or remove it"
+            f"{name} in namespace {wanted['metadata']['namespace']} exists already and belongs "
+            "to another job; give the job another name, or remove the object"
         )
 
 
 def wait_gone(api: Api, path: str, *, what: str) -> None:
     """Wait until an object does not exist. Raises ApiError: it still exists after GONE_S."""
-    wait_until(lambda: _is_gone(api, path), f"{what} to go", GONE_S)
+    wait_until(lambda: _is_gone(api, path), f"the removal of {what}", GONE_S)
 
 
 def _is_gone(api: Api, path: str) -> bool:
@@ -117,6 +119,6 @@ def wait_until(done: Callable[[], bool], what: str, limit_s: float) -> None:
     deadline, pause_s = time.monotonic() + limit_s, _POLL_S
     while not done():
         if time.monotonic() > deadline:
-            raise ApiError(f"waited {limit_s:g} s for {what}")
+            raise ApiError(f"Rekindle waited {limit_s:g} s without success for {what}")
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, _LONGEST_POLL_S)

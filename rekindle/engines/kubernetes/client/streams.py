@@ -134,7 +134,7 @@ class Stream:
                     f"{method} {self._where}", self._line.status, said_in(self._line.read())
                 )
         except OSError as error:
-            raise ApiError(f"{method} {self._where}: no answer: {error}") from error
+            raise ApiError(f"{method} {self._where} got no answer: {error}") from error
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield each complete line. Raises ApiError: the answer broke off, or fell silent."""
@@ -149,7 +149,9 @@ class Stream:
             while piece := self._line.readline(most):
                 yield piece
         except OSError as error:
-            raise ApiError(f"{self._where}: the answer broke off: {error}") from error
+            raise ApiError(
+                f"{self._where}: the connection broke during the answer: {error}"
+            ) from error
 
     def break_off(self) -> None:
         """End the answer for its reader, from another thread."""

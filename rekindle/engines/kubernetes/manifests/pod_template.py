@@ -199,7 +199,7 @@ def _refuse_our_names(patch: Manifest) -> None:
         for variable in env if isinstance(env, list) else ():
             name = variable.get("name") if isinstance(variable, dict) else None
             if isinstance(name, str) and name.startswith("REKINDLE_"):
-                raise UsageError(f"pod_overrides: {name} is set by Rekindle itself; leave it out")
+                raise UsageError(f"pod_overrides: Rekindle sets {name}; leave it out")
 
 
 def keep_our_labels(manifest: Manifest, patched: Manifest, name: str) -> None:
@@ -210,7 +210,7 @@ def keep_our_labels(manifest: Manifest, patched: Manifest, name: str) -> None:
     kept = (patched.get("metadata") or {}).get("labels") or {}
     for key, value in manifest["metadata"]["labels"].items():
         if key.startswith(labels.PREFIX) and kept.get(key) != value:
-            raise UsageError(f"{name}: label {key} is set by Rekindle itself; leave it out")
+            raise UsageError(f"{name}: Rekindle sets the label {key}; leave it out")
 
 
 def keep_off(template: Manifest, avoid: Iterable[str]) -> Manifest:

@@ -27,14 +27,16 @@ def quantity(where: str, text: str) -> None:
     """Check an amount of a resource; an empty text is valid. Raises UsageError: it is invalid."""
     number = _QUANTITY.fullmatch(text)
     if text and not (number and float(number[1]) > 0):
-        raise UsageError(f"{where} is {text!r}; give a quantity, as 4, 500m or 64Gi")
+        raise UsageError(f"{where} is {text!r}; give a quantity, for example 4, 500m or 64Gi")
 
 
 def amount(text: object) -> Decimal:
     """Return an amount of a resource as a number. Raises UsageError: it is invalid."""
     found = _QUANTITY.fullmatch(str(text))
     if not found:
-        raise UsageError(f"{text!r} is no amount of a resource; give 4, 500m or 64Gi, say")
+        raise UsageError(
+            f"{text!r} is not an amount of a resource; give for example 4, 500m or 64Gi"
+        )
     number, unit = Decimal(found[1]), found[3] or ""
     return number * _UNITS[unit] if unit in _UNITS else number.scaleb(int(unit[1:]))
 
@@ -60,8 +62,8 @@ def key(where: str, text: str) -> None:
     prefix, slash, name = text.rpartition("/")
     if (slash and not _SUBDOMAIN.fullmatch(prefix)) or not _KEY_NAME.fullmatch(name):
         raise UsageError(
-            f"{where}: {text!r} is no key; give at most 63 of A-Z a-z 0-9 - _ . , if need be after "
-            "a domain and /"
+            f"{where}: {text!r} is not a valid key; give at most 63 of A-Z a-z 0-9 - _ . , "
+            "optionally after a domain and /"
         )
 
 
@@ -75,12 +77,14 @@ def device(name: str) -> None:
     """Check the name of an extended resource. Raises UsageError: it is invalid."""
     key("device", name)
     if "/" not in name:
-        raise UsageError(f"device is {name!r}; give a resource with its domain, as nvidia.com/gpu")
+        raise UsageError(
+            f"device is {name!r}; give a resource with its domain, for example nvidia.com/gpu"
+        )
 
 
 def no_choice(where: str, given: str, choice: Iterable[str]) -> UsageError:
     """Return the error for a word that is not a known one. It suggests a similar word."""
     known = tuple(choice)
     like = difflib.get_close_matches(given, known, n=1)
-    meant = f"; is {like[0]} meant?" if like else ""
+    meant = f"; did you mean {like[0]}?" if like else ""
     return UsageError(f"{where} is {given!r}; give one of {', '.join(known)}{meant}")

@@ -133,7 +133,8 @@ def _patched(workload: Manifest, pods: KubernetesSettings) -> Manifest:
     for where in (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace")):
         if _at(new, where) != _at(workload, where):
             raise UsageError(
-                f"overrides: {'.'.join(where)} cannot be changed: it is how the job is found again"
+                f"overrides: a patch must not change {'.'.join(where)}, because Rekindle uses it "
+                "to find the job"
             )
     keep_our_labels(workload, new, "overrides")
     return new

@@ -75,7 +75,7 @@ class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The pod of the job's coordinator."""
 
     image: Annotated[
-        str, Meta(description="An image with Rekindle installed. Empty: that of the nodes.")
+        str, Meta(description="An image with Rekindle installed. Empty: the image of the nodes.")
     ] = ""
     cpu: Annotated[str, Meta(description="CPUs that the pod requests.")] = "100m"
     memory: Annotated[str, Meta(description="Memory that the pod requests, and its limit.")] = (
@@ -174,7 +174,10 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str,
         Meta(
             title="Queue",
-            description="Queue of the job: Volcano's where Volcano places the pods, else Kueue's.",
+            description=(
+                "Queue of the job: a queue of Volcano if Volcano places the pods, otherwise a "
+                "queue of Kueue."
+            ),
         ),
     ] = ""
     priority_class: Annotated[
@@ -204,8 +207,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         str,
         Meta(
             title="Topology key",
-            description="Label of nodes, such as that of a rack. Kubernetes prefers nodes with one "
-            "value for all pods of the job.",
+            description="Label of nodes, for example the label of a rack. Kubernetes prefers "
+            "nodes with one value for all pods of the job.",
         ),
     ] = ""
     gang: Annotated[
@@ -220,9 +223,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         IsolationMode,
         Meta(
             title="Isolated hosts",
-            description="What Rekindle does with a host that has broken the job. avoid: jobs of "
-            "Rekindle do not use it. cordon, taint: other pods do not use it either until a person "
-            "releases it; this needs rights on nodes.",
+            description="The reaction to a host that has broken the job. With avoid, jobs of "
+            "Rekindle do not use the host. With cordon or taint, other pods do not "
+            "use it either until a person releases it; this needs rights on nodes.",
         ),
     ] = IsolationMode.AVOID
     termination_grace_s: Annotated[
@@ -281,8 +284,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Recovery,
         Meta(
             title="Recovery",
-            description="Who recovers the job. mindcluster: Rekindle and MindCluster, with the "
-            "settings under Ascend; for the kinds ascendjob and volcano-job.",
+            description="The system that recovers the job. With mindcluster, Rekindle and "
+            "MindCluster recover it, with the settings under Ascend; only for the "
+            "kinds ascendjob and volcano-job.",
         ),
     ] = Recovery.REKINDLE
     recover_strategy: Annotated[

@@ -51,7 +51,7 @@ def _map(old: Manifest, patch: Manifest, where: str) -> Manifest:
         return _map({}, {key: value for key, value in patch.items() if key != PATCH}, where)
     if directive == _DELETE:
         if not where:
-            raise UsageError(f"{PATCH}: {_DELETE} at the top would leave nothing; name a field")
+            raise UsageError(f"{PATCH}: {_DELETE} at the top would remove everything; name a field")
         return {}
     new = copy.deepcopy(old)
     for key, value in patch.items():
@@ -70,7 +70,8 @@ def _value(key: str, old: Any, value: Any, where: str) -> Any:
         isinstance(old, list) != isinstance(value, list)
     ):
         raise UsageError(
-            f"the patch has {_kind(value)} at {where}, where {_kind(old)} is; write {_kind(old)}"
+            f"the patch has {_kind(value)} at {where}, but the manifest has {_kind(old)}; write "
+            f"{_kind(old)}"
         )
     if isinstance(old, dict):
         return _map(old, value, where)
@@ -113,14 +114,16 @@ def _mark(key: str, item: Any, where: str) -> tuple[str, Any]:
     for name in names:
         if item.get(name) is not None:
             return name, item[name]
-    raise UsageError(f"the patch has no {names[0]} at {where}, so nobody knows which item is meant")
+    raise UsageError(
+        f"the patch has no {names[0]} at {where}, so it does not identify an item; add {names[0]}"
+    )
 
 
 def _directive(patch: Manifest, where: str) -> str | None:
     word = patch.get(PATCH)
     if word not in (None, _DELETE, _REPLACE):
         at = f" at {where}" if where else ""
-        raise UsageError(f"{PATCH}: {word}{at} is not known; write {_DELETE} or {_REPLACE}")
+        raise UsageError(f"{PATCH}: {word}{at} is unknown; write {_DELETE} or {_REPLACE}")
     return word
 
 

@@ -41,8 +41,8 @@ def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
     _check_home(pods)
     if pods.kind is WorkloadKind.ASCENDJOB and replicas(spec) > _MOST_ASCEND:
         raise UsageError(
-            f"an ascendjob has at most {_MOST_ASCEND} replicas; nodes and spares are "
-            f"{replicas(spec)}"
+            f"an ascendjob has at most {_MOST_ASCEND} replicas, but nodes and spares are "
+            f"{replicas(spec)} together"
         )
     # MindCluster's operator creates other roles and variables for it.
     mindspore = Framework.MINDSPORE.value
@@ -51,8 +51,8 @@ def check_pods(pods: KubernetesSettings, spec: JobSpec) -> None:
         and pods.kind is WorkloadKind.ASCENDJOB
     ):
         raise UsageError(
-            f"ascend.framework is {pods.ascend.framework} and the job's is {mindspore}: say "
-            f"{mindspore} in both"
+            f"ascend.framework is {pods.ascend.framework}, but the job's framework is "
+            f"{mindspore}; use {mindspore} in both"
         )
 
 
@@ -108,15 +108,15 @@ def _check_amounts(pods: KubernetesSettings) -> None:
     for name in ("cpu", "memory", "shared_memory"):
         check.quantity(name, getattr(pods, name))
     if pods.devices_per_node and not pods.device:
-        raise UsageError("devices_per_node needs device: name it, as nvidia.com/gpu")
+        raise UsageError("devices_per_node needs device; give it, for example nvidia.com/gpu")
 
 
 def _check_grace(pods: KubernetesSettings, spec: JobSpec) -> None:
     least = final_checkpoint_s(spec)
     if pods.termination_grace_s < 0 or 0 < pods.termination_grace_s < least:
         raise UsageError(
-            f"termination_grace_s is {pods.termination_grace_s}; give at least {least}, or 0: an "
-            "agent may write the final checkpoint for policy.dump_timeout_s, "
+            f"termination_grace_s is {pods.termination_grace_s}; give at least {least}, or 0, "
+            "because an agent may write the final checkpoint for policy.dump_timeout_s, "
             f"{spec.policy.dump_timeout_s:g} s"
         )
 
@@ -131,17 +131,17 @@ def _check_keys(pods: KubernetesSettings) -> None:
     for where, keys in (("labels", pods.labels), ("annotations", pods.annotations)):
         for key in keys:
             if key.startswith(PREFIX):
-                raise UsageError(f"{where}: {key} is set by Rekindle itself; leave it out")
+                raise UsageError(f"{where}: Rekindle sets {key}; leave it out")
             if key.split("/")[0].endswith("prefect.io"):
                 raise UsageError(
-                    f"{where}: {key} would have Prefect's observer take the job's pods for a flow "
-                    "run's; leave it out"
+                    f"{where}: because of {key}, Prefect's observer would treat the job's pods "
+                    "as pods of a flow run; leave it out"
                 )
     for number, toleration in enumerate(pods.tolerations):
         for key in toleration:
             if key not in _TOLERATION:
                 raise UsageError(
-                    f"tolerations[{number}]: {key} is not known; known are {', '.join(_TOLERATION)}"
+                    f"tolerations[{number}]: {key} is unknown; use {', '.join(_TOLERATION)}"
                 )
 
 
@@ -151,9 +151,9 @@ def _check_volumes(pods: KubernetesSettings) -> None:
     for volume in pods.volumes:
         where = f"volumes: {volume.name or '(without a name)'}"
         if not check.LABEL.fullmatch(volume.name):
-            raise UsageError(f"{where}: name it with at most 63 of a-z 0-9 -")
+            raise UsageError(f"{where}: the name is invalid; use at most 63 of a-z 0-9 -")
         if volume.name in taken:
-            raise UsageError(f"{where}: this name is taken; choose another")
+            raise UsageError(f"{where}: another volume has this name; choose another")
         taken.add(volume.name)
         _check_source(where, volume)
         path = str(PurePosixPath(volume.mount_path))
@@ -164,7 +164,7 @@ def _check_volumes(pods: KubernetesSettings) -> None:
         if path in paths:
             raise UsageError(f"{where}: {path} is mounted twice; choose another mount_path")
         if path == "/dev/shm":
-            raise UsageError(f"{where}: /dev/shm is mounted already; say shared_memory instead")
+            raise UsageError(f"{where}: Rekindle mounts /dev/shm; use shared_memory instead")
         paths.add(path)
 
 
@@ -186,8 +186,9 @@ def _check_checkpoints(pods: KubernetesSettings, spec: JobSpec) -> None:
         return
     if not _lasts(pods, store):
         raise UsageError(
-            f"checkpoints would go to {store} in each container, and be lost with it: give "
-            "checkpoint.path below the mount_path of a volume that lasts, or s3://..."
+            f"the job would write checkpoints to {store} in each container, and lose them with "
+            "the container; give checkpoint.path below the mount_path of a persistent volume, "
+            "or s3://..."
         )
 
 
@@ -195,8 +196,8 @@ def _check_home(pods: KubernetesSettings) -> None:
     """Check that the records of ranks outlast their container."""
     if pods.home and not _lasts(pods, pods.home):
         raise UsageError(
-            f"home {pods.home} would be lost with each container: give a folder below the "
-            "mount_path of a volume that lasts"
+            f"the job would lose home {pods.home} with each container; give a folder below the "
+            "mount_path of a persistent volume"
         )
 
 
@@ -214,11 +215,15 @@ def _check_coordinator(pods: KubernetesSettings) -> None:
     for number, peer in enumerate(given.peers):
         where = f"coordinator.peers[{number}]"
         if peer.cidr and (peer.namespace or peer.labels):
-            raise UsageError(f"{where}: cidr stands alone; give it a peer of its own")
+            raise UsageError(
+                f"{where}: a peer with cidr must not have namespace or labels; use a separate peer"
+            )
         if not (peer.cidr or peer.namespace or peer.labels):
             raise UsageError(f"{where}: give namespace, labels or cidr")
         if peer.cidr and not check.CIDR.fullmatch(peer.cidr):
-            raise UsageError(f"{where}: cidr is {peer.cidr!r}; give addresses, as 10.0.0.0/8")
+            raise UsageError(
+                f"{where}: cidr is {peer.cidr!r}; give addresses, for example 10.0.0.0/8"
+            )
         if peer.namespace:
             check.label(f"{where}.namespace", peer.namespace)
         for key, value in peer.labels.items():
@@ -235,17 +240,20 @@ def _check_recovery(pods: KubernetesSettings) -> None:
         )
     if pods.by_mindcluster and kind not in _MINDCLUSTER:
         raise UsageError(
-            f"recovery is mindcluster, which knows no {kind.value}: choose {_listed(_MINDCLUSTER)}"
+            f"recovery is mindcluster, but MindCluster does not recover the kind {kind.value}; "
+            f"choose {_listed(_MINDCLUSTER)}"
         )
     if pods.recover_strategy and not pods.by_mindcluster:
-        raise UsageError("recover_strategy is MindCluster's: say recovery: mindcluster as well")
+        raise UsageError(
+            "recover_strategy has no effect without MindCluster; also set recovery to mindcluster"
+        )
     if pods.recover_strategy and kind is not WorkloadKind.ASCENDJOB:
         raise UsageError(
-            f"recover_strategy: MindCluster recovers the processes of an ascendjob alone, not of a "
-            f"{kind.value}"
+            "recover_strategy: MindCluster recovers only the processes of an ascendjob, not of "
+            f"a {kind.value}"
         )
     if len(set(pods.recover_strategy)) < len(pods.recover_strategy):
-        raise UsageError("recover_strategy names one twice; keep one")
+        raise UsageError("recover_strategy has the same strategy twice; keep one")
 
 
 def _listed(kinds: Iterable[WorkloadKind]) -> str:

@@ -69,8 +69,8 @@ def switch_trace(api: Api, namespace: str, job_id: str, switch: Switch) -> None:
     workers = api.get(pods, labelSelector=selector(job_id, Role.WORKER)).get("items") or ()
     if workers and not any(map(_looks, workers)):
         raise UsageError(
-            f"the pods of job {job_id} do not mount {TRACE_FOLDER}, where they would read it: "
-            "describe them with ascend: {data_trace: true}"
+            f"the pods of job {job_id} do not mount {TRACE_FOLDER}, so they cannot read the "
+            "switch; describe them with ascend: {data_trace: true}"
         )
     wanted = owned(data_trace(job_id, namespace, switch), root["metadata"]["uid"])
     api.apply(path_of(wanted), wanted)
@@ -104,7 +104,7 @@ def modify_trace(address: str, job: str, switch: Switch) -> None:
             answer = channel.unary_unary(METHOD)(request(job, switch), timeout=ANSWER_S)
         except grpc.RpcError as error:
             why = f"{error.code().name}: {error.details()}"
-            raise JobError(f"ClusterD at {address} does not do it: {why}") from error
+            raise JobError(f"ClusterD at {address} did not switch the trace: {why}") from error
     message, code = response(answer)
     if code != _DONE:
         raise JobError(f"ClusterD at {address} refuses with code {code}: {message}")
@@ -129,7 +129,7 @@ def response(content: bytes) -> tuple[str, int]:
             elif number == 2 and isinstance(found, int):
                 code = found
     except (IndexError, ValueError) as error:
-        raise JobError(f"ClusterD's answer is no DataTypeRes: {content[:80]!r}") from error
+        raise JobError(f"ClusterD's answer is not a DataTypeRes: {content[:80]!r}") from error
     return message, code
 
 

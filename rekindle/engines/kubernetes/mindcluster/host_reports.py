@@ -107,7 +107,7 @@ def board_report(board: Board) -> Report:
 # Training continues with these levels. So a code that no table lists does not end it then.
 _MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
 _BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
-_SEPARATED = "is kept out of use for its many faults, until a person releases it"
+_SEPARATED = "is excluded because of its many faults, until a person releases it"
 _ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultOrigin.NODE}
 
 

@@ -22,7 +22,7 @@ def text_of(configmap: Object, key: str) -> str | None:
     data = configmap.get("data") or {}
     found = data.get(key) if isinstance(data, Mapping) else data
     if found is not None and not isinstance(found, str):
-        raise DamagedError(f"{name_of(configmap)}: {key} is no text")
+        raise DamagedError(f"{name_of(configmap)}: {key} is not text")
     return found
 
 
@@ -36,7 +36,7 @@ def decode(text: str | msgspec.Raw, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise DamagedError(f"{what} cannot be read: {error}") from error
+        raise DamagedError(f"Rekindle cannot read {what}: {error}") from error
 
 
 def check(content: bytes, code: Any, what: str) -> None:
@@ -45,7 +45,9 @@ def check(content: bytes, code: Any, what: str) -> None:
     Raises DamagedError: they differ.
     """
     if hashlib.sha256(content).hexdigest() != code:
-        raise DamagedError(f"{what}: its check code is wrong: it was torn, or changed by hand")
+        raise DamagedError(
+            f"{what} has a wrong check code, because it is incomplete or a person changed it"
+        )
 
 
 _CHIP = re.compile(r".*-([0-9]{1,4})")

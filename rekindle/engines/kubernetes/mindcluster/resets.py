@@ -17,12 +17,12 @@ from rekindle.recovery.policy.annotations import PROCESS_RECOVER
 
 # The device plugin's actions, as texts for users.
 _POLICIES = {
-    "ignore": "passes it over",
-    "restart_request": "has its request made again",
-    "restart": "has training run again",
+    "ignore": "ignores the fault",
+    "restart_request": "restarts its request",
+    "restart": "restarts training",
     "free_reset": "resets its chip once it is idle",
     "reset": "resets its chip",
-    "isolate": "takes its chip out",
+    "isolate": "isolates its chip",
 }
 
 
@@ -72,18 +72,18 @@ def read_reset(configmap: Object) -> ResetInfo:
 def progress(before: ResetInfo, now: ResetInfo) -> Iterator[str]:
     """Yield the changes of the recovery between two states, one sentence each."""
     if now.fault_flushing and not before.fault_flushing:
-        yield "has seen a fault, and waits a moment for others"
+        yield "has detected a fault, and waits for other faults"
     if now.graceful_exit and not before.graceful_exit:
         yield "ends all processes"
     for number, rank in now.ranks.items():
         if before.ranks.get(number) != rank:
             yield _rank_in_words(rank)
     if now.restart_fault_process and not before.restart_fault_process:
-        yield "starts the processes at fault anew, in their place"
+        yield "restarts the failed processes on their nodes"
     if now.retry_time > before.retry_time:
-        yield f"has all processes begin anew, for the {_times(now.retry_time)}"
+        yield f"restarts all processes, for the {_times(now.retry_time)}"
     if before.ranks and not now.ranks:
-        yield "lists no rank at fault any more"
+        yield "no longer lists a failed rank"
 
 
 def _rank_in_words(rank: RankState) -> str:
@@ -98,11 +98,11 @@ def _times(number: int) -> str:
 
 
 _RESULT = "ProcessRecoverStatus"  # annotation: <strategy>-success, <strategy>-failed
-_RESULTS = {"success": "which has helped", "failed": "which has not helped"}
+_RESULTS = {"success": "with success", "failed": "without success"}
 _SWITCHED = {
-    "on": "goes on with its recovery of processes",
-    "pause": "pauses its recovery of processes, to place the job anew",
-    "off": "recovers processes no longer",
+    "on": "continues its recovery of processes",
+    "pause": "pauses its recovery of processes, to place the job again",
+    "off": "no longer recovers processes",
 }
 
 
@@ -154,8 +154,10 @@ def _changes(before: _Group, now: _Group) -> Iterator[str]:
     if now.result and now.result != before.result:
         strategy, _, outcome = now.result.rpartition("-")
         if now.result == "exit-completed":
-            yield "has ended the processes: it had nothing left to try"
+            yield "has ended the processes, because it had no strategy left"
         else:
             yield f"has tried {strategy or now.result}, {_RESULTS.get(outcome, outcome)}"
     if now.switch != before.switch:
-        yield _SWITCHED.get(now.switch, f"says of its recovery of processes: {now.switch!r}")
+        yield _SWITCHED.get(
+            now.switch, f"reports the state {now.switch!r} of its recovery of processes"
+        )

@@ -88,8 +88,8 @@ def remarks(place: Placed, reports: Iterable[Report]) -> list[str]:
             told += [
                 (
                     fault.chip,
-                    f"has fault {fault.code}; whether it is the pod's is not known, "
-                    f"which has no annotation {_ALLOCATED}",
+                    f"has fault {fault.code}; Rekindle does not know whether the pod uses this "
+                    f"chip, because the pod has no annotation {_ALLOCATED}",
                 )
                 for fault in report.faults
                 if fault.chip >= 0
@@ -292,8 +292,8 @@ class HostEyes:
         if error is not None:
             self._followers[what] = None
             refused = (
-                "what MindCluster knows cannot be read, and is missed (the rights are in "
-                f"deploy/mindcluster): {error}"
+                "Rekindle cannot read MindCluster's reports, and continues without them "
+                f"(deploy/mindcluster has the rights): {error}"
             )
             self._heard.put(lambda: self._refused.append(refused))
 

@@ -93,7 +93,7 @@ class ClusterHostLog:
 
     def _damaged(self, error: Exception) -> JobError:
         what = f"ConfigMap {labels.HOSTS} in namespace {self._namespace}"
-        return JobError(f"{what} cannot be read: {error}; mend or remove it")
+        return JobError(f"Rekindle cannot read {what}: {error}; correct or remove it")
 
     def _is_known(self, found: Object, event: AnyHostEvent) -> bool:
         """Return whether the log has the event, or had it before a condensation."""
@@ -159,7 +159,8 @@ def _shortened(events: list[AnyHostEvent]) -> list[AnyHostEvent]:
             kept = [each for each in kept if id(each) not in oldest]
     if _size(kept) > MOST_BYTES:
         raise JobError(
-            f"the log of hosts is full: {len(kept)} hosts are isolated (rekindle release-node)"
+            f"the log of hosts is full, because {len(kept)} hosts are isolated; release some "
+            "with rekindle release-node"
         )
     return kept
 

@@ -98,7 +98,8 @@ class Placement:
         theirs, ours = _attempt_of(found), _attempt_of(wanted.workload)
         if theirs > ours:
             raise JobError(
-                f"attempt {theirs} of job {self._job_id} is placed already: this would be {ours}"
+                f"the cluster has attempt {theirs} of job {self._job_id} already; Rekindle "
+                f"cannot place the older attempt {ours}"
             )
         phase = self.kind.status(found).phase
         over = phase in (WorkloadPhase.SUCCEEDED, WorkloadPhase.FAILED)
@@ -112,7 +113,7 @@ class Placement:
             return
         self._api.patch(path, suspend)
         self._end_pods(self.workers)
-        what = f"the workload of job {self._job_id} to be suspended"
+        what = f"the suspension of the workload of job {self._job_id}"
         wait_until(lambda: self._is_suspended(path), what, GONE_S)
         labels = {"metadata": {"labels": wanted.workload["metadata"]["labels"]}}
         self._api.patch(path, resume | labels)
@@ -172,9 +173,10 @@ class Placement:
             return
         if find(self._api, self.path("v1", "configmaps", self.names.root)) is None:
             raise UsageError(
-                f"job {self._job_id} was placed in the cluster at {before}, and the settings name "
-                f"{self._api.host}, which does not have it; name that cluster again (KUBECONFIG, "
-                f"the current context), or remove {noted} if it is gone for good"
+                f"job {self._job_id} is in the cluster at {before}, but the settings name "
+                f"{self._api.host}, which does not have it; select that cluster again "
+                f"(KUBECONFIG, the current context), or remove {noted} if that cluster does not "
+                "exist any longer"
             )
 
     def _render(self, attempt: int, isolated: frozenset[str]) -> Manifests:
@@ -221,14 +223,16 @@ class Placement:
                 self._api.delete(self._pods_path, labelSelector=labels, grace_s=ENDED_GRACE_S)
             return not pods
 
-        wait_until(gone, f"the pods of job {self._job_id} to go", GONE_S)
+        wait_until(gone, f"the removal of the pods of job {self._job_id}", GONE_S)
 
     def _wait_collected(self) -> None:
         """Wait until the objects that the job's root owns are gone."""
         for pod in self.our_pods():
             if not pod["metadata"].get("ownerReferences"):  # its workload was removed without it
                 self.end_pod(pod, ENDED_GRACE_S)
-        wait_until(lambda: not self.our_pods(), f"the pods of job {self._job_id} to go", GONE_S)
+        wait_until(
+            lambda: not self.our_pods(), f"the removal of the pods of job {self._job_id}", GONE_S
+        )
         for version, plural, name in (
             ("v1", "secrets", self.names.secret),
             ("v1", "services", self.names.coordinator),

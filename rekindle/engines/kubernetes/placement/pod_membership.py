@@ -80,7 +80,10 @@ class RetryQueue:
             thread.join(CLOSE_S)
             if thread.is_alive():
                 self._given_up.add(thread)
-                tell(f"given up after {CLOSE_S:g} s, with all that came later: {self._under_way}")
+                tell(
+                    f"Rekindle abandoned this work after {CLOSE_S:g} s, and all later work: "
+                    f"{self._under_way}"
+                )
 
     def _work(self, mine: queue.SimpleQueue[_Chore | None]) -> None:
         failed: list[_Chore] = []

@@ -28,7 +28,7 @@ from rekindle.waiting import retry
 
 NODES = "/api/v1/nodes"
 _TRIES_S, _PAUSE_S = 30.0, 0.5
-_UNREADABLE = "its annotation cannot be read"
+_UNREADABLE = "Rekindle cannot read its annotation"
 
 
 class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
     def done(self) -> str:
         """Return a text about a node that has the mark."""
         word = "tainted" if self.how is IsolationMode.TAINT else "cordoned"
-        return word if self.ours else f"{word} by somebody else"
+        return word if self.ours else f"{word}, but not by Rekindle"
 
 
 def mark_on(node: Object) -> IsolationMark | None:
@@ -172,7 +172,8 @@ class Quarantine:
     def _must_be_allowed(self, verb: str) -> None:
         if not may(self._api, verb, "nodes"):
             raise ForbiddenError(
-                f"we have no right to {verb} nodes (deploy/nodes has a role)", status=403
+                f"Rekindle does not have the right to {verb} nodes (deploy/nodes has a role)",
+                status=403,
             )
 
 
@@ -202,7 +203,7 @@ class Hosts:
         try:
             said += self._log.events()
         except JobError as error:
-            self.tell(f"which hosts other machines have isolated is not known: {error}")
+            self.tell(f"Rekindle does not know which hosts other machines have isolated: {error}")
         known = fold(sorted(said, key=lambda event: event.at))
         return tuple(sorted(host.host for host in known.values() if host.isolated))
 
@@ -217,14 +218,15 @@ class Hosts:
         except JobError as error:
             self._here.append(event)
             raise JobError(
-                f"what happened on {event.host} is known to this machine alone: {error}"
+                f"Rekindle recorded the event of {event.host} only on this machine: {error}"
             ) from error
         if isinstance(event, HostIsolated) and self._how is not IsolationMode.AVOID:
             try:
                 self._mark(event)
             except JobError as error:
                 raise JobError(
-                    f"{event.host} is isolated, but others may use it: {error}"
+                    f"{event.host} is isolated for Rekindle's jobs, but other pods may use it: "
+                    f"{error}"
                 ) from error
 
     def _mark(self, event: HostIsolated) -> None:

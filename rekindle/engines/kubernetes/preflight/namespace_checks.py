@@ -81,9 +81,9 @@ def _needed(kind: str, where: Manifest | None) -> Iterator[Mention]:
 
 _MAKE = {
     "ServiceAccount": "kubectl create serviceaccount {0} -n {1}",
-    "PersistentVolumeClaim": "make the claim, with the storage that is to be kept",
-    "PriorityClass": "have an administrator make it, or name another one",
-    "RuntimeClass": "have an administrator make it, or name another one",
+    "PersistentVolumeClaim": "create the claim, with persistent storage",
+    "PriorityClass": "ask an administrator to create it, or name another one",
+    "RuntimeClass": "ask an administrator to create it, or name another one",
 }
 
 
@@ -104,11 +104,13 @@ def _look_for(api: Api, each: Mention, namespace: str) -> PreflightFinding:
     try:
         api.get(f"{path}/{each.name}")
     except MissingObjectError:
-        do = _MAKE.get(each.kind, "make it, or name another one").format(each.name, namespace)
+        do = _MAKE.get(each.kind, "create it, or name another one").format(each.name, namespace)
         where = "" if each.everywhere else f" in namespace {namespace}"
-        return missing(what, f"the pods name it, and it is not there{where}", do)
+        return missing(what, f"the pods use it, but it does not exist{where}", do)
     except ForbiddenError:
-        return unknown(what, "the pods name it; whether it is there may not be looked at")
+        return unknown(
+            what, "the pods use it, but Rekindle has no right to check whether it exists"
+        )
     return ok(what)
 
 
@@ -127,7 +129,7 @@ def devices(api: Api, kind: WorkloadKind, wanted: Manifests) -> Iterator[Preflig
     for name, value in most.items():
         what = f"device {name}"
         if nodes is None:
-            yield unknown(what, "nodes may not be looked at")
+            yield unknown(what, "Rekindle has no right to list nodes")
             continue
         given = ((node.get("status") or {}).get("allocatable") or {} for node in nodes)
         enough = sum(amount(each.get(name, "0")) >= value for each in given)

@@ -65,8 +65,8 @@ def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
     if found:
         told = "".join(f"\n  {one.in_words()}" for one in found)
         raise UsageError(
-            f"job {spec.job_id} cannot be in namespace {pods.namespace} of {api.host}; nothing was "
-            f"made:{told}"
+            f"job {spec.job_id} cannot run in namespace {pods.namespace} of {api.host}; Rekindle "
+            f"created nothing:{told}"
         )
 
 
@@ -102,7 +102,7 @@ def survey(
     if not lacking(found + runs):
         runs += _pods_dry_run(api, kind, wanted, namespace)
     if space.state is FindingState.UNKNOWN and any(one.state is FindingState.OK for one in runs):
-        found[found.index(space)] = ok(space.what, "objects can be made in it")
+        found[found.index(space)] = ok(space.what, "Rekindle can create objects in it")
     return found + runs
 
 
@@ -114,9 +114,9 @@ def _server(api: Api) -> Iterator[PreflightFinding]:
         if error.status == 401:
             yield _stranger(error)
             return
-        version = "of a version that it does not tell"
+        version = "of unknown version"
     except ApiError as error:
-        do = "correct the server in the kubeconfig, or the network and proxies on the way to it"
+        do = "correct the server in the kubeconfig, or check the network and proxies between"
         yield missing("server", str(error), do)
         return
     yield ok("server", f"{api.host}, {version}")
@@ -129,17 +129,17 @@ def _server(api: Api) -> Iterator[PreflightFinding]:
         if error.status == 401 or _NOBODY in str(error):
             yield _stranger(error)
         else:
-            yield unknown("user", f"who we are is not told: {error}")
+            yield unknown("user", f"the server does not report the user: {error}")
         return
     except ApiError as error:  # a server older than 1.28, for example
-        yield unknown("user", f"who we are is not told: {error}")
+        yield unknown("user", f"the server does not report the user: {error}")
         return
-    yield ok("user", name) if name != _NOBODY else _stranger("it takes us for nobody")
+    yield ok("user", name) if name != _NOBODY else _stranger("it treats the user as anonymous")
 
 
 def _stranger(said: object) -> PreflightFinding:
-    do = "log in anew, or correct the user in the kubeconfig: its token, certificate or command"
-    return missing("user", f"we are not known to the server: {said}", do)
+    do = "log in again, or correct the token, certificate or command of the user in the kubeconfig"
+    return missing("user", f"the server does not accept the user: {said}", do)
 
 
 def _namespace(api: Api, name: str) -> PreflightFinding:
@@ -147,11 +147,15 @@ def _namespace(api: Api, name: str) -> PreflightFinding:
     try:
         found = api.get(f"/api/v1/namespaces/{name}")
     except MissingObjectError:
-        return missing(what, "it is not there", f"kubectl create namespace {name}")
+        return missing(what, "it does not exist", f"kubectl create namespace {name}")
     except ForbiddenError:
-        return unknown(what, "whether it is there may not be looked at")
+        return unknown(what, "Rekindle has no right to check whether it exists")
     if (found.get("status") or {}).get("phase") == "Terminating":
-        return missing(what, "it is being deleted", "wait until it is gone, and make it anew")
+        return missing(
+            what,
+            "the cluster deletes it at present",
+            "wait until it is removed, and create it again",
+        )
     return ok(what)
 
 
@@ -173,9 +177,11 @@ def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
         return unknown(what, str(error), optional=optional)
     if not refused:
         return ok(what, ", ".join(right.verbs), optional=optional)
-    said = f"we may not {', '.join(refused)}" + (f": {right.without}" if optional else "")
+    said = f"the user has no right to {', '.join(refused)}" + (
+        f": {right.without}" if optional else ""
+    )
     role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
-    do = f"have an administrator grant it, as {role} does"
+    do = f"ask an administrator to grant it, as {role} does"
     return missing(what, said, do, optional=optional)
 
 
@@ -195,7 +201,7 @@ def _resource(api: Api, obj: Object) -> PreflightFinding:
     except MissingObjectError:
         return missing(what, f"the cluster has {_versions(api, group)}", do)
     except ForbiddenError:
-        return unknown(what, "what kinds there are may not be looked at")
+        return unknown(what, "Rekindle has no right to list the kinds")
     if any(one["name"] == plural for one in known):
         return ok(what)
     return missing(what, f"the cluster has {version}, but no {plural}", do)
@@ -219,7 +225,7 @@ def _dry_run(
     """
     what = f"dry run of {one['kind']} {one['metadata']['name']}"
     if lost := without & {_kind(one), _right_to(named(*place(one)))}:
-        return unknown(what, f"not tried without {', '.join(sorted(lost))}")
+        return unknown(what, f"Rekindle did not try it without {', '.join(sorted(lost))}")
     query = {"dryRun": "All", "fieldManager": "rekindle"}
     if strict:
         query["fieldValidation"] = "Strict"
@@ -232,8 +238,14 @@ def _dry_run(
         if "does not support dry run" in said:
             return unknown(what, said)
         if one is wanted.workload and wanted.beside and is_premature(said):
-            return unknown(what, "its webhook judges it only when what it refers to is there")
-        return missing(what, said, "change what the server refuses, in kubernetes: of the job file")
+            return unknown(
+                what, "its webhook can check it only after the objects that it refers to exist"
+            )
+        return missing(
+            what,
+            said,
+            "correct the fields that the server refuses, below kubernetes in the job file",
+        )
     return ok(what)
 
 
@@ -261,7 +273,7 @@ def _pods_dry_run(
         except ApiError as error:
             yield _pod_refused(what, error)
         else:
-            yield ok(what, "quotas, limits and webhooks let it in now")
+            yield ok(what, "quotas, limits and webhooks admit it now")
 
 
 def _pod_refused(what: str, error: ApiError) -> PreflightFinding:
@@ -269,9 +281,9 @@ def _pod_refused(what: str, error: ApiError) -> PreflightFinding:
     if "does not support dry run" in said:
         return unknown(what, said)
     if "exceeded quota" in said:  # other pods may end
-        do = "wait until others have gone, make the job smaller, or have the quota raised"
+        do = "wait until other pods have ended, make the job smaller, or ask for a higher quota"
         return unknown(what, said, do)
-    do = "change the pods in kubernetes: of the job file, or have an administrator let them in"
+    do = "change the pods below kubernetes in the job file, or ask an administrator to admit them"
     return missing(what, said, do)
 
 
@@ -288,8 +300,10 @@ def _taken(api: Api, what: str, one: Object) -> PreflightFinding:
     found = find(api, path_of(one))
     theirs = ((found or {}).get("metadata") or {}).get("labels") or {}
     if found is None or theirs.get(JOB) == one["metadata"]["labels"][JOB]:
-        return ok(what, "it is there already")
-    return missing(what, "there is one that is not of this job", "give the job another name")
+        return ok(what, "it exists already")
+    return missing(
+        what, "an object of this name belongs to another job", "give the job another name"
+    )
 
 
 # ---- the rights that the engine needs; deploy/base/role.yaml grants them
@@ -314,7 +328,7 @@ NODES = Right(
     group="",
     resource="nodes",
     verbs=("get", "list", "watch", "patch"),
-    without="nodes cannot be cordoned or tainted; jobs keep off them by affinity all the same",
+    without="Rekindle cannot cordon or taint nodes, but jobs still avoid them by affinity",
     everywhere=True,
 )
 
@@ -323,7 +337,7 @@ PODS = Right(
     group="",
     resource="pods",
     verbs=("create",),
-    without="only the run shows whether quotas, limits and webhooks let them in",
+    without="only the run shows whether quotas, limits and webhooks admit them",
 )
 
 
@@ -362,13 +376,18 @@ def useful(kind: WorkloadKind) -> Iterator[Right]:
     """Yield the optional rights of the role."""
     gvk = adapter(kind).gvk
     for group, resource, verbs, without in (
-        (gvk.group, gvk.plural, ("list", "watch"), "workloads cannot be followed"),
-        ("", "configmaps", ("list", "watch", "patch"), "jobs cannot be listed, nor told anything"),
-        ("", "pods", ("get",), "a single pod cannot be looked at"),
-        ("", "pods/log", ("get",), "the output of pods cannot be read"),
-        ("", "events", ("list", "watch"), "the log does not say why pods are not let in"),
-        ("", "persistentvolumeclaims", ("get",), "a claim that is not there is not told before"),
-        ("", "serviceaccounts", ("get",), "an account that is not there is not told before"),
+        (gvk.group, gvk.plural, ("list", "watch"), "Rekindle cannot watch workloads"),
+        (
+            "",
+            "configmaps",
+            ("list", "watch", "patch"),
+            "Rekindle cannot list jobs, or switch their trace",
+        ),
+        ("", "pods", ("get",), "Rekindle cannot read a single pod"),
+        ("", "pods/log", ("get",), "Rekindle cannot read the output of pods"),
+        ("", "events", ("list", "watch"), "the log does not show why the cluster rejects pods"),
+        ("", "persistentvolumeclaims", ("get",), "the check cannot report a missing claim"),
+        ("", "serviceaccounts", ("get",), "the check cannot report a missing account"),
     ):
         yield Right(group=group, resource=resource, verbs=verbs, without=without)
 

@@ -58,7 +58,10 @@ class HealthEventQueue:
             sign, since = found
             while not self._is_told(sign):
                 if time.monotonic() - since > LATE_S:
-                    self._tell(f"{sign.in_words()}: the coordinator was away too long to be told")
+                    self._tell(
+                        f"{sign.in_words()}: Rekindle could not report it, because the "
+                        "coordinator did not answer for too long"
+                    )
                     break
                 if self._closed.wait(AGAIN_S):
                     return
@@ -155,7 +158,7 @@ class JobWatcher:
                     self._unreported.pop(changed["metadata"]["uid"], None)
         except ApiError as error:
             # The agents' connections also report losses. Only the reasons are missing.
-            self._tell(f"{follower.path} cannot be watched: {error}")
+            self._tell(f"Rekindle cannot watch {follower.path}: {error}")
 
     def _look_at_pod(self, changed: Object) -> None:
         pod = pod_status(changed)
@@ -231,7 +234,7 @@ class JobWatcher:
             self._place.end_pod(pod, 0)
         except ApiError as error:
             if not self._is_old(seen.uid, (str(error),)):
-                self._tell(f"pod {seen.name} does not end, and cannot be removed: {error}")
+                self._tell(f"pod {seen.name} does not end, and Rekindle cannot remove it: {error}")
 
 
 def _sign(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:

@@ -69,14 +69,14 @@ class NodeWatcher:
             tables = load_tables(self._fault_tables)
             if not has_user_file(self._fault_tables):
                 tell(
-                    f"there is no file {self._fault_tables} on this machine: conditions of nodes "
-                    "that it alone lists are not reported"
+                    f"the file {self._fault_tables} does not exist on this machine, so Rekindle "
+                    "does not report conditions of nodes that only this file lists"
                 )
             for node, there in follower.changes():
                 ailments = _ailments(node, tables) if there else {REMOVED: "it was removed"}
                 self._look(node["metadata"]["name"], ailments, tell)
         except (ApiError, UsageError) as error:
-            tell(f"the nodes cannot be watched: {error}")
+            tell(f"Rekindle cannot watch the nodes: {error}")
 
     def _look(self, host: str, now: _Ailments, tell: Callable[[str], None]) -> None:
         with self._lock:

@@ -171,7 +171,7 @@ class PodLogs:
             is_news = now - since >= (FORBIDDEN_S if forbidden else 0.0)
             self._amiss[kind] = (math.inf if is_news else since, now)
         if is_news:
-            self._tell(f"what pods put out is not kept: {error}")
+            self._tell(f"Rekindle cannot store the output of pods: {error}")
 
     def _close(self) -> None:
         with self._lock:

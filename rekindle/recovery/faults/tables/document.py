@@ -81,7 +81,7 @@ class Entry(msgspec.Struct, frozen=True):
             value = value[step]
         found = f"{key} {'has' if index else 'is'} {repr(value)[:_SHOWN]}"
         if choices := _choices(hint):
-            return f"{found}; choose of {', '.join(choices)}"
+            return f"{found}; choose from {', '.join(choices)}"
         wanted = [f"; give {meta.description}" for meta in metas(hint) if meta.description]
         return f"{found}: {problem}{''.join(wanted)}"
 
@@ -114,7 +114,7 @@ def read(path: Path) -> list[Entry]:
     except _UNREADABLE as error:
         problem = str(error)
         line = _line_of(error, text)
-        raise UsageError(f"{path}:{line}: no valid TOML: {_PLACE.sub('', problem)}") from error
+        raise UsageError(f"{path}:{line}: invalid TOML: {_PLACE.sub('', problem)}") from error
     return [_entry(path, line, chunk) for line, chunk in _chunks(path, text)]
 
 
@@ -166,13 +166,17 @@ def _chunks(path: Path, text: str) -> Iterator[tuple[int, str]]:
         elif preamble := _parsed(chunk):
             key = next(iter(preamble))
             first = _lines_until(chunk, bool)
-            raise UsageError(f"{path}:{first}: '{key}' is outside of an entry: give it a [[table]]")
+            raise UsageError(
+                f"{path}:{first}: '{key}' is outside of an entry; put it below a [[table]]"
+            )
 
 
 def _entry(path: Path, line: int, chunk: str) -> Entry:
     first = chunk.split("\n", 1)[0]
     header = _HEADER.match(first)
     if header is None:
-        raise UsageError(f"{path}:{line}: {first.strip()}: an entry begins with [[table]]")
+        raise UsageError(
+            f"{path}:{line}: {first.strip()!r} does not begin an entry; write [[table]]"
+        )
     table = header[1]
     return Entry(path, table, line, chunk, (_parsed(chunk) or {})[table][0])

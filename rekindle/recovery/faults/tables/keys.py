@@ -57,8 +57,8 @@ class AscendCode(str):
     def __new__(cls, text: str) -> AscendCode:
         if not ascend_keys(text):
             raise ValueError(
-                f"{text!r} is no Ascend code: write 8 or 9 hexadecimal digits, a range of those "
-                "(A-B), or [alarm,fault,peer,port] of a bus switch"
+                f"{text!r} is not an Ascend code; write 8 or 9 hexadecimal digits, a range of "
+                "codes (A-B), or [alarm,fault,peer,port] of a bus switch"
             )
         return super().__new__(cls, text)
 

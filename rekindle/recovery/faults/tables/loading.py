@@ -104,12 +104,12 @@ def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tupl
     for entry in read(path):
         table = entry.table
         if table not in types:
-            raise entry.error(f"unknown table [[{table}]]; choose of {', '.join(types)}")
+            raise entry.error(f"unknown table [[{table}]]; choose from {', '.join(types)}")
         row = entry.convert(types[table])
         if source := _LEVEL_SOURCES.get(table):
             names = [name for of, name in levels if of == source]
             if row.level not in names:
-                problem = f"level is {row.level!r}; choose of {', '.join(names)}"
+                problem = f"level is {row.level!r}; choose from {', '.join(names)}"
                 raise entry.error(problem, ("level",))
         for key in row.found_by():
             if (table, key.key) in seen:

@@ -27,7 +27,7 @@ from rekindle.user_file import FieldError
 Codes: TypeAlias = Annotated[
     list[AscendCode], Meta(min_length=1, description="codes, or ranges of them, in quotes")
 ]
-Texts: TypeAlias = Annotated[list[str], Meta(min_length=1, description="one text or more")]
+Texts: TypeAlias = Annotated[list[str], Meta(min_length=1, description="at least one text")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="more than 0, at most 1e9")]
 
 
@@ -107,13 +107,17 @@ class Row(Keyed, frozen=True, kw_only=True):
         user_caused = self.user_caused or self.kind is FaultKind.USER_CODE
         if user_caused and self.at_fault not in (None, Blame.NOTHING):
             raise FieldError(
-                "what the user caused isolates nothing; leave out at_fault or user_caused",
+                "a fault that the user caused never isolates a node or device; leave out "
+                "at_fault or user_caused",
                 "at_fault",
             )
         if self.kind is FaultKind.USER_CODE and self.user_caused is False:
-            raise FieldError("kind user-code is caused by the user; leave it out", "user_caused")
+            raise FieldError(
+                "the user always causes a fault of kind user-code; leave out user_caused",
+                "user_caused",
+            )
         if self.kind is FaultKind.EVICTION and self.counts:
-            raise FieldError("an eviction never counts; leave it out", "counts")
+            raise FieldError("an eviction never counts; leave out counts", "counts")
 
 
 class AscendRow(Row, frozen=True, kw_only=True):
@@ -135,7 +139,7 @@ class XidRow(Row, frozen=True, kw_only=True):
 
     numbers: Annotated[
         list[Annotated[int, Meta(ge=1, le=999)]],
-        Meta(min_length=1, description="one XID or more, 1 to 999"),
+        Meta(min_length=1, description="at least one XID from 1 to 999"),
     ]
     level: str
 
@@ -155,9 +159,9 @@ class Expression(str):
                 warnings.simplefilter("error")
                 made.pattern = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError, Warning) as error:
-            raise ValueError(f"bad regular expression: {error}") from error
+            raise ValueError(f"invalid regular expression: {error}") from error
         if made.pattern.search(""):
-            raise ValueError(f"{text!r} finds the empty text, and so every text")
+            raise ValueError(f"{text!r} matches the empty text, and so every text")
         return made
 
 
@@ -175,7 +179,7 @@ class PatternRow(Row, frozen=True, kw_only=True):
         super().__post_init__()
         for index, example in enumerate(self.examples):
             if not any(each.pattern.search(example) for each in self.patterns):
-                raise FieldError("no pattern of this entry finds this example", "examples", index)
+                raise FieldError("no pattern of this entry matches this example", "examples", index)
 
 
 class SignalName(str):
@@ -183,7 +187,7 @@ class SignalName(str):
 
     def __new__(cls, text: str) -> SignalName:
         if text not in signal.Signals.__members__:
-            raise ValueError(f"{text!r} is no signal; write it like SIGTERM")
+            raise ValueError(f"{text!r} is not a signal; write a name such as SIGTERM")
         return super().__new__(cls, text)
 
 
@@ -202,7 +206,7 @@ class ExitRow(Row, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.codes and not self.signals:
-            raise FieldError("codes and signals are empty; name at least one")
+            raise FieldError("codes and signals are empty; give at least one")
 
 
 class ConditionRow(Row, frozen=True, kw_only=True):

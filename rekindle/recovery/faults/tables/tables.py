@@ -50,7 +50,7 @@ class AscendCodes:
         unlisted public faults (9 digits), and faults of bus switches and nodes.
         """
         if not is_chip_code(code) or origin is FaultOrigin.NODE:
-            text = f"Ascend fault code {shown(code)}: no table lists it, so it is passed over"
+            text = f"Ascend fault code {shown(code)}: no table lists it, so Rekindle ignores it"
             return unlisted(FaultKind.UNKNOWN, text, Urgency.NONE)
         kind, level = FaultKind.DEVICE, "SeparateNPU"
         if origin is FaultOrigin.NETWORK:
@@ -59,7 +59,7 @@ class AscendCodes:
             level = "NotHandleFault"
         rank = "of unknown severity" if severity is None else f"of severity {severity.name.lower()}"
         verdict = self._judge(
-            Row(kind=kind), shown(code), level, f"no table lists it; it is {rank}"
+            Row(kind=kind), shown(code), level, f"no table lists it, and it is {rank}"
         )
         return msgspec.structs.replace(verdict, listed=False)
 
@@ -89,7 +89,7 @@ class AscendCodes:
         if repeats := self._frequency.get(key):
             if separated := too_often(repeats, came, gone, now):
                 times = f"{len(separated.times)} times within {repeats.window_s:g} s"
-                yield repeats.level, f"it came {times}"
+                yield repeats.level, f"it occurred {times}"
 
     def _spelling(self, key: Any, code: str) -> str:
         row = self._codes.get(key)
@@ -171,12 +171,14 @@ class Tables:
         A line without an entry is not a fault.
         """
         known = self._coded(line) or self._kernel.search(line)
-        return known or unlisted(FaultKind.UNKNOWN, "no table knows this kernel line", Urgency.NONE)
+        return known or unlisted(
+            FaultKind.UNKNOWN, "no table lists this line of the kernel's log", Urgency.NONE
+        )
 
     def text(self, message: str) -> Verdict:
         """Return the verdict on an exception's message ("TypeError: ...") or a line of output."""
         known = self._coded(message) or self._texts.search(message)
-        return known or unlisted(FaultKind.UNKNOWN, "no table knows this message")
+        return known or unlisted(FaultKind.UNKNOWN, "no table lists this message")
 
     def exit(self, exit_: Exit) -> Verdict:
         """Return the verdict on the unexpected end of a process.
@@ -199,7 +201,9 @@ class Tables:
         row = self._rows["node_condition"].get((condition, status))
         said = f"node condition {condition} is {status}"
         if row is None:
-            return unlisted(FaultKind.UNKNOWN, f"{said}: no fault that a table lists", Urgency.NONE)
+            return unlisted(
+                FaultKind.UNKNOWN, f"{said}: no table lists it as a fault", Urgency.NONE
+            )
         return judge(row, f"{said}: {row.says}")
 
     def pod_reason(self, reason: str) -> Verdict:

@@ -58,8 +58,8 @@ def read_dcp(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[str | int, .
         values = {name: _read(folder, name, kind, stored[name]) for name, kind in kinds.items()}
     except _UNREADABLE as error:
         raise CorruptError(
-            f"{folder} is no checkpoint of torch.distributed.checkpoint that can be read safely: "
-            f"{str(error) or repr(error)}"
+            f"{folder} is not a checkpoint of torch.distributed.checkpoint that Rekindle can "
+            f"read safely: {str(error) or repr(error)}"
         ) from error
     return values, paths
 
@@ -88,7 +88,7 @@ class _Unpickler(pickle.Unpickler):
         found = getattr(torch, name, None) if module == "torch" else None
         if isinstance(found, torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"its pickle needs {module}.{name}")
 
 
 # By name, the parts: the offsets of each in the complete tensor (None: the value is not a tensor),
@@ -101,7 +101,9 @@ def _stored(storage: Mapping[_Record, _Record]) -> _Stored:
     for index, info in storage.items():
         where = vars(index)
         if getattr(info, "transform_descriptors", None):
-            raise ValueError(f"{where['fqn']} is transformed (compressed): save it without")
+            raise ValueError(
+                f"{where['fqn']} is compressed or transformed; save it without a transformation"
+            )
         found.setdefault(where["fqn"], {})[where.get("offset")] = info
     return found
 
@@ -113,7 +115,7 @@ def _paths(metadata: _Record, kinds: Mapping[str, Any]) -> dict[str, tuple[str |
     paths = {name: tuple(planned.get(name) or (name,)) for name in kinds}
     for name, path in paths.items():
         if not isinstance(name, str) or not all(type(key) in (str, int) for key in path):
-            raise ValueError(f"{name!r} is said to be at {path!r}")
+            raise ValueError(f"the metadata has {name!r} at the invalid path {path!r}")
     return paths
 
 
@@ -124,10 +126,10 @@ def _read(folder: Path, name: str, kind: Any, parts: dict[Any, _Record]) -> Any:
     boxes = [(chunk.offsets, chunk.sizes) for chunk in kind.chunks]
     check_cover(name, shape, boxes)
     if not boxes or not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} has no elements of a known kind")
+        raise ValueError(f"{name} has elements of an unknown type")
     needed = sum(math.prod(sizes) for _, sizes in boxes) * dtype.itemsize
     if needed > sum(vars(parts[offsets])["length"] for offsets, _ in boxes):
-        raise ValueError(f"{name} needs {needed} bytes, which its files have not")
+        raise ValueError(f"{name} needs {needed} bytes, but its files have fewer")
     whole = torch.empty(shape, dtype=dtype)
     for offsets, sizes in boxes:
         shard = _load(folder, name, parts[offsets])
@@ -163,9 +165,9 @@ def _load(folder: Path, name: str, info: _Record) -> Any:
     where = vars(info)
     file, begin, length = where["relative_path"], where["offset"], where["length"]
     if not isinstance(file, str) or Path(file).name != file:
-        raise ValueError(f"{name} is said to be in {file!r}, outside of the folder")
+        raise ValueError(f"the metadata has {name} in {file!r}, which is outside of the folder")
     if type(begin) is not int or type(length) is not int or begin < 0 or length < 0:
-        raise ValueError(f"{name} is said to be at byte {begin!r} of {file}")
+        raise ValueError(f"the metadata has {name} at the invalid byte {begin!r} of {file}")
     with explained("read", folder / file):
         data = read_range(folder / file, begin, begin + length)
     if len(data) < length:
@@ -175,5 +177,6 @@ def _load(folder: Path, name: str, info: _Record) -> Any:
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{name} in {folder} holds what only a pickle could bring, and is not loaded: {reason}"
+            f"{name} in {folder} contains objects that need a pickle, so Rekindle does not load "
+            f"it: {reason}"
         ) from error

@@ -78,8 +78,8 @@ def read_source(
     for name in ("model", "optimizer"):
         if name not in states:
             raise UsageError(
-                f"{source} has no {name!r}, which a Session has; it has "
-                f"{', '.join(map(repr, found)) or 'nothing'}: say --take {name}=KEY"
+                f"{source} has no {name!r}, which a Session needs; it has "
+                f"{', '.join(map(repr, found)) or 'nothing'}. Give the key with --take {name}=KEY"
             )
     writer = Writer()
     try:
@@ -137,15 +137,15 @@ def _read_file(source: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{source} holds more than tensors and plain values, and is not loaded: {reason}; save "
-            "state dicts alone"
+            f"{source} contains more than tensors and plain values, so Rekindle does not load "
+            f"it: {reason}. Save only state dicts"
         ) from error
     except OSError as error:
         raise CheckpointError(f"cannot read {source}: {error}") from error
     except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"{source} is no file of torch.save: {error}") from error
+        raise CorruptError(f"{source} is not a file of torch.save: {error}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{source} holds a {type(found).__name__}, not a dictionary of states")
+        raise UsageError(f"{source} contains a {type(found).__name__}, not a dictionary of states")
     return found
 
 
@@ -161,7 +161,7 @@ def _exported(source: Path, values: Mapping[str, Any]) -> Imported:
         sampler = Reader(dict(tensors)).decode(tree.get("sampler"))
     except (LookupError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
         raise CorruptError(
-            f"{source} was written by Rekindle, and changed since: {error!r}"
+            f"{source} is a file of Rekindle, but has changed since the export: {error!r}"
         ) from error
     return Imported(tree, tensors, _whole(values.get(STEP)), _position(sampler))
 
@@ -177,7 +177,7 @@ def _nested(
         for key in way:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
-                raise CorruptError(f"{name} is below a value")
+                raise CorruptError(f"{name} is inside of a plain value")
         inner[last] = value
     return {str(key): _with_lists(value) for key, value in root.items()}
 
@@ -252,7 +252,7 @@ def _check_memory(source: Path, name: str, tensor: torch.Tensor) -> None:
     """Check a tensor's size. Raises CorruptError: it repeats a few bytes, and has too few."""
     needed, there = tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()
     if needed > there:
-        raise CorruptError(f"{source}: {name} needs {needed} bytes and has {there}")
+        raise CorruptError(f"{source}: {name} needs {needed} bytes, but has {there}")
 
 
 def _position(sampler: Any) -> dict[str, Any]:

@@ -42,9 +42,9 @@ REKINDLE = "rekindle"
 def check_out(out: Path) -> None:
     """Check the path of a new file. Raises UsageError: it exists, or its folder does not."""
     if out.exists():
-        raise UsageError(f"there is something at {out}: remove it, or give another name")
+        raise UsageError(f"{out} exists already; remove it, or give another name")
     if not out.parent.is_dir():
-        raise UsageError(f"there is no folder {out.parent}; make it first")
+        raise UsageError(f"the folder {out.parent} does not exist; create it first")
 
 
 def save_torch(states: Mapping[str, Any], step: int, out: Path) -> None:
@@ -75,7 +75,7 @@ def save_dcp(states: Mapping[str, Any], step: int, skeleton: str, out: Path) -> 
                 no_dist=True,
             )
         except ValueError as error:  # two names that DCP does not distinguish
-            raise CheckpointError(f"DCP cannot hold this state: {error}") from error
+            raise CheckpointError(f"DCP cannot store this state: {error}") from error
 
 
 @contextlib.contextmanager
@@ -151,7 +151,9 @@ class Loaded:
         try:
             yield
         except _DECODING_ERRORS as error:
-            raise CorruptError(f"{self.file} holds no state that can be read: {error!r}") from error
+            raise CorruptError(
+                f"{self.file} does not contain a readable state: {error!r}"
+            ) from error
 
 
 class _Wholes:
@@ -178,7 +180,9 @@ class _Wholes:
             ):
                 whole = self.tensors[name] = torch.empty(shape, dtype=part.dtype)
             if whole is None or tuple(whole.shape) != shape or not fits(shape, box):
-                raise CorruptError(f"{file.file} has a part of {name} that is not within the whole")
+                raise CorruptError(
+                    f"{file.file} has a part of {name} that is outside of the tensor"
+                )
             place = tuple(slice(a, a + n) for a, n in zip(*box, strict=True))
             whole[place].copy_(part)
             self._boxes.setdefault(name, []).append(box)
@@ -201,7 +205,10 @@ def read_states(checkpoint: Checkpoint, only: Collection[str]) -> tuple[dict[str
     """
     manifest = checkpoint.manifest
     if manifest.framework != "torch" or not manifest.files:
-        raise UsageError(f"{checkpoint.location} is of {manifest.framework!r}: only torch's export")
+        raise UsageError(
+            f"{checkpoint.location} has a state of {manifest.framework!r}; only checkpoints of "
+            "torch can be exported"
+        )
     first = Loaded(checkpoint, manifest.files[0].name)
     unknown = sorted(set(only) - first.tree.keys())
     if unknown:
@@ -227,8 +234,9 @@ def _check_same(first: Loaded, other: Loaded, names: Collection[str], files: int
         same = name in other.tree and first.whole(name) == other.whole(name)
         if not same or any(_differ(first, other, spec) for spec in tensor_specs(first.tree[name])):
             raise CheckpointError(
-                f"the state of {name!r} is in {files} pieces, and the checkpoint does not tell "
-                "where each belongs: it cannot be put together; name what is whole with --only"
+                f"the state of {name!r} is in {files} pieces, and the checkpoint does not have "
+                "their positions, so Rekindle cannot join them; select objects with a complete "
+                "state with --only"
             )
 
 

@@ -127,7 +127,7 @@ class ElasticStream(IterableDataset[Any]):
             shuffle=bool(shuffle),
         )
         if not callable(read):
-            raise SessionError(f"read is {read!r}: give a function, read(part, epoch, start)")
+            raise SessionError(f"read is {read!r}; give a function read(part, epoch, start)")
         self._read = read
         self.reading: Reading | None = None
 
@@ -139,8 +139,8 @@ class ElasticStream(IterableDataset[Any]):
         """Yield this reader's samples, each with its mark, without end."""
         if self.reading is None:
             raise SessionError(
-                "the stream belongs to no rank yet: give its DataLoader to a Session, "
-                "Session(loader=...), and take step.batch"
+                "the stream does not belong to a rank yet; give its DataLoader to a Session, "
+                "Session(loader=...), and use step.batch"
             )
         worker = get_worker_info()
         at = worker.id if worker is not None else 0
@@ -148,7 +148,7 @@ class ElasticStream(IterableDataset[Any]):
         for turn, item in self.reading.items(at):
             if empty > self.parts + _EMPTY:
                 raise SessionError(
-                    f"read() gave no sample for {empty} parts in a row, the last one {item}"
+                    f"read() returned no sample for {empty} consecutive parts, the last one {item}"
                 )
             empty += 1
             for sample, data in enumerate(self._samples(item), item.start + 1):
@@ -222,13 +222,15 @@ class StreamPosition(Position):
         self._workers = max(1, loader.num_workers)
         if loader.num_workers and loader.persistent_workers:
             raise SessionError(
-                "persistent_workers=True: after a recovery the workers would go on from where they "
-                "had run ahead to, and samples would be lost; leave it out"
+                "persistent_workers=True would lose samples, because after a recovery the "
+                "workers would continue after the samples that they have prefetched; leave it "
+                "out"
             )
         if stream.parts < full_world * self._workers:
             raise SessionError(
-                f"the stream has {stream.parts} parts for {full_world} ranks with {self._workers} "
-                "readers each: every reader needs one, so cut it up into more parts"
+                f"the stream has {stream.parts} parts for {full_world} ranks with "
+                f"{self._workers} readers each, but every reader needs one; divide the stream "
+                "into more parts"
             )
         if not isinstance(loader.collate_fn, Collate):
             loader.collate_fn = Collate(loader.collate_fn)
@@ -251,7 +253,7 @@ class StreamPosition(Position):
             mark, batch = next(self._iterator)
         except StopIteration:
             raise SessionError(
-                "the DataLoader of the stream has ended: let it be endless"
+                "the DataLoader of the stream has ended, but it must be endless"
             ) from None
         return batch, msgspec.msgpack.encode((self._workers, *mark))
 
@@ -264,8 +266,8 @@ class StreamPosition(Position):
             workers, *mark = msgspec.msgpack.decode(words)
             if workers != self._workers:
                 raise SessionError(
-                    f"rank {rank} reads the stream with {workers} workers, this one with "
-                    f"{self._workers}: give num_workers alike on all ranks"
+                    f"rank {rank} reads the stream with {workers} workers, but this rank with "
+                    f"{self._workers}; give the same num_workers on all ranks"
                 )
             reader = rank * workers + batches % workers
             turned = turned or mark[0] != marks[reader].turn
@@ -297,11 +299,11 @@ class StreamPosition(Position):
         """Continue from a saved position. Raises SessionError: it belongs to another stream."""
         mine = self._stream.identity()
         if not mine.keys() <= state.keys():
-            raise SessionError("the state is that of another kind of loader, not of a stream")
+            raise SessionError("the state belongs to another kind of loader, not to a stream")
         differing = [name for name in mine if state[name] != mine[name]]
         if differing:
             details = "; ".join(f"{n} is {state[n]!r} there, {mine[n]!r} here" for n in differing)
-            raise SessionError(f"the state is that of another stream: {details}")
+            raise SessionError(f"the state belongs to another stream: {details}")
         left = tuple(Item(*each) for each in state["left"])
         marks = tuple(Mark(*each) for each in state["marks"])
         self._kept = StreamState(

@@ -89,10 +89,10 @@ class StatefulPosition(Position):
         super().bind(rank, world_size)
         if self._told and len(self._told) != world_size:
             raise SessionError(
-                f"the loader's states are of {len(self._told)} ranks, and this world has "
-                f"{world_size}: a loader's own state cannot be cut up otherwise. Where the world "
-                "may change, have the loader read a StepSampler (batch_sampler=sampler) or an "
-                "ElasticStream"
+                f"the loader's states belong to {len(self._told)} ranks, but this world has "
+                f"{world_size}. Rekindle cannot divide a loader's own state in another way. If "
+                "the world may change, use a StepSampler (batch_sampler=sampler) or an "
+                "ElasticStream in the loader"
             )
 
     def take(self) -> tuple[Any, bytes]:
@@ -106,7 +106,7 @@ class StatefulPosition(Position):
             try:
                 batch = next(self._iterator)
             except StopIteration:
-                raise SessionError("the loader has not a single batch in an epoch") from None
+                raise SessionError("the loader has no batch in an epoch") from None
         return batch, self._standing()
 
     def trained(self, told: list[bytes]) -> None:
@@ -124,7 +124,7 @@ class StatefulPosition(Position):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved states. Raises SessionError: they do not belong to such a loader."""
         if "ranks" not in state:
-            raise SessionError("the state is that of a stream, not of a loader with its own")
+            raise SessionError("the state belongs to a stream, not to a loader with its own state")
         self._told = [pack(each, "loader") for each in state["ranks"]]
 
     def _go_on(self) -> Iterator[Any]:

@@ -72,9 +72,9 @@ def _set_sync(model: torch.nn.Module, whether: bool) -> None:
 
 
 _WHICH = (
-    "a Session can keep the position of a DataLoader with batch_sampler=StepSampler(...), of one "
-    "whose dataset is an ElasticStream, and of a loader with a state of its own (state_dict() and "
-    "load_state_dict()), such as torchdata's StatefulDataLoader"
+    "a Session can keep the position of a DataLoader with batch_sampler=StepSampler(...), of a "
+    "DataLoader with an ElasticStream as its dataset, and of a loader with its own state "
+    "(state_dict() and load_state_dict()), such as torchdata's StatefulDataLoader"
 )
 
 
@@ -108,7 +108,7 @@ class Data:
         if in_parts and isinstance(self._position, StreamPosition | StatefulPosition):
             raise SessionError(
                 "keep_global_batch=True: only a loader with batch_sampler=StepSampler(...) can "
-                "give a rank the batches of several ones"
+                "give a rank the batches of several ranks"
             )
         self.named: dict[str, Any] = {}
         if sampler is not None:
@@ -187,24 +187,28 @@ def _position_of(loader: Any, sampler: StepSampler | None, full_world: int) -> P
     if isinstance(loader, DataLoader):
         if not getattr(loader, "in_order", True):  # torch 2.6 and later have it
             raise SessionError(
-                "in_order=False: which batch comes in which step would depend on the workers' "
-                "speed, and no step could be done again; leave it out"
+                "with in_order=False the order of batches depends on the speed of the workers, "
+                "so a step cannot be repeated; leave it out"
             )
         if isinstance(loader.batch_sampler, StepSampler):
             if loader.batch_sampler is not sampler:
-                raise SessionError("the loader's batch_sampler is another one than the sampler")
+                raise SessionError(
+                    "the loader's batch_sampler and the sampler of Session are different; give "
+                    "the same object"
+                )
             return SamplerPosition(loader)
         if isinstance(loader.sampler, StepSampler):
             raise SessionError(
-                "a StepSampler makes whole batches: DataLoader(..., batch_sampler=sampler)"
+                "a StepSampler returns complete batches; write DataLoader(..., "
+                "batch_sampler=sampler)"
             )
     if sampler is not None:
         raise SessionError(
-            "sampler and loader: the loader does not read the sampler; leave the sampler out, or "
-            "make it the loader's, DataLoader(..., batch_sampler=sampler)"
+            "the loader does not use the sampler; leave the sampler out, or give it to the "
+            "loader, DataLoader(..., batch_sampler=sampler)"
         )
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, ElasticStream):
         return StreamPosition(loader, loader.dataset, full_world=full_world)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return StatefulPosition(loader)
-    raise SessionError(f"loader is a {type(loader).__name__}, and {_WHICH}")
+    raise SessionError(f"loader is a {type(loader).__name__}, but {_WHICH}")

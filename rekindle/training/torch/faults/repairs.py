@@ -227,7 +227,7 @@ class Repairs:
             self.note(FaultKind.DEVICE, error)
             raise UnusableError(text_of(error)) from error
         if damage is Damage.DEVICE:
-            raise UnusableError(f"{self._name} cannot be used again by this process")
+            raise UnusableError(f"this process cannot use {self._name} again")
         return damage is Damage.NONE
 
 

@@ -45,13 +45,18 @@ def wrap_ddp(
     """
     for name in (*_OURS, *_ONCE_ONLY):
         if ddp_kwargs.get(name) is not None:
-            raise SessionError(f"DistributedDataParallel({name}=...) cannot survive a regroup")
+            raise SessionError(
+                f"DistributedDataParallel({name}=...) does not work after a regroup; leave "
+                f"{name} out"
+            )
     if existing is None:
         wrapper = SteadyDDP.__new__(SteadyDDP)
     elif isinstance(existing, SteadyDDP):
         wrapper = existing
     else:
-        raise SessionError("only a wrapper made by wrap_ddp can be made new: pass the bare module")
+        raise SessionError(
+            "Rekindle can only renew a wrapper of wrap_ddp; give the module without a wrapper"
+        )
     # The next backward pass must not add to the gradients of a broken one. Gradients may also be
     # views of the old buckets, which must be freed before new ones are made.
     module.zero_grad(set_to_none=True)

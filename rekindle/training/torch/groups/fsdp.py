@@ -32,8 +32,8 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     changed = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in changed for p in model.parameters() if isinstance(p, DTensor)):
         raise SessionError(
-            "the optimizer has none of the model's distributed parameters: fully_shard() replaces "
-            "a module's parameters, so make the optimizer after it"
+            "the optimizer has none of the model's distributed parameters; create the optimizer "
+            "after fully_shard(), because fully_shard() replaces a module's parameters"
         )
 
 
@@ -54,8 +54,8 @@ def shards_of(model: nn.Module, world_size: int) -> list[int]:
         ranks = mesh.mesh
         if ranks.numel() != world_size:
             raise SessionError(
-                f"{mesh} is of {ranks.numel()} ranks, not of all {world_size}: "
-                "which ranks hold the same cannot be told; say it with Session(shard=...)"
+                f"{mesh} has {ranks.numel()} ranks, not all {world_size}, so Rekindle does not "
+                "know which ranks hold the same shard; give it with Session(shard=...)"
             )
         cut = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
         for place in itertools.product(*map(range, ranks.shape)):

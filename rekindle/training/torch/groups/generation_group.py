@@ -96,7 +96,7 @@ class Group:
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
         timeout = timedelta(seconds=timeout_s)
         line = _line_to(store, timeout)
-        over = f"generation {generation} ended while it was formed"
+        over = f"generation {generation} ended before all ranks had formed it"
         hook = sys.excepthook
         with self._lock:
             if self._severed:
@@ -259,8 +259,9 @@ class _Forming:
                 sock.close()
         if complete and found < self._world_size - 1:
             _log.warning(
-                "%d of %d gloo connections found: a fault will cost the collective's time-out"
-                " (TORCH_GLOO_LAZY_INIT or a transport other than TCP?)",
+                "Rekindle found only %d of %d gloo connections, so after a fault ranks wait for "
+                "the timeout of the collective (is TORCH_GLOO_LAZY_INIT set, or the transport "
+                "not TCP?)",
                 found,
                 self._world_size - 1,
             )

@@ -234,7 +234,7 @@ def _only_tensor(value: Any) -> Any:
 
 
 def _over() -> StaleError:
-    return StaleError("the generation ended while a collective was under way")
+    return StaleError("the generation ended during a collective")
 
 
 _current: InterruptibleWaits | None = None

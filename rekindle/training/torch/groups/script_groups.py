@@ -82,7 +82,7 @@ def init_placeholder_group() -> None:
     global _group_log
     if dist.is_initialized():
         raise SessionError(
-            "the default process group exists already: call init_placeholder_group() in place of "
+            "the default process group exists already; call init_placeholder_group() instead of "
             "init_process_group(), not after it"
         )
     _group_log = _group_log or _GroupLog()

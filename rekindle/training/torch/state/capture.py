@@ -108,7 +108,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     global _pending
     tree = msgspec.json.decode(skeleton)
     if tree.keys() != named.keys():
-        raise SessionError(f"the state is of {sorted(tree)}, the session's of {sorted(named)}")
+        raise SessionError(f"the state has {sorted(tree)}, but the session has {sorted(named)}")
     pending = _pending = _Pending(skeleton)
     for name, node in tree.items():
         thing = named[name]
@@ -142,7 +142,7 @@ def finish(named: Mapping[str, Stateful]) -> None:
     for name, node in wanted_tree.items():
         wrong = difference(node, found_tree[name], name)
         if wrong is not None:
-            raise SessionError(f"load_state_dict() did not take over the state: {wrong}")
+            raise SessionError(f"load_state_dict() did not load the state: {wrong}")
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def _encode(tree: dict[str, Node]) -> bytes:
     try:
         return msgspec.json.encode(tree)
     except (UnicodeEncodeError, RecursionError) as error:
-        raise SessionError(f"the state cannot be told as JSON: {error}") from error
+        raise SessionError(f"JSON cannot represent the state: {error}") from error
 
 
 def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
@@ -187,7 +187,7 @@ def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending)
     plain = [pair for pair in pairs if pair not in extra]
     wrong = difference({kind: plain}, pending.writer.encode(live, name), name)
     if wrong is not None:
-        raise SessionError(f"the state is of another model: {wrong}")
+        raise SessionError(f"the state belongs to another model: {wrong}")
     if extra:
         reader = Reader(pending.writer.tensors)
         live.update((key, reader.decode(each)) for key, each in extra)
@@ -210,7 +210,7 @@ def _prepare_optimizer(
     _undo_casts(optimizer, state)
     wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
     if wrong is not None:
-        raise SessionError(f"the optimizer did not take over the state: {wrong}")
+        raise SessionError(f"the optimizer did not load the state: {wrong}")
 
 
 def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -224,8 +224,8 @@ def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
                 own = parameters[index]
                 if value.tensor.shape != own.to_local().shape:
                     raise SessionError(
-                        f"optimizer.state.{index}.{key}: a distributed tensor that is not cut up "
-                        "as its parameter is; such a state cannot be kept"
+                        f"optimizer.state.{index}.{key} is a distributed tensor with another "
+                        "sharding than its parameter, which a checkpoint cannot store"
                     )
                 entries[key] = _like(own, value.tensor)
 
@@ -237,7 +237,9 @@ def _distributed(state: Any, live: Any, path: str) -> Any:
     """
     if isinstance(state, LocalShard):
         if not hasattr(live, "device_mesh"):
-            raise SessionError(f"{path}: a distributed tensor, which the live state has not there")
+            raise SessionError(
+                f"{path} is a distributed tensor in the state, but not in the running script"
+            )
         return _like(live, state.tensor)
     if isinstance(state, dict):
         for key, value in state.items():

@@ -71,9 +71,9 @@ def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None
         skeleton, wanted = refit.skeleton(named, skeleton), refit.wanted
     elif written != place.shards:
         raise SessionError(
-            f"{found.location} has the state in {written} pieces, this job in {place.shards}, and "
-            "what they are pieces of is not known: resume it with as many ranks and the same "
-            "sharding"
+            f"{found.location} has the state in {written} pieces, but this job has "
+            f"{place.shards}, and Rekindle does not know their positions. Resume the job with "
+            "the same number of ranks and the same sharding"
         )
     left = _Left(prepare(named, skeleton), wanted)
     left.fill(source, header)
@@ -126,8 +126,9 @@ class _Left:
             wanted = self._wanted[spec.name]
             if (spec.dtype, piece.shape) != (DTYPE_CODES[target.dtype], wanted.shape):
                 raise CorruptError(
-                    f"{spec.name} is not one tensor: {spec.dtype} of shape {list(piece.shape)} in "
-                    f"one file, {DTYPE_CODES[target.dtype]} of {list(wanted.shape)} in another"
+                    f"the files disagree about {spec.name}: {spec.dtype} of shape "
+                    f"{list(piece.shape)} in one file, {DTYPE_CODES[target.dtype]} of "
+                    f"{list(wanted.shape)} in another"
                 )
             begin = header.data_begin + spec.begin
             for common in self._claim(spec.name, piece.box):

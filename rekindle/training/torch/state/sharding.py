@@ -84,7 +84,7 @@ def pieces_in(header: Header) -> dict[str, Piece]:
                 pieces[spec.name] = Piece(shape, box_at(offset, spec.shape))
         return pieces
     except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptError(f"what the file says of its pieces cannot be: {error}") from error
+        raise CorruptError(f"the file has invalid metadata of its pieces: {error}") from error
 
 
 class Refit:
@@ -148,8 +148,8 @@ class Refit:
             return {kind: [*spec]}
         if mine.shape != there.shape:
             raise SessionError(
-                f"the state is of another model: {path} has shape {list(there.shape)} in it, "
-                f"{list(mine.shape)} here"
+                f"the state belongs to another model: {path} has shape {list(there.shape)} in "
+                f"the state, but {list(mine.shape)} in this model"
             )
         self.wanted[spec.name] = mine
         kind = "shard" if hasattr(live, "device_mesh") else "tensor"
@@ -169,8 +169,8 @@ class Refit:
                 return mine
         if kind == "shard" and self._again:
             raise SessionError(
-                f"{path}: how this tensor is cut up here cannot be told, so its pieces cannot be "
-                "put together anew: resume the job with as many ranks and the same sharding"
+                f"Rekindle cannot read how the tensor {path} is sharded, so it cannot reshard "
+                "it. Resume the job with the same number of ranks and the same sharding"
             )
         return None
 

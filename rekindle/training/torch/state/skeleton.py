@@ -86,7 +86,7 @@ class Writer:
             return {"shard": body}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
-        raise SessionError(f"{path}: {kind.__qualname__} is nothing that a state can hold")
+        raise SessionError(f"{path}: a state cannot contain a {kind.__qualname__}")
 
     def _encode_pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
         return [
@@ -100,7 +100,7 @@ class Writer:
     def _encode_tensor(self, tensor: torch.Tensor, path: str, *, piece: bool = False) -> Node:
         if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
             what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
-            raise SessionError(f"{path}: a tensor ({what}) that a state cannot hold")
+            raise SessionError(f"{path}: a state cannot contain this tensor ({what})")
         # One memory has one name: tied weights are kept once, and stay tied when they are loaded.
         # Pieces without elements have no memory, but those of tied weights share one storage.
         at = tensor.data_ptr() if tensor.numel() else tensor.untyped_storage()._cdata

@@ -57,12 +57,12 @@ def receive_state(named: Mapping[str, Stateful], source: int) -> None:
     length, digest = _receive(2 * 8, source, device).view(torch.int64).tolist()
     skeleton = bytes(_receive(length, source, device).numpy())
     if _signed(xxhash.xxh3_64(skeleton)) != digest:
-        raise CorruptError(f"the skeleton of the state that rank {source} sent arrived damaged")
+        raise CorruptError(f"the skeleton of the state from rank {source} is damaged")
     targets = prepare(named, skeleton)
     rows = list(_rows(targets.values(), device))
     found = _receive_rows(rows, source)
     if _receive(8, source, device).view(torch.int64).item() != _signed(found):
-        raise CorruptError(f"the state that rank {source} sent arrived damaged")
+        raise CorruptError(f"the state from rank {source} is damaged")
     _put_back(targets.values(), rows)
     finish(named)
 

@@ -130,14 +130,14 @@ def test_more_codes_than_there_is_room_for_are_none(claimed: int) -> None:
     found = ask(library)
     assert not found.devices
     assert found.problems[0] == (
-        f"DCMI says that there are {claimed} codes of chip 0 of card 4; it was given room for 128"
+        f"DCMI reports {claimed} codes of chip 0 of card 4; Rekindle reads at most 128"
     )
 
 
 @pytest.mark.parametrize(
     ("health", "why"),
     [
-        (ABSENT, "chip 1 of card 4 is not there: health 0xffffffff"),
+        (ABSENT, "card 4 does not have a chip 1: DCMI returned health 0xffffffff"),
         (NOT_READY, "dcmi_get_device_health(4, 1) returned -8012"),
     ],
 )
@@ -163,7 +163,9 @@ def test_a_library_without_one_of_its_functions(name: str) -> None:
     """An older one: it is never asked again."""
     library = CLibrary()
     delattr(library, name)
-    assert ask(library) == Found(absent=f"libdcmi.so is too old: it has no {name}")
+    assert ask(library) == Found(
+        absent=f"libdcmi.so is too old: it does not have the function {name}"
+    )
 
 
 def test_errors_are_typed() -> None:
@@ -177,10 +179,10 @@ def test_errors_are_typed() -> None:
 
 def test_the_loader_is_asked_where_the_driver_has_put_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcmi, "PLACES", ("/nowhere/libdcmi.so", "libdcmi-of-nobody.so"))
-    with pytest.raises(NoDcmiError, match=r"cannot be loaded: libdcmi-of-nobody\.so"):
+    with pytest.raises(NoDcmiError, match=r"cannot load libdcmi\.so: libdcmi-of-nobody\.so"):
         dcmi.load()
     monkeypatch.setattr(dcmi, "PLACES", ("/nowhere/libdcmi.so", "libc.so.6"))
-    with pytest.raises(NoDcmiError, match="it has no dcmi_init"):
+    with pytest.raises(NoDcmiError, match="it does not have the function dcmi_init"):
         dcmi.Dcmi(dcmi.load())
 
 

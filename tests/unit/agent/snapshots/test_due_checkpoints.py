@@ -172,7 +172,7 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 await node.take(step)
                 await node.snapshots.finish()
         [pruned] = (message for message in node.told if isinstance(message, p.Pruned))
-        assert pruned.error.endswith("could not be removed: the disk is read-only")
+        assert pruned.error.endswith("could not remove old checkpoints: the disk is read-only")
         await node.take(15)
         await node.snapshots.finish()
         assert [m.removed for m in node.told if isinstance(m, p.Pruned)][1:] == [((10, 1), (5, 1))]

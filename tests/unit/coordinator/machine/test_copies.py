@@ -230,11 +230,11 @@ def test_what_people_see() -> None:
 def test_ranks_that_the_job_has_not(rank: int) -> None:
     """Whoever speaks of them is no agent of ours."""
     driver = trained()
-    with pytest.raises(ProtocolError, match="ranks that the job has not"):
+    with pytest.raises(ProtocolError, match="ranks that the job does not have"):
         driver.machine.on_message(
             driver.nodes[0], p.Snapshots(kept={rank: ((5, 1),)}, copies=True), 0.0
         )
     driver.lose(1)
     driver.hello(1, copies={rank: ((5, 1),)})
     (refused,) = driver.refusals()
-    assert "speaks of ranks that the job has not" in refused
+    assert "named ranks that the job does not have" in refused

@@ -35,7 +35,7 @@ def all_but(*looks: RankInspection, of: int = 4) -> list[RankInspection]:
     ("culprit", "says"),
     [
         (look(2), "rank 2 makes no progress, in a step, and ranks 0, 1, 3 wait for it"),
-        (look(2, busy=True), "rank 2 computes without an end, in a step"),
+        (look(2, busy=True), "rank 2 computes without end, in a step"),
         (look(2, doing=RankActivity.BETWEEN), "between two steps"),
         (look(2, stopped=True, late=False), "rank 2 is stopped by a signal"),
         (waits(2, 2, where="recv (x.py:1) < f"), "waits in another collective"),

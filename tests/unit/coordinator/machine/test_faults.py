@@ -169,7 +169,7 @@ def test_no_node_comes_at_the_start() -> None:
     job.hello(0)
     job.fire("node")
     assert job.outcome is False
-    assert "no node came as node 1" in job.last(journal.Ended).reason
+    assert "no agent joined for node 1" in job.last(journal.Ended).reason
 
 
 # ---- another coordinator
@@ -246,11 +246,11 @@ def test_ranks_of_before_a_restart_do_not_come_back() -> None:
     job.raises(0)
     job.lose(1)
     job.hello(1, generation=1, ranks=old)
-    assert "all ranks are started anew" in job.refusals()[-1]
+    assert "the job restarts all ranks" in job.refusals()[-1]
     job.killed()
     assert job.phase is Phase.GATHERING
     job.hello(1, generation=1, ranks=old)
-    assert "all ranks are started anew" in job.refusals()[-1]
+    assert "the job restarts all ranks" in job.refusals()[-1]
     job.hello(1)
     job.store_up()
     assert job.spawned_now() == [0, 1]

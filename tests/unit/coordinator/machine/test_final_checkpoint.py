@@ -75,7 +75,7 @@ def test_a_node_that_cannot_write() -> None:
         "disk full"
     ] * 2
     assert driver.last(journal.Ended).reason.endswith(
-        "final checkpoint: none, for node 0: disk full"
+        "final checkpoint: none, because node 0 failed to write it: disk full"
     )
 
 
@@ -88,7 +88,7 @@ def test_a_node_that_is_lost_or_silent() -> None:
     assert driver.outcome is None
     driver.fire("dump")
     assert driver.outcome is False
-    assert "has not written them within 600 s" in driver.last(journal.Ended).reason
+    assert "did not write its shards within 600 s" in driver.last(journal.Ended).reason
 
 
 def test_all_that_had_one_are_gone() -> None:
@@ -160,7 +160,7 @@ def test_stopped_twice() -> None:
     driver.stop(at_once=True)
     assert driver.outcome is False
     assert {bye.message.at_once for bye in driver.sent(p.Bye)} == {True}
-    assert "before they were written" in driver.last(journal.Ended).reason
+    assert "before its nodes wrote it" in driver.last(journal.Ended).reason
 
 
 def test_nobody_is_asked_for_while_it_is_written() -> None:

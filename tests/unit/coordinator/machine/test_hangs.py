@@ -82,7 +82,7 @@ def test_nobody_to_blame() -> None:
         driver.step(5)
     answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
     assert driver.last(journal.Decided).strategy is Strategy.FAIL
-    assert "it hung 3 times in a row" in driver.last(journal.Decided).reason
+    assert "it hung 3 consecutive times" in driver.last(journal.Decided).reason
 
 
 def test_ranks_that_do_not_hang() -> None:

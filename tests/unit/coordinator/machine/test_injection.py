@@ -93,7 +93,7 @@ def test_a_step_that_is_past_when_the_rank_begins() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "step", "words"),
-    [(2, None, "no rank 2"), (-1, None, "no rank -1"), (0, 3, "step 3 is past")],
+    [(2, None, "not have a rank 2"), (-1, None, "not have a rank -1"), (0, 3, "step 3 is over")],
 )
 def test_what_cannot_be(rank: int, step: int | None, words: str) -> None:
     """Who asks is told why not."""

@@ -95,7 +95,7 @@ def test_no_more_is_waited_for_than_two_of_them() -> None:
     job.fire("node")
     fault = job.last(journal.FaultSeen).fault
     assert fault.kind is FaultKind.SCHEDULING
-    assert fault.message.startswith("no node came as node 1: ")
+    assert fault.message.startswith("no agent joined for node 1: ")
     assert host in fault.message
 
 
@@ -218,7 +218,7 @@ def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
 
 def test_the_reason_is_told() -> None:
     job, _ = broken(KeepsOff.ANEW, MOVES_JOBS)
-    assert "a new node may come to the host that is to be left" in job.last(journal.Decided).reason
+    assert "a new node may start on the same host" in job.last(journal.Decided).reason
 
 
 def test_a_lost_node_needs_no_other_host() -> None:

@@ -113,13 +113,13 @@ def test_an_answer_must_be_meant_for_what_waits() -> None:
     """One that comes too early, twice, or for another incident is refused."""
     job = trained(5, policy=ASKS)
     yes = p.Approval(incident=1, granted=True, by="ann")
-    assert "nothing waits" in job.machine.recovery.approve(yes)
+    assert "no incident waits" in job.machine.recovery.approve(yes)
     job.exits(0, signal=SIGKILL, finished=5)
     other = msgspec.structs.replace(yes, incident=7)
-    assert "incident 1 that waits, not 7" in job.machine.recovery.approve(other)
+    assert "incident 1 waits for approval, not 7" in job.machine.recovery.approve(other)
     assert job.machine.recovery.approve(yes) == ""
     job.collect()
-    assert "nothing waits" in job.machine.recovery.approve(yes)
+    assert "no incident waits" in job.machine.recovery.approve(yes)
 
 
 def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
@@ -145,7 +145,7 @@ def test_a_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
     first = p.Approval(incident=1, granted=True, by="ann", about=1.0)
     assert job.machine.recovery.approve(first) == ""
     job.collect()
-    assert "something else waits now" in job.machine.recovery.approve(first)
+    assert "another request waits now" in job.machine.recovery.approve(first)
     assert job.machine.recovery.approve(msgspec.structs.replace(first, about=2.0)) == ""
 
 
@@ -175,11 +175,11 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
 @pytest.mark.parametrize(
     ("sign", "words"),
     [
-        ({"source": EventSource.XID, "what": "many"}, "no number"),
+        ({"source": EventSource.XID, "what": "many"}, "is not a number"),
         ({"source": EventSource.NODE_CONDITION, "what": "Ready"}, "Type=True"),
-        ({"source": EventSource.XID, "what": "79", "node": 4}, "no node 4"),
-        ({"source": EventSource.XID, "what": "79", "device": 2}, "devices 0 to 1; there is no 2"),
-        ({"source": EventSource.ASCEND, "what": "xyz"}, "'xyz' is no fault code"),
+        ({"source": EventSource.XID, "what": "79", "node": 4}, "not have a node 4"),
+        ({"source": EventSource.XID, "what": "79", "device": 2}, "devices 0 to 1, but not 2"),
+        ({"source": EventSource.ASCEND, "what": "xyz"}, "'xyz' is not a fault code"),
     ],
 )
 def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:

@@ -229,7 +229,7 @@ def test_the_end_of_an_earlier_store_changes_nothing() -> None:
         ({"version": 0}, "wire version"),
         ({"processes": 7}, "processes per node"),
         ({"node": 5}, "does not exist"),
-        ({"node": 0}, "taken"),
+        ({"node": 0}, "another agent is node 0"),
     ],
 )
 def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word: str) -> None:

@@ -71,7 +71,7 @@ def test_a_lost_rank_costs_all_processes() -> None:
     before = job.machine.job.store.serial
     job.exits(1, signal=SIGKILL, finished=1)
     assert strategies(job) == [Strategy.RESTART]
-    assert "no new process can join" in job.last(journal.Decided).reason
+    assert "a new process cannot join" in job.last(journal.Decided).reason
     assert job.phase is Phase.RESTARTING
     job.killed()
     assert job.told(p.HostStore)[0].serial == before + 1
@@ -158,7 +158,9 @@ def test_a_framework_that_is_not_there_is_refused_at_once(
     spec = spec_of(nodes=1, processes=1, framework=Framework(missing))
     absolute = {"working_directory": str(tmp_path), "directory": "/d", "checkpoint_store": "/c"}
     spec = msgspec.structs.replace(spec, target="train.py", **absolute)
-    with pytest.raises(UsageError, match=f"is {missing}, which is not .* --framework {other}"):
+    with pytest.raises(
+        UsageError, match=f"is {missing}, but .* does not have it.* --framework {other}"
+    ):
         check(spec)
     if missing == "torch":
         program = msgspec.structs.replace(spec, entry=EntryKind.PROGRAM)

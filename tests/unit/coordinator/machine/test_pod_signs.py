@@ -78,7 +78,7 @@ def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
 def test_a_sign_of_a_node_that_never_was() -> None:
     job = trained(5, nodes=2)
     job.lose(1)
-    assert "has no node 2" in report(job, EventSource.POD_REASON, "OOMKilled", node=2)
+    assert "does not have a node 2" in report(job, EventSource.POD_REASON, "OOMKilled", node=2)
 
 
 def test_why_no_node_comes() -> None:
@@ -91,7 +91,7 @@ def test_why_no_node_comes() -> None:
     )  # where it is placed
     job.fire("node")
     message = job.last(journal.FaultSeen).fault.message
-    assert message.startswith("no node came as node 1 within 600 s: ")
+    assert message.startswith("no agent joined for node 1 within 600 s: ")
     assert "image cannot be fetched" in message
 
 

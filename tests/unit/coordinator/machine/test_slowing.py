@@ -146,7 +146,7 @@ def test_in_shadow_mode_nothing_is_done() -> None:
     job = slowed(Policy(stragglers=Stragglers.REPLACE, stragglers_shadow=True))
     (said,) = job.recorded(Slowed)
     assert said.would
-    assert "in shadow mode: training is held" in said.in_words()
+    assert "in shadow mode: the job pauses training" in said.in_words()
     assert not job.sent(p.PauseRequest)
 
 
@@ -182,7 +182,10 @@ def test_uneven_work_is_never_checked() -> None:
     tell(job, 1, 80, 1.5)
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
-    assert "1.5 times the work of its peers since records began; not sick" in said.in_words()
+    assert (
+        "1.5 times the work of its peers since records began; the node is not faulty"
+        in said.in_words()
+    )
     assert not job.sent(p.PauseRequest)
     assert precision(job.history) == Precision()
 
@@ -190,8 +193,11 @@ def test_uneven_work_is_never_checked() -> None:
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (Policy(stragglers=Stragglers.REPLACE, strategies=(Strategy.RESTART,)), "nothing is done"),
-        (Policy(stragglers=Stragglers.REPLACE, max_recoveries=0), "nothing is done"),
+        (
+            Policy(stragglers=Stragglers.REPLACE, strategies=(Strategy.RESTART,)),
+            "the job does nothing, because",
+        ),
+        (Policy(stragglers=Stragglers.REPLACE, max_recoveries=0), "the job does nothing, because"),
     ],
 )
 def test_training_is_not_held_where_nobody_could_be_replaced(policy: Policy, why: str) -> None:
@@ -217,7 +223,7 @@ def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
     tell(job, 61, 40, 1.3)
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
-    assert "since step 61; not sick" in said.in_words()
+    assert "since step 61; the node is not faulty" in said.in_words()
     assert not job.sent(p.PauseRequest)
 
 

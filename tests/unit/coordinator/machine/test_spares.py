@@ -43,7 +43,7 @@ def test_spare_takes_a_lost_nodes_place() -> None:
     assert promoted(driver) == {spare: 1}
     decided = driver.last(journal.Decided)
     assert decided.strategy is Strategy.RECOVER
-    assert decided.reason.endswith("a spare takes its place, all healthy ranks wait")
+    assert decided.reason.endswith("a spare replaces it, and all healthy ranks wait")
     assert driver.last(journal.NodeWanted).node == SPARE
     driver.hello_again(spare, 1, spare=True)
     assert driver.spawned_now() == [1]
@@ -171,7 +171,7 @@ def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
     assert list(driver.machine.job.roster.spares) == [late]
     driver.hello(1)
     (refused,) = driver.refusals()
-    assert "node 1 is taken" in refused
+    assert "another agent is node 1" in refused
 
 
 def test_spares_that_died_with_the_coordinator() -> None:
@@ -233,7 +233,7 @@ def test_two_places_for_one_agent() -> None:
     assert refused == "the agent is node 0 already"
     driver.hello(ranks=(p.LiveRank(rank=1, pid=4),))
     (refused,) = driver.refusals()
-    assert refused == "an agent that has ranks must say which node it is"
+    assert refused == "an agent with ranks must send its node rank"
 
 
 def test_a_node_is_asked_for_once() -> None:

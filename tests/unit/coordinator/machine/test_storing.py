@@ -68,7 +68,7 @@ def test_all_shards_of_one_step() -> None:
     write(driver, 5)
     assert {order.step for order in driver.told(p.WriteShards).values()} == {15}
     assert driver.last(journal.CheckpointLeftOut).in_words() == (
-        "no checkpoint of step 10: the store was busy with that of step 5"
+        "no checkpoint of step 10: the store was busy with the checkpoint of step 5"
     )
 
 
@@ -141,7 +141,7 @@ def test_nobody_restores_what_was_removed() -> None:
     nodes = driver.machine.job.roster.nodes.values()
     assert {node.checkpoints for node in nodes} == {((10, 1),)}
     assert driver.last(journal.CheckpointsPruned).in_words() == (
-        "checkpoints of step 5 were removed"
+        "the job removed the checkpoints of step 5"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_rank_without_memory_for_snapshots() -> None:
     driver = trained()
     driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
     [told] = driver.recorded(journal.CheckpointFailed)
-    assert told.fault.message == "rank 1 keeps no snapshots: no memory for 3 snapshots"
+    assert told.fault.message == "rank 1 does not keep snapshots: no memory for 3 snapshots"
     assert (told.fault.kind, told.fault.node) == (FaultKind.STORAGE, 1)
     assert driver.phase is Phase.TRAINING
 
@@ -160,5 +160,5 @@ def test_a_message_that_is_not_for_the_coordinator() -> None:
     driver = trained()
     driver.say(0, p.Checked(serial=1))
     driver.say(0, p.CheckReady(port=1))
-    with pytest.raises(ProtocolError, match="node 0 sends a Welcome"):
+    with pytest.raises(ProtocolError, match="node 0 sent a Welcome"):
         driver.say(0, p.Welcome(node=0))

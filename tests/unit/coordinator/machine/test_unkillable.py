@@ -46,7 +46,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     assert [(c.connection, c.message) for c in driver.sent(p.Bye)] == [(line, p.Bye(status=1))]
     fault = driver.last(journal.FaultSeen).fault
     assert (fault.kind, fault.node) == (FaultKind.NODE_LOST, 1)
-    assert "rank 1 has not ended within 30 s of SIGKILL" in fault.message
+    assert "rank 1 did not end within 30 s of SIGKILL" in fault.message
     assert driver.last(journal.Decided).strategy is Strategy.RECOVER
     assert driver.last(journal.NodeWanted).node == 1
     driver.nodes.pop(1)
@@ -98,4 +98,4 @@ def test_an_agent_ends_without_it(
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)
     asyncio.run(finished(ranks.end()))
-    assert "ranks [0] outlive SIGKILL" in capsys.readouterr().err
+    assert "ranks [0] did not end after SIGKILL" in capsys.readouterr().err

@@ -181,7 +181,7 @@ def test_one_leader_by_framework(framework: str, leader: str) -> None:
 def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
     """Its roles and variables follow from the label, which says the same as the job."""
     job = spec(framework=Framework.MINDSPORE)
-    with pytest.raises(UsageError, match="say mindspore in both"):
+    with pytest.raises(UsageError, match="use mindspore in both"):
         rendered("ascendjob", job=job)
     found = rendered("ascendjob", job=job, ascend={"framework": "mindspore"})
     assert found.workload["metadata"]["labels"]["framework"] == "mindspore"

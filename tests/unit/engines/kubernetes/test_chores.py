@@ -125,4 +125,6 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
         gate.set()
         wait_set(over)
     assert seen == [False, True]
-    assert told == ["given up after 0.1 s, with all that came later: node 1 is not replaced"]
+    assert told == [
+        "Rekindle abandoned this work after 0.1 s, and all later work: node 1 is not replaced"
+    ]

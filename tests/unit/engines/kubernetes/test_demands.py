@@ -38,7 +38,7 @@ def test_amounts(text: object, value: str) -> None:
 @pytest.mark.parametrize("text", ["", "many", "1GB", "-1"])
 def test_no_amounts(text: str) -> None:
     """What is no quantity is none."""
-    with pytest.raises(UsageError, match="is no amount"):
+    with pytest.raises(UsageError, match="is not an amount"):
         amount(text)
 
 

@@ -74,26 +74,29 @@ def test_all_objects_are_printed_without_secrets(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name is given twice; keep one"),
+        (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name occurs twice; keep one"),
         (("image:", "imag:"), "job.yaml:9: kubernetes.imag: Extra inputs are not permitted"),
         (("nodes: 2", "nodes: 0"), "job.yaml:4: nodes: Input should be greater than or equal to 1"),
         (("nvidia.com/gpu", "gpu"), "job.yaml:10: kubernetes: device is 'gpu'; give a resource"),
         (("/app", "app"), "job.yaml:3: working_directory is 'app'; give an absolute path in"),
-        (("/app", "~/app"), "job.yaml:3: working_directory is ~/app: in an image nobody's home"),
+        (
+            ("/app", "~/app"),
+            "job.yaml:3: working_directory is ~/app; Rekindle does not know the home directory",
+        ),
         (("script: train.py", "scrip: train.py"), "job.yaml:2: scrip: Extra inputs"),
-        (("kubernetes:", "other:"), "job.yaml: write what its pods are like below kubernetes:"),
-        (("nodes: 2", "nodes: [2"), "is no YAML"),
+        (("kubernetes:", "other:"), "job.yaml: the field kubernetes is missing; describe"),
+        (("nodes: 2", "nodes: [2"), "is not YAML"),
         (
             ("  device:", "  volumes:\n  - {name: a, mount: /a, claim: a}\n  - name: 3\n  device:"),
             "job.yaml:12: kubernetes.volumes.1.name: Input should be a valid string",
         ),
         (
             ("nodes: 2", "nodes: 2\ncheckpoint: {path: /ckpt, every: 5}"),
-            "job.yaml: kubernetes: checkpoints would go to /ckpt/charlm in each container",
+            "job.yaml: kubernetes: the job would write checkpoints to /ckpt/charlm in each",
         ),
         (
             ("  device: nvidia.com/gpu", "  pod_overrides: {spec: []}"),
-            "job.yaml: kubernetes: pod_overrides: the patch has a list at spec, where a map is",
+            "job.yaml: kubernetes: pod_overrides: the patch has a list at spec, but",
         ),
         (
             ("  device: nvidia.com/gpu", "  overrides: {spec: {completions: {}}}"),
@@ -115,7 +118,7 @@ def test_mistakes_are_told_with_file_line_and_field(
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file that is not there, or holds no fields, is refused in one line."""
     status, _, err = rendered(tmp_path, "- a\n", capsys=capsys)
-    assert (status, "job.yaml: write fields, as script: train.py" in err) == (2, True)
+    assert (status, "job.yaml: write fields, for example script: train.py" in err) == (2, True)
     with pytest.raises(SystemExit) as ended:
         cli.main(["kubernetes", "render", str(tmp_path / "none.yaml")])
     assert ended.value.code == 2
@@ -158,9 +161,12 @@ def test_paths_are_those_of_the_image() -> None:
     ("changes", "said"),
     [
         ({"working_directory": ""}, "working_directory is ''; give an absolute path in the image"),
-        ({"fault_tables": "~/f.yaml"}, "fault_tables is ~/f.yaml: in an image nobody's home"),
+        (
+            {"fault_tables": "~/f.yaml"},
+            "fault_tables is ~/f.yaml; Rekindle does not know the home directory",
+        ),
         ({"min_nodes": 3}, "min_nodes is 3"),
-        ({"checkpoint": {"path": "s3://bucket/p?secret=x"}}, "after the .* of a location come"),
+        ({"checkpoint": {"path": "s3://bucket/p?secret=x"}}, "a location may have .* after the"),
     ],
 )
 def test_a_description_that_cannot_be(changes: dict[str, Any], said: str) -> None:

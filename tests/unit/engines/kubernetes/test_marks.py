@@ -82,7 +82,7 @@ def test_what_somebody_else_has_cordoned_stays_so() -> None:
     mark = mark_on(marked)
     assert mark is not None
     assert not mark.ours
-    assert mark.done == "cordoned by somebody else"
+    assert mark.done == "cordoned, but not by Rekindle"
     assert patched(marked, unmarking(marked, "default")) == before
 
 

@@ -145,15 +145,15 @@ def test_a_field_is_removed() -> None:
 @pytest.mark.parametrize(
     ("patch", "said"),
     [
-        ({"spec": []}, "the patch has a list at spec, where a map is; write a map"),
-        ({"spec": "x"}, "the patch has the value 'x' at spec, where a map is"),
+        ({"spec": []}, "the patch has a list at spec, but the manifest has a map; write a map"),
+        ({"spec": "x"}, "the patch has the value 'x' at spec, but the manifest has a map"),
         (
             {"spec": {"containers": {"name": "training"}}},
-            "the patch has a map at spec.containers, where a list is; write a list",
+            "the patch has a map at spec.containers, but the manifest has a list; write a list",
         ),
         (
             {"spec": {"containers": [{"image": "x"}]}},
-            r"the patch has no name at spec.containers\[0\], so nobody knows which item is meant",
+            r"the patch has no name at spec.containers\[0\], so it does not identify an item",
         ),
         (
             {"spec": {"containers": ["training"]}},
@@ -161,13 +161,13 @@ def test_a_field_is_removed() -> None:
         ),
         (
             {"spec": {"containers": [{"name": "training", "image": {"a": 1}}]}},
-            r"a map at spec.containers\[name=training\].image, where the value 'a' is",
+            r"a map at spec.containers\[name=training\].image, but the manifest has the value 'a'",
         ),
         (
             {"spec": {"nodeSelector": {"$patch": "remove"}}},
-            r"\$patch: remove at spec.nodeSelector is not known; write delete or replace",
+            r"\$patch: remove at spec.nodeSelector is unknown; write delete or replace",
         ),
-        ({"$patch": "delete"}, r"\$patch: delete at the top would leave nothing; name a field"),
+        ({"$patch": "delete"}, r"\$patch: delete at the top would remove everything; name a field"),
     ],
 )
 def test_a_patch_that_does_not_fit_is_refused_with_its_place(

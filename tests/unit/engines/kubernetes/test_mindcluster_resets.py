@@ -54,12 +54,12 @@ def test_a_recovery_from_its_beginning_to_its_end() -> None:
         story.append(said(before, **phase))
         before = read_reset(reset_config("job", **phase))
     assert story == [
-        ["has seen a fault, and waits a moment for others"],
-        ["lists rank 5: fault", "starts the processes at fault anew, in their place"],
+        ["has detected a fault, and waits for other faults"],
+        ["lists rank 5: fault", "restarts the failed processes on their nodes"],
         [],
         ["ends all processes", "lists rank 5: unrecovered, 80E01801; it resets its chip"],
         ["lists rank 5: recovered, 80E01801; it resets its chip"],
-        ["has all processes begin anew, for the second time", "lists no rank at fault any more"],
+        ["restarts all processes, for the second time", "no longer lists a failed rank"],
     ]
 
 
@@ -200,16 +200,16 @@ def test_what_clusterd_notes_at_the_pod_group() -> None:
     ]
     assert [[text.removeprefix("MindCluster ") for text in told] for told in story] == [
         [],
-        ["has tried retry, which has not helped"],
-        ["pauses its recovery of processes, to place the job anew"],
-        ["goes on with its recovery of processes"],
-        ["has tried recover, which has helped"],
+        ["has tried retry, without success"],
+        ["pauses its recovery of processes, to place the job again"],
+        ["continues its recovery of processes"],
+        ["has tried recover, with success"],
         *([], []),
         [
-            "has ended the processes: it had nothing left to try",
-            "recovers processes no longer",
+            "has ended the processes, because it had no strategy left",
+            "no longer recovers processes",
         ],
-        ["has tried odd, odd", "says of its recovery of processes: 'new'"],
+        ["has tried odd, odd", "reports the state 'new' of its recovery of processes"],
     ]
     assert recovery.take_group(group("odd"), there=False) == []
 
@@ -222,6 +222,6 @@ def test_damage_leaves_the_recovery_as_it_was() -> None:
     assert "check code" in recovery.damage
     assert list(recovery.reset.ranks) == [1]
     assert recovery.take_reset(with_data(), there=False) == [
-        "MindCluster lists no rank at fault any more"
+        "MindCluster no longer lists a failed rank"
     ]
     assert recovery.damage == ""

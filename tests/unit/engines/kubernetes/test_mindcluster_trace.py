@@ -60,7 +60,7 @@ def test_what_goes_together(words: list[str], switch: Switch) -> None:
 
 def test_words() -> None:
     """A word that is no trace is refused with those that there are."""
-    with pytest.raises(UsageError, match=r"fp: no such trace; give some of communication"):
+    with pytest.raises(UsageError, match=r"fp is not a kind of record; choose from communication"):
         switch_of(["fp", "step"])
 
 
@@ -133,7 +133,7 @@ def test_the_answer() -> None:
 )
 def test_answers_that_are_none(content: bytes) -> None:
     """Torn ones, and those of something else."""
-    with pytest.raises(JobError, match="no DataTypeRes"):
+    with pytest.raises(JobError, match="not a DataTypeRes"):
         response(content)
 
 
@@ -258,8 +258,8 @@ def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--on", "everything"], "everything: no such trace"),
-        (["--on", ""], "no such trace"),
+        (["--on", "everything"], "everything is not a kind of record"),
+        (["--on", ""], "is not a kind of record"),
         (["--on", "step", "--namespace", "kube-system"], "no job 'demo' in namespace kube-system"),
         (["--on", "step", "--off"], "not allowed with"),
     ],

@@ -226,7 +226,7 @@ def test_damage_is_said_once(job: Callable[..., Job]) -> None:
         run.write(device_info("a", card(0, "80E01801"), card(1, "", "ManuallySeparateNPU")))
         wait_until(lambda: len(run.told) > 1, "word of the chip that is out of use")
     assert "mindx-dl-deviceinfo-a" in run.told[0]
-    assert "host a, chip 1: is kept out of use" in run.told[1]
+    assert "host a, chip 1: is excluded" in run.told[1]
     assert len(run.told) == 2
 
 
@@ -307,10 +307,10 @@ def test_a_recovery_is_followed(cluster: Simulated, job: Callable[..., Job]) -> 
             noted(cluster, name, "ProcessRecoverStatus", "recover-success")
         wait_until(lambda: len(run.told) == 6, f"the result: {run.told}")
     assert run.told == [
-        "MindCluster has seen a fault, and waits a moment for others",
+        "MindCluster has detected a fault, and waits for other faults",
         "MindCluster lists rank 1: fault",
-        "MindCluster starts the processes at fault anew, in their place",
-        "MindCluster has all processes begin anew, for the first time",
-        "MindCluster lists no rank at fault any more",
-        "MindCluster has tried recover, which has helped",
+        "MindCluster restarts the failed processes on their nodes",
+        "MindCluster restarts all processes, for the first time",
+        "MindCluster no longer lists a failed rank",
+        "MindCluster has tried recover, with success",
     ]

@@ -31,31 +31,49 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
         ({"image_pull_secrets": [""]}, "image_pull_secrets is ''; use at most 253"),
         ({"env_from_secrets": ["_"]}, "env_from_secrets is '_'; use at most 253"),
         ({"queue": "Night"}, "queue is 'Night'; use at most 253"),
-        ({"image_pull_policy": "always"}, "image_pull_policy is 'always'; .* is Always meant?"),
-        ({"device": "gpu"}, "device is 'gpu'; give a resource with its domain, as nvidia.com/gpu"),
-        ({"device": "nvidia.com/"}, "device: 'nvidia.com/' is no key"),
-        ({"topology_key": "a/b/c"}, "topology_key: 'a/b/c' is no key"),
-        ({"cpu": "many"}, "cpu is 'many'; give a quantity, as 4, 500m or 64Gi"),
+        ({"image_pull_policy": "always"}, "image_pull_policy is 'always'; .* did you mean Always"),
+        (
+            {"device": "gpu"},
+            "device is 'gpu'; give a resource with its domain, for example nvidia.com/gpu",
+        ),
+        ({"device": "nvidia.com/"}, "device: 'nvidia.com/' is not a valid key"),
+        ({"topology_key": "a/b/c"}, "topology_key: 'a/b/c' is not a valid key"),
+        ({"cpu": "many"}, "cpu is 'many'; give a quantity, for example 4, 500m or 64Gi"),
         ({"memory": "64GB"}, "memory is '64GB'; give a quantity"),
         ({"memory": "0"}, "memory is '0'; give a quantity"),
         ({"memory": "-1Gi"}, "memory is '-1Gi'; give a quantity"),
         ({"shared_memory": "1 Gi"}, "shared_memory is '1 Gi'; give a quantity"),
-        ({"devices_per_node": 8}, "devices_per_node needs device: name it, as nvidia.com/gpu"),
+        (
+            {"devices_per_node": 8},
+            "devices_per_node needs device; give it, for example nvidia.com/gpu",
+        ),
         ({"termination_grace_s": 30}, "termination_grace_s is 30; give at least 630, or 0"),
-        ({"labels": {"a b": "c"}}, "labels: 'a b' is no key"),
+        ({"labels": {"a b": "c"}}, "labels: 'a b' is not a valid key"),
         ({"labels": {"a": "c d"}}, "labels: a is 'c d'; give at most 63"),
-        ({"labels": {"rekindle.dev/job": "x"}}, "labels: rekindle.dev/job is set by Rekindle"),
-        ({"labels": {"prefect.io/flow-run-id": "x"}}, "would have Prefect's observer take"),
-        ({"annotations": {"x.prefect.io/a": "x"}}, "would have Prefect's observer take"),
+        ({"labels": {"rekindle.dev/job": "x"}}, "labels: Rekindle sets rekindle.dev/job"),
+        (
+            {"labels": {"prefect.io/flow-run-id": "x"}},
+            "Prefect's observer would treat the job's pods",
+        ),
+        ({"annotations": {"x.prefect.io/a": "x"}}, "Prefect's observer would treat the job's pods"),
         ({"node_selector": {"a": "*"}}, r"node_selector: a is '\*'"),
-        ({"tolerations": [{"keys": "a"}]}, r"tolerations\[0\]: keys is not known; known are key"),
-        ({"volumes": [volume("Data")]}, "volumes: Data: name it with at most 63 of a-z 0-9 -"),
-        ({"volumes": [volume("shm")]}, "volumes: shm: this name is taken; choose another"),
-        ({"volumes": [volume(), volume(mount_path="/b")]}, "volumes: data: this name is taken"),
+        ({"tolerations": [{"keys": "a"}]}, r"tolerations\[0\]: keys is unknown; use key"),
+        (
+            {"volumes": [volume("Data")]},
+            "volumes: Data: the name is invalid; use at most 63 of a-z 0-9 -",
+        ),
+        (
+            {"volumes": [volume("shm")]},
+            "volumes: shm: another volume has this name; choose another",
+        ),
+        (
+            {"volumes": [volume(), volume(mount_path="/b")]},
+            "volumes: data: another volume has this name",
+        ),
         ({"volumes": [volume(), volume("b", "/data/")]}, "volumes: b: /data is mounted twice"),
         ({"volumes": [volume("b", "data")]}, "volumes: b: mount_path is 'data'; give an absolute"),
         ({"volumes": [volume("b", "/")]}, "volumes: b: mount_path is '/'; give an absolute path"),
-        ({"volumes": [volume("b", "/dev/shm")]}, "volumes: b: /dev/shm is mounted already"),
+        ({"volumes": [volume("b", "/dev/shm")]}, "volumes: b: Rekindle mounts /dev/shm"),
         ({"volumes": [volume(claim="a", secret="b")]}, "claim and secret are given; keep one"),
         ({"volumes": [volume(claim="A")]}, "volumes: data: claim is 'A'; use at most 253"),
         ({"volumes": [volume(host_path="mnt")]}, "host_path is 'mnt'; give an absolute path"),
@@ -64,28 +82,34 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
         ({"coordinator": {"peers": [{}]}}, r"coordinator.peers\[0\]: give namespace, labels or"),
         (
             {"coordinator": {"peers": [{"cidr": "10.0.0.0/8", "namespace": "a"}]}},
-            r"coordinator.peers\[0\]: cidr stands alone",
+            r"coordinator.peers\[0\]: a peer with cidr must not have",
         ),
-        ({"coordinator": {"peers": [{"cidr": "ten"}]}}, "cidr is 'ten'; give addresses, as 10"),
+        (
+            {"coordinator": {"peers": [{"cidr": "ten"}]}},
+            "cidr is 'ten'; give addresses, for example 10",
+        ),
         ({"coordinator": {"peers": [{"namespace": "A"}]}}, r"peers\[0\].namespace is 'A'; use"),
         ({"gang": True}, "gang: a indexed-job cannot place all pods at once"),
-        ({"recovery": "mindcluster"}, "mindcluster, which knows no indexed-job: choose ascendjob"),
-        ({"recover_strategy": ["retry"]}, "recover_strategy is MindCluster's: say recovery"),
+        (
+            {"recovery": "mindcluster"},
+            "mindcluster, but MindCluster does not recover the kind indexed-job; choose ascendjob",
+        ),
+        ({"recover_strategy": ["retry"]}, "recover_strategy has no effect without MindCluster"),
         (
             {"kind": "volcano-job", "recovery": "mindcluster", "recover_strategy": ["retry"]},
-            "recovers the processes of an ascendjob alone, not of a volcano-job",
+            "recovers only the processes of an ascendjob, not of a volcano-job",
         ),
         (
             {"kind": "ascendjob", "recovery": "mindcluster", "recover_strategy": ["recovr"]},
-            "recover_strategy is 'recovr'; .* is recover meant?",
+            "recover_strategy is 'recovr'; .* did you mean recover",
         ),
         (
             {"kind": "ascendjob", "recovery": "mindcluster", "recover_strategy": ["dump", "dump"]},
-            "recover_strategy names one twice; keep one",
+            "recover_strategy has the same strategy twice; keep one",
         ),
         ({"ascend": {"framework": "jax"}}, "ascend.framework is 'jax'; give one of pytorch"),
         ({"ascend": {"framework": ""}}, "ascend.framework is ''; give one of pytorch"),
-        ({"ascend": {"fault_scheduling": "forced"}}, "'forced'; .* is force meant?"),
+        ({"ascend": {"fault_scheduling": "forced"}}, "'forced'; .* did you mean force"),
         ({"ascend": {"process_recover": "yes"}}, "ascend.process_recover is 'yes'; give one of on"),
         ({"ascend": {"sub_healthy": "exit"}}, "ascend.sub_healthy is 'exit'; give one of ignore"),
         ({"ascend": {"tor_affinity": "no"}}, "ascend.tor_affinity is 'no'; give one of large"),
@@ -144,7 +168,9 @@ def test_checkpoints_that_last(store: str, said: dict[str, Any]) -> None:
 )
 def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
     """Checkpoints in a container's own files are refused, unless none are written."""
-    with pytest.raises(UsageError, match="checkpoints would go to /data in each container"):
+    with pytest.raises(
+        UsageError, match="the job would write checkpoints to /data in each container"
+    ):
         check_pods(pods(**said), spec(checkpoint_store="/data", checkpoint_every=5))
     check_pods(pods(**said), spec(checkpoint_store="/data"))
 
@@ -152,7 +178,7 @@ def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
 def test_an_ascendjob_has_a_largest_size() -> None:
     """More replicas than its operator takes are refused; other kinds have no such limit."""
     job = spec(nodes=20_000, spares=1)
-    with pytest.raises(UsageError, match="at most 20000 replicas; nodes and spares are 20001"):
+    with pytest.raises(UsageError, match="at most 20000 replicas, but nodes and spares are 20001"):
         check_pods(pods("ascendjob"), job)
     check_pods(pods(), job)
 
@@ -168,7 +194,7 @@ def test_an_ascendjob_has_a_largest_size() -> None:
         ({"spec": {"replicaSpecs": {"Master": None}}}, "replicaSpecs.Master has 0 replicas"),
         (
             {"metadata": {"labels": {"framework": "mindspore"}}},
-            "replicaSpecs.Master is no role of mindspore; its roles are Scheduler and Worker",
+            "replicaSpecs.Master is not a role of mindspore; its roles are Scheduler and Worker",
         ),
     ],
 )
@@ -188,9 +214,9 @@ def test_the_ascend_operators_container() -> None:
 @pytest.mark.parametrize(
     ("patch", "text"),
     [
-        ({"metadata": {"name": "x"}}, "overrides: metadata.name cannot be changed"),
-        ({"kind": "CronJob"}, "overrides: kind cannot be changed"),
-        ({"metadata": {"labels": None}}, "overrides: label rekindle.dev/job is set by Rekindle"),
+        ({"metadata": {"name": "x"}}, "overrides: a patch must not change metadata.name"),
+        ({"kind": "CronJob"}, "overrides: a patch must not change kind"),
+        ({"metadata": {"labels": None}}, "overrides: Rekindle sets the label rekindle.dev/job"),
         (
             {"spec": {"template": None}},
             "overrides: the patches leave the Job without a pod template",
@@ -208,15 +234,18 @@ def test_our_variables_are_not_patched() -> None:
     """What the agent is told by is not for people to set."""
     env = [{"name": "REKINDLE_POD_IP", "value": "x"}]
     patch = {"spec": {"containers": [{"name": "training", "env": env}]}}
-    with pytest.raises(UsageError, match="pod_overrides: REKINDLE_POD_IP is set by Rekindle"):
+    with pytest.raises(UsageError, match="pod_overrides: Rekindle sets REKINDLE_POD_IP"):
         rendered(pod_overrides=patch)
 
 
 @pytest.mark.parametrize(
     ("patch", "text"),
     [
-        ({"metadata": {"labels": {"rekindle.dev/role": "x"}}}, "label rekindle.dev/role is set by"),
-        ({"metadata": None}, "label rekindle.dev/job is set by Rekindle itself; leave it out"),
+        (
+            {"metadata": {"labels": {"rekindle.dev/role": "x"}}},
+            "Rekindle sets the label rekindle.dev/role",
+        ),
+        ({"metadata": None}, "Rekindle sets the label rekindle.dev/job; leave it out"),
         ({"spec": {"containers": None}}, "the patches leave the Job without a pod template"),
         ({"spec": None}, "the patches leave the Job without a pod template"),
     ],

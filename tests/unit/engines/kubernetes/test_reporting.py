@@ -61,7 +61,10 @@ def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPat
         say(sign("last"))
         wait_set(there.all)
     assert there.heard == ["last"]
-    assert told == ["pod-reason first on node 0: the coordinator was away too long to be told"]
+    assert told == [
+        "pod-reason first on node 0: Rekindle could not report it, because the coordinator did "
+        "not answer for too long"
+    ]
 
 
 def test_nobody_waits_for_one_that_stays_away() -> None:

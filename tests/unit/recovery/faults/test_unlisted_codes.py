@@ -65,7 +65,7 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
 def test_severity_and_origin_are_of_ascend_codes() -> None:
     """An XID has neither."""
     sign = HealthEvent(source=EventSource.XID, what="79", node=0, severity=Severity.MINOR)
-    with pytest.raises(UsageError, match="those of Ascend codes; '79' is none"):
+    with pytest.raises(UsageError, match="only to Ascend codes, and '79' is not one"):
         verdict_of(tables(), sign)
 
 

@@ -251,7 +251,7 @@ def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
     first, handle = pool.take({})
     second, other = pool.take({})
     assert (first.name, second.name) == ("local-0", "local-1")
-    with pytest.raises(JobError, match="no host is free of 2"):
+    with pytest.raises(JobError, match="none of 2 hosts is free"):
         pool.take({})
     os.close(handle)
     again, handle = pool.take({})
@@ -268,7 +268,7 @@ def test_isolated_simulated_hosts_are_not_taken(tmp_path: Path) -> None:
     os.close(handle)
     assert taken.name == "local-1"
     pool.require(1, known)
-    with pytest.raises(UsageError, match="wants 2 hosts, and only 1 of 2 are not isolated"):
+    with pytest.raises(UsageError, match="needs 2 hosts, but only 1 of 2 are not isolated"):
         pool.require(2, known)
 
 

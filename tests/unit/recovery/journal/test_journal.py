@@ -145,7 +145,7 @@ def test_incidents_are_folded_from_the_events() -> None:
     assert (first.resumed_at, first.steps_lost, first.generation) == (7, 2, 2)
     assert first.sources == {"snapshot": 2}
     assert (storage.closed, storage.cause.kind) == (True, FaultKind.STORAGE)
-    assert "training goes on" in storage.reason
+    assert "training continues" in storage.reason
     assert (last.closed, last.strategy, last.reason) == (False, Strategy.FAIL, story()[-1].reason)
 
 

@@ -79,7 +79,7 @@ def test_all_eight_are_told_that_they_are_two_times_four() -> None:
     said = {each.reason for each in checked(8, halves(8, CUT))}
     assert said == {
         "node 0 and node 1 and node 2 and node 3 do not reach node 4 and node 5 and node 6 and "
-        "node 7: all 4 collectives between these two blocks failed: time-out"
+        "node 7, because all 4 collectives between these two blocks failed: time-out"
     }
 
 
@@ -98,7 +98,7 @@ def test_one_path_that_fails_across_is_of_two_nodes() -> None:
     """Others of their blocks reach each other."""
     found = checked(8, lambda a, b: CUT if (a, b) == (0, 5) else 1.0)
     assert {each.node for each in found if each.health is UNKNOWN} == {0, 5}
-    assert "its collective with node 5, which is of another block, failed" in found[0].reason
+    assert "its collective with node 5 in another block failed" in found[0].reason
 
 
 def test_what_a_sick_node_explains_is_said_of_nobody_else() -> None:

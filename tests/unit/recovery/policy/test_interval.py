@@ -52,7 +52,8 @@ def test_it_follows_from_what_is_measured() -> None:
     assert chosen.seconds == pytest.approx(math.sqrt(2 * 0.5 / rate), rel=0.01)
     assert chosen.steps == interval.steps == round(chosen.seconds / 2.0)
     assert chosen.reason == (
-        "one stops training for 500 ms and takes 3.0 s to write; a fault is expected every 8.7 h"
+        "a checkpoint stops training for 500 ms and takes 3.0 s to write; "
+        "Rekindle expects a fault every 8.7 h"
     )
     interval.at(140.0, 70)
     assert interval.written(stall_s=0.51, write_s=3.1) is None

@@ -30,25 +30,25 @@ NOT_RESET = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, reset_fail
 
 TABLE = {
     # name: (policy, fault, past, what is special about the case, strategy, words of the reason)
-    "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "started anew on its node"),
-    "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all others wait"),
-    "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node takes its place"),
+    "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "restarts the rank on its node"),
+    "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all other ranks wait"),
+    "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node replaces it"),
     "a lost node, and a spare": (
-        FREE, fault(Kind.NODE_LOST), [], {"spares": 1}, RECOVER, "a spare takes its place",
+        FREE, fault(Kind.NODE_LOST), [], {"spares": 1}, RECOVER, "a spare replaces it",
     ),
     "a lost node, and enough are left": (
-        FREE, fault(Kind.NODE_LOST), [], {"left": 3}, SHRINK, "the world goes on with 3 nodes",
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3}, SHRINK, "the world continues with 3 nodes",
     ),
     "a lost node, enough are left, and a spare": (
-        FREE, fault(Kind.NODE_LOST), [], {"left": 3, "spares": 1}, RECOVER, "a spare takes",
+        FREE, fault(Kind.NODE_LOST), [], {"left": 3, "spares": 1}, RECOVER, "a spare replaces",
     ),
     "a lost node, enough are left, shrink not allowed": (
         Policy(strategies=(RECOVER,)), fault(Kind.NODE_LOST), [], {"left": 3},
-        RECOVER, "there is no spare: a new node takes its place",
+        RECOVER, "there is no spare, so a new node replaces it",
     ),
     "nothing left, but a snapshot": (
         Policy(), USER, [], {"final_step": 3}, DUMP,
-        "0 of 0 restarts are used; final checkpoint: the snapshot of step 3 is to be written",
+        "0 of 0 restarts are used; final checkpoint: the nodes write the snapshot of step 3",
     ),
     "nothing left, final checkpoint not allowed": (
         Policy(strategies=INNER), USER, [], {"final_step": 3}, FAIL, "restart is not allowed",
@@ -56,40 +56,40 @@ TABLE = {
     "something left, and a snapshot": (
         FREE, USER, [], {"final_step": 3}, RESTART, "restart 1 of 1",
     ),
-    "a broken link": (FREE, LINK, [], {}, RETRY, "do the step again"),
+    "a broken link": (FREE, LINK, [], {}, RETRY, "repeat the step"),
     "damaged memory": (
-        FREE, MEMORY, [], {}, RETRY, "every process stays",
+        FREE, MEMORY, [], {}, RETRY, "all processes continue",
     ),
-    "a hiccup": (FREE, fault(Kind.TRANSIENT), [], {}, RETRY, "do the step again"),
+    "a hiccup": (FREE, fault(Kind.TRANSIENT), [], {}, RETRY, "repeat the step"),
     "damaged memory, retry not allowed": (
-        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "retry is not allowed; the rank",
+        Policy(strategies=(IN_PLACE,)), MEMORY, [], {}, IN_PLACE, "retry is not allowed; the agent",
     ),
     "damaged memory again at once": (
         FREE, MEMORY, [(MEMORY, RETRY)], {},
-        IN_PLACE, "retry did not last; the rank is started anew on its node",
+        IN_PLACE, "the problem returned after retry; the agent restarts the rank on its node",
     ),
     "damaged memory again, only retry allowed": (
         Policy(strategies=(RETRY,)), MEMORY, [(MEMORY, RETRY)],
-        {}, RETRY, "its device is repaired",
+        {}, RETRY, "the rank repairs its device",
     ),
     "damaged memory again some steps later": (
         FREE, MEMORY, [(fault(Kind.DEVICE_MEMORY, finished=4), RETRY)], {},
-        RETRY, "its device is repaired",
+        RETRY, "the rank repairs its device",
     ),
     "damaged memory of another rank": (
         FREE, fault(Kind.DEVICE_MEMORY, 1), [(MEMORY, RETRY)], {},
-        RETRY, "its device is repaired",
+        RETRY, "the rank repairs its device",
     ),
     "a device that cannot be repaired": (
-        FREE, fault(Kind.DEVICE), [(MEMORY, RETRY)], {}, IN_PLACE, "started anew",
+        FREE, fault(Kind.DEVICE), [(MEMORY, RETRY)], {}, IN_PLACE, "restarts",
     ),
     "a bad source": (FREE, fault(Kind.RESTORE), [], {}, RETRY, "the next source"),
     "no session": (FREE, DEAD, [], {"session": False}, RESTART, "without a Session"),
-    "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "have not met yet"),
+    "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "not formed a generation"),
     "no session, no restart": (Policy(), DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
     "a strategy that is not allowed": (
         Policy(strategies=(RETRY, RESTART), max_restarts=1), DEAD, [], {}, RESTART,
-        "recover-in-place is not allowed; recover is not allowed; all ranks are started anew "
+        "recover-in-place is not allowed; recover is not allowed; the job restarts all ranks "
         "(restart 1 of 1)",
     ),
     "cannot be chosen at all": (
@@ -104,37 +104,37 @@ TABLE = {
     "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
     "restarts used up, but the job may be placed anew": (
         Policy(max_restarts=1, max_reschedules=2), USER, [(fault(Kind.USER_CODE, 1), RESTART)], {},
-        JOB, "1 of 1 restarts are used; the whole job is placed anew",
+        JOB, "1 of 1 restarts are used; the platform places the whole job again",
     ),
     "nobody who could place the job anew": (
-        Policy(max_reschedules=2), USER, [], {"engine": ()}, FAIL, "cannot reschedule-job",
+        Policy(max_reschedules=2), USER, [], {"engine": ()}, FAIL, "not support reschedule-job",
     ),
     "a rank may only be recovered on another node": (
         Policy(strategies=(RECOVER,)), DEAD, [], {"spares": 1},
-        RECOVER, "recover-in-place is not allowed; a spare takes its place",
+        RECOVER, "recover-in-place is not allowed; a spare replaces it",
     ),
     "another order": (
         Policy(strategies=(RECOVER, IN_PLACE)), DEAD, [], {"spares": 1},
-        RECOVER, "a spare takes its place",
+        RECOVER, "a spare replaces it",
     ),
-    "a hang with its culprit": (FREE, fault(Kind.HANG), [], {}, IN_PLACE, "started anew on its"),
+    "a hang with its culprit": (FREE, fault(Kind.HANG), [], {}, IN_PLACE, "restarts"),
     "the same rank hangs again at once": (
         FREE, fault(Kind.HANG),
         [*[(fault(Kind.HANG), IN_PLACE)] * 3, (fault(Kind.HANG), RECOVER)], {}, HANG_RESTART,
-        "on another node without a step between; all processes are stopped",
+        "on another node, but has not finished a step since then; the agents restart all processes",
     ),
     "what did not last in its place": (
         FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {"spares": 1},
-        RECOVER, "recovered 3 times without a step between; a spare takes its place",
+        RECOVER, "without a finished step in between; a spare replaces it",
     ),
     "nor on another node": (
         FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {"spares": 1},
-        RESTART, "on another node without a step between; all ranks are started anew",
+        RESTART, "has not finished a step since then; the job restarts all ranks",
     ),
-    "an eviction": (FREE, fault(Kind.EVICTION), [], {}, RECOVER, "a new node takes its place"),
+    "an eviction": (FREE, fault(Kind.EVICTION), [], {}, RECOVER, "a new node replaces it"),
     "an eviction, when all budgets are used": (
         Policy(max_recoveries=0, max_reschedules=0), fault(Kind.EVICTION), [],
-        {"session": False}, POD, "placed anew",
+        {"session": False}, POD, "only its pod again",
     ),
     "restarts used up": (
         FREE, USER, [(fault(Kind.USER_CODE, 1), RESTART)], {}, FAIL, "1 of 1 restarts are used",
@@ -150,21 +150,21 @@ TABLE = {
         Policy(max_restarts=9), USER, [(fault(Kind.USER_CODE, signature="F"), RESTART)], {},
         RESTART, "restart 2 of 9",
     ),
-    "the same signal after a restart": (FREE, DEAD, [(DEAD, RESTART)], {}, IN_PLACE, "anew"),
-    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RECOVER, "recovered 3 times"),
+    "the same signal after a restart": (FREE, DEAD, [(DEAD, RESTART)], {}, IN_PLACE, "restarts"),
+    "three times in a row": (FREE, DEAD, [(DEAD, IN_PLACE)] * 3, {}, RECOVER, "3 times without"),
     "three times in a row, and once elsewhere": (
         FREE, DEAD, [*[(DEAD, IN_PLACE)] * 3, (DEAD, RECOVER)], {}, RESTART, "on another node",
     ),
     "three times with a step between": (
-        FREE, DEAD, [(fault(Kind.PROCESS, finished=4), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
+        FREE, DEAD, [(fault(Kind.PROCESS, finished=4), IN_PLACE)] * 3, {}, IN_PLACE, "restarts",
     ),
     "three times at another place": (
-        FREE, DEAD, [(fault(Kind.PROCESS, rank=1), IN_PLACE)] * 3, {}, IN_PLACE, "anew",
+        FREE, DEAD, [(fault(Kind.PROCESS, rank=1), IN_PLACE)] * 3, {}, IN_PLACE, "restarts",
     ),
     "three sources that failed": (
         FREE, fault(Kind.RESTORE, signature="D"),
         [(fault(Kind.RESTORE, signature=tried), RETRY) for tried in "ABC"], {},
-        RETRY, "the next source of its state is tried",
+        RETRY, "the rank tries the next source of its state",
     ),
     "one source that failed three times": (
         FREE, fault(Kind.RESTORE), [(fault(Kind.RESTORE), RETRY)] * 3, {}, RESTART, "3 times",
@@ -172,7 +172,7 @@ TABLE = {
     "too many recoveries": (
         Policy(max_recoveries=2, max_restarts=1), DEAD,
         [(fault(Kind.PROCESS, finished=1), IN_PLACE), (fault(Kind.LINK, finished=2), RETRY)], {},
-        RESTART, "2 of 2 recoveries are used; all ranks are started anew",
+        RESTART, "2 of 2 recoveries are used; the job restarts all ranks",
     ),
     "the same error, and an older checkpoint, but no restart is allowed": (
         Policy(strategies=(JOB,), max_restarts=9, max_reschedules=9), USER, [(USER, JOB)],
@@ -180,7 +180,7 @@ TABLE = {
     ),
     "a lost node, and the whole job may be placed anew, no more": (
         Policy(strategies=(JOB,), max_reschedules=2), fault(Kind.NODE_LOST), [], {}, JOB,
-        "the whole job is placed anew",
+        "the platform places the whole job again",
     ),
     "a sick node, when a job is placed anew only without it": (
         Policy(strategies=(JOB, ISOLATED), max_reschedules=2), fault(Kind.NODE), [], {}, ISOLATED,
@@ -188,22 +188,23 @@ TABLE = {
     ),
     "damaged memory again, and only another node is stronger": (
         Policy(strategies=(RETRY, RECOVER)), MEMORY, [(MEMORY, RETRY)], {}, RECOVER,
-        "retry did not last; ",
+        "the problem returned after retry; ",
     ),
     "damaged memory again, and only a restart is stronger": (
         Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY, [(MEMORY, RETRY)], {},
-        RESTART, "retry did not last; ",
+        RESTART, "the problem returned after retry; ",
     ),
     "damaged memory again, and the stronger are used up": (
         Policy(strategies=(RETRY, RESTART), max_restarts=1), MEMORY,
-        [(fault(Kind.USER_CODE, 1), RESTART), (MEMORY, RETRY)], {}, RETRY, "device is repaired",
+        [(fault(Kind.USER_CODE, 1), RESTART), (MEMORY, RETRY)], {}, RETRY, "repairs its device",
     ),
     "evicted again and again, and only inner strategies are allowed": (
         Policy(strategies=INNER), fault(Kind.EVICTION), [(fault(Kind.EVICTION), RECOVER)] * 9, {},
-        RECOVER, "a new node takes its place",
+        RECOVER, "a new node replaces it",
     ),
     "a crash after evictions of its node": (
-        Policy(strategies=INNER), DEAD, [(fault(Kind.EVICTION), RECOVER)] * 9, {}, IN_PLACE, "anew",
+        Policy(strategies=INNER), DEAD, [(fault(Kind.EVICTION), RECOVER)] * 9, {}, IN_PLACE,
+        "restarts",
     ),
     "an XID that a program causes, again and again": (
         Policy(max_restarts=10), XID_13[2], [(seen, RESTART) for seen in XID_13[:2]],
@@ -212,10 +213,10 @@ TABLE = {
     "hangs and crashes in turn": (
         Policy(max_restarts=9, strategies=(HANG_RESTART, RESTART)), fault(Kind.HANG),
         [(fault(Kind.HANG), HANG_RESTART), (fault(Kind.USER_CODE, 1), RESTART)] * 3, {},
-        HANG_RESTART, "all processes are stopped",
+        HANG_RESTART, "the agents restart all processes",
     ),
     "a device that could not be reset, of which no code is known": (
-        Policy(max_restarts=9), NOT_RESET, [], {}, RECOVER, "its device cannot be reset; ",
+        Policy(max_restarts=9), NOT_RESET, [], {}, RECOVER, "a reset cannot repair its device; ",
     ),
     "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
 }  # fmt: skip
@@ -251,7 +252,10 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
         fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
     ))  # fmt: skip
     assert last.strategy is FAIL
-    assert "after an older checkpoint was tried; the script is the likely cause" in last.reason
+    assert (
+        "and also after a start from an older checkpoint; the script is the likely cause"
+        in last.reason
+    )
 
 
 def test_a_strategy_that_a_person_must_approve() -> None:

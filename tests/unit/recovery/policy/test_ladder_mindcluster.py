@@ -103,7 +103,7 @@ def test_without_fault_scheduling_nothing_is_placed_anew() -> None:
 @pytest.mark.parametrize(
     ("labels", "annotations", "words"),
     [
-        ({}, {a.RECOVER_STRATEGY: "retry,hope"}, "'hope' is none of retry, recover"),
+        ({}, {a.RECOVER_STRATEGY: "retry,hope"}, "has 'hope'; use retry, recover"),
         ({}, {a.WAIT_RESCHEDULE: "29"}, "from 30 to 270"),
         ({}, {a.WAIT_RESCHEDULE: "271"}, "from 30 to 270"),
         ({a.PROCESS_RECOVER: "yes"}, {}, "on, pause, off"),

@@ -98,10 +98,10 @@ def judge(what: Fault, how: Policy, before: tuple[Past, ...] = (), **more: Any) 
 TABLE = {
     # section: what it says -> (policy, fault, past, strategy, isolated, words of the reason)
     "table 1, in place: a healable chip fault restarts the job in its containers": (
-        AUTO, chip(), (), RESTART, False, "its device is reset, all ranks are started anew",
+        AUTO, chip(), (), RESTART, False, "resets its device, and the job restarts all ranks",
     ),
     "table 1, unconditional: an exit status other than 0 places the whole job anew": (
-        UNCONDITIONAL, crash(), (), JOB, False, "the whole job is placed anew",
+        UNCONDITIONAL, crash(), (), JOB, False, "the platform places the whole job again",
     ),
     "table 1, isolated: a node's fault isolates the node first": (
         AUTO, SICK, (), ISOLATED, True, "without that node",
@@ -110,13 +110,13 @@ TABLE = {
         AUTO, URGENT, (), ISOLATED, True, "without that node",
     ),
     "table 1, pod: a node's fault places only its pod anew, after the node is isolated": (
-        PODS, SICK, (), POD, True, "its pod alone is placed anew",
+        PODS, SICK, (), POD, True, "the platform places only its pod again",
     ),
     "table 1, pod: so does a chip fault that cannot reset": (
-        PODS, URGENT, (), POD, True, "its pod alone is placed anew",
+        PODS, URGENT, (), POD, True, "the platform places only its pod again",
     ),
     "table 1, hang: processes are stopped and started in the same containers": (
-        HANG, HUNG, (), HANG_RESTART, False, "started anew where they are",
+        HANG, HUNG, (), HANG_RESTART, False, "on their nodes",
     ),
     "enabling: a job without annotations is not restarted": (
         NONE, crash(), (), FAIL, False, "restart is not allowed",
@@ -134,7 +134,7 @@ TABLE = {
         "1 of 1 reschedules are used",
     ),
     "enabling: automatic restart alone is not unconditional": (
-        AUTO, crash(), (), FAIL, False, "no node or device is to blame",
+        AUTO, crash(), (), FAIL, False, "no node or device is the cause",
     ),
     "enabling: automatic restart alone restarts no hang": (
         AUTO, HUNG, (), FAIL, False, "hang-restart is not allowed",
@@ -151,16 +151,16 @@ TABLE = {
         AUTO, LOST, (), ISOLATED, True, "reschedule-pod is not allowed",
     ),
     "in place: HBM multi-bit ECC, the example, when the rank says it": (
-        ALL, crash(error=ECC), (), RESTART, False, "its device is reset",
+        ALL, crash(error=ECC), (), RESTART, False, "the agent resets its device",
     ),
     "in place: and when the chip says it as well": (
-        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "its device is reset",
+        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "the agent resets its device",
     ),
     "in place: a rank that ended with an error, and the chip says why": (
-        AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "its device is reset",
+        AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "the agent resets its device",
     ),
     "in place: or of what its chip's memory has met": (
-        AUTO, explained(crash(), chip()), (), RESTART, False, "its device is reset",
+        AUTO, explained(crash(), chip()), (), RESTART, False, "the agent resets its device",
     ),
     "in place, degraded: no code is known, and the chip did not reset": (
         AUTO, msgspec.structs.replace(crash(code=201), reset_helps=False, reset_failed=True), (),
@@ -173,11 +173,11 @@ TABLE = {
         AUTO, NOT_RESET, past((chip(), RESTART)), ISOLATED, True, "without that node",
     ),
     "in place, degraded: or only its pod is placed anew": (
-        PODS, NOT_RESET, past((chip(), RESTART)), POD, True, "its pod alone",
+        PODS, NOT_RESET, past((chip(), RESTART)), POD, True, "only its pod again",
     ),
     "in place, degraded: the third time in 24 hours isolates the node": (
         AUTO, chip(), past((chip(hours_ago=23), RESTART), (chip(hours_ago=2), RESTART)),
-        ISOLATED, True, f"code {HBM} came 3 times in a row within 24 h on this device",
+        ISOLATED, True, f"this device had code {HBM} in 3 consecutive faults within 24 h",
     ),
     "in place, degraded: the second time does not": (
         AUTO, chip(), past((chip(hours_ago=2), RESTART)), RESTART, False, "reset",
@@ -189,7 +189,7 @@ TABLE = {
     "in place, degraded: three times in one incident are three times": (
         AUTO, chip(),
         past((chip(hours_ago=2), RESTART), (chip(hours_ago=1), RESTART), incident=99),
-        ISOLATED, True, "3 times in a row",
+        ISOLATED, True, "in 3 consecutive faults",
     ),
     "in place, degraded: nor if two decisions were about one of them": (
         AUTO, chip(), past((chip(hours_ago=2), RESTART), (chip(hours_ago=2), RESTART)),
@@ -216,7 +216,7 @@ TABLE = {
     **{
         f"in place, degraded: {code}, which users cause, isolates nothing the third time": (
             AUTO, chip(code), past((chip(code, 2), RESTART), (chip(code, 1), RESTART)),
-            JOB, False, "the whole job is placed anew",
+            JOB, False, "the platform places the whole job again",
         )
         for code in USER_CODES
     },
@@ -233,12 +233,12 @@ TABLE = {
     ),
     "unconditional, degraded: the fourth is not": (
         UNCONDITIONAL, crash(), past((crash(3), JOB), (crash(2), JOB), (crash(1), JOB)),
-        FAIL, False, "placed anew 3 times in a row",
+        FAIL, False, "placed the job again 3 consecutive times",
     ),
     "unconditional, degraded: steps done in between do not matter": (
         UNCONDITIONAL, crash(step=50),
         past((crash(3, 1), JOB), (crash(2, 2), JOB), (crash(1, 3), JOB), newest=3),
-        FAIL, False, "placed anew 3 times in a row",
+        FAIL, False, "placed the job again 3 consecutive times",
     ),
     "unconditional, degraded: a node's fault in between begins the count anew": (
         UNCONDITIONAL, crash(),
@@ -256,7 +256,7 @@ TABLE = {
             (crash(4), JOB), (crash(3), JOB), (crash(2), JOB),
             (chip(USER_CODES[0], 1), Strategy.RECOVER_IN_PLACE),
         ),
-        FAIL, False, "in a row",
+        FAIL, False, "consecutive times",
     ),
     "unconditional, degraded: but a reset it in place ends the row": (
         UNCONDITIONAL, crash(),
@@ -271,7 +271,7 @@ TABLE = {
     ),
     "unconditional, degraded: the same problem need not say the same": (
         UNCONDITIONAL, crash(error="KeyError: 7"), past(*[(crash(error="KeyError: 8"), JOB)] * 3),
-        FAIL, False, "in a row",
+        FAIL, False, "consecutive times",
     ),
     "unconditional, degraded: that no place was found is no problem of the script": (
         UNCONDITIONAL, crash(), past(*[(NO_NODE, JOB)] * 3), JOB, False, "",
@@ -286,14 +286,14 @@ TABLE = {
     ),
     "pod, degraded: no node came, so the whole job is placed anew, unconditionally": (
         PODS, NO_NODE, past((LOST, POD), incident=99),
-        JOB, False, "the whole job is placed anew",
+        JOB, False, "the platform places the whole job again",
     ),
     "pod, degraded: its node is isolated already": (
         PODS, NO_NODE, past((LOST, POD), incident=99), JOB, False, "",
     ),
     "pod: another node that breaks in the meantime is isolated as well": (
         PODS, msgspec.structs.replace(LOST, node=2, message="node 2 was lost"),
-        past((LOST, POD), incident=99), POD, True, "its pod alone is placed anew",
+        past((LOST, POD), incident=99), POD, True, "the platform places only its pod again",
     ),
     "pod: its own number bounds it": (
         policy(**RETRY_8, pod_retry_num="1"), LOST, past((SICK, POD)), ISOLATED, True,
@@ -303,7 +303,7 @@ TABLE = {
         HANG, HUNG, past((HUNG, HANG_RESTART), (HUNG, HANG_RESTART)), HANG_RESTART, False, "",
     ),
     "hang, degraded: then the job has failed": (
-        HANG, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 times in a row",
+        HANG, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 consecutive times",
     ),
     "hang: other problems in between end the row": (
         HANG, HUNG, past(*[(HUNG, HANG_RESTART), (crash(), RESTART)] * 3), HANG_RESTART, False, "",
@@ -319,7 +319,7 @@ TABLE = {
         UNCONDITIONAL, HUNG, (), FAIL, False, "hang-restart is not allowed",
     ),
     "hang: a job with all switches on fails after three, too": (
-        ALL, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 times in a row",
+        ALL, HUNG, past(*[(HUNG, HANG_RESTART)] * 3), FAIL, False, "it hung 3 consecutive times",
     ),
 }  # fmt: skip
 
@@ -348,9 +348,9 @@ def test_the_ladder_does_as_modelarts(sentence: str) -> None:
         ({"job-retry-num": "8", "pod-retry-num": "0"}, "pod-retry-num is '0'"),
         ({"job-retry-num": "8", "hang-retry": "yes"}, "give one of true, false"),
         ({"job-retry-num": "8", "job-unconditional-retry": "True"}, "give one of true, false"),
-        ({"hang-retry": "true"}, "needs fault-tolerance/job-retry-num beside it"),
-        ({"pod-retry-num": "3"}, "needs fault-tolerance/job-retry-num beside it"),
-        ({"job-retry-nun": "8"}, "job-retry-nun is not known"),
+        ({"hang-retry": "true"}, "also needs the annotation fault-tolerance/job-retry-num"),
+        ({"pod-retry-num": "3"}, "also needs the annotation fault-tolerance/job-retry-num"),
+        ({"job-retry-nun": "8"}, "job-retry-nun is unknown"),
     ],
 )
 def test_bad_annotations_are_refused(given: dict[str, str], words: str) -> None:

@@ -83,7 +83,7 @@ def test_what_mindcluster_says_goes_back_to_it(
 def test_modelarts_is_told_no_more_than_the_policy_says(policy: Policy) -> None:
     """Nothing at all where no job may be placed anew."""
     if not policy.max_reschedules or not JOBS & set(policy.strategies):
-        with pytest.raises(UsageError, match="only what may be placed anew"):
+        with pytest.raises(UsageError, match="only by placing it again"):
             a.to_modelarts(policy)
         return
     written = a.to_modelarts(policy)

@@ -335,5 +335,5 @@ def test_batches_prefetched_before_a_recovery_are_refused() -> None:
     batches = iter(data.DataLoader(range(100), batch_sampler=sampler, num_workers=1))
     assert next(batches).tolist() == sampler.indices()
     sampler.bind(0, 2)
-    with pytest.raises(SessionError, match="make a new iterator"):
+    with pytest.raises(SessionError, match="create a new iterator"):
         next(batches)

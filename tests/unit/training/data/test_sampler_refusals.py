@@ -46,7 +46,7 @@ def test_use_before_binding_is_refused() -> None:
         lambda: sampler.shares,
         lambda: next(iter(sampler)),
     ):
-        with pytest.raises(SessionError, match="belongs to no rank yet"):
+        with pytest.raises(SessionError, match="does not belong to a rank yet"):
             use()
     sampler.load_state_dict({**sampler.state_dict(), "position": 7})
     assert sampler.position == 7

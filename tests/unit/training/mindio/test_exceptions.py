@@ -151,11 +151,11 @@ def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatc
         framework.tft_report_error(ReportState.RS_STEP_FINISH)
     for name in ("enable_local_copy", "enable_zit"):
         arguments: dict[str, Any] = {"enable_local_copy": False, name: True}
-        with pytest.raises(SessionError, match=f"{name}.*needs MindIO itself"):
+        with pytest.raises(SessionError, match=f"only MindIO itself supports .*{name}"):
             framework.tft_init_controller(0, 2, **arguments)
     framework.tft_init_controller(0, 2, False, enable_arf=True)
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
-    with pytest.raises(SessionError, match=r"MindSpore.*ARF:1.*needs MindIO itself"):
+    with pytest.raises(SessionError, match=r"only MindIO itself supports .*MindSpore.*ARF:1"):
         framework.tft_init_controller(0, 2, False, enable_arf=True)
 
 
@@ -163,7 +163,7 @@ def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
     """RS_INIT_FINISH and RS_PREREPAIR_FINISH are those of `tft_is_reboot_node()`."""
     assert not framework.tft_is_reboot_node()
     for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH"):
-        with pytest.raises(SessionError, match=f"{state}: this process joins nobody"):
+        with pytest.raises(SessionError, match=f"{state}: this process does not join other ranks"):
             framework.tft_report_error(ReportState[state].value)
     rank.joins = True
     assert framework.tft_is_reboot_node()
@@ -192,7 +192,7 @@ def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.Monk
         pool.submit(framework.handlers.stop).result()
     assert (seen, framework.get_device()) == ([3], 3)
     framework.current().generations.gate.leave()
-    with pytest.raises(SessionError, match="was called before"):
+    with pytest.raises(SessionError, match="must be called only once"):
         framework.tft_init_processor(0, 2, False, False, "")
 
 

@@ -67,7 +67,7 @@ def _check(workload: Manifest) -> None:
     for role in roles:
         if role not in (leader, "Worker"):
             raise UsageError(
-                f"ascendjob: replicaSpecs.{role} is no role of {framework}; its roles are "
+                f"ascendjob: replicaSpecs.{role} is not a role of {framework}; its roles are "
                 f"{leader} and Worker"
             )
     count = roles.get(leader, {}).get("replicas", 1) if leader in roles else 0
@@ -81,7 +81,7 @@ def _check(workload: Manifest) -> None:
         if not any(one["name"] == _CONTAINER and one.get("image") for one in containers):
             raise UsageError(
                 f"ascendjob: replicaSpecs.{role} has no container named {_CONTAINER} with an "
-                "image; its operator looks for that"
+                "image; the operator of AscendJobs needs it"
             )
 
 

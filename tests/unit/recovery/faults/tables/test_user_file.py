@@ -119,18 +119,18 @@ MISTAKES = {
     "missing key": ('\n[[xid]]\nlevel = "IGNORE"', 2, "missing required field `numbers`"),
     "unknown kind": (
         '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "lunch"',
-        4, "kind is 'lunch'; choose of process",
+        4, "kind is 'lunch'; choose from process",
     ),
     "kind that looks like a place": (
         '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "x - at `$.codes[7]`"',
-        4, "kind is 'x - at `$.codes[7]`'; choose of process",
+        4, "kind is 'x - at `$.codes[7]`'; choose from process",
     ),
     "unknown urgency": (
         '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "process"\nurgency = "soon"', 5, "later, now",
     ),
     "unknown level": ('[[ascend]]\ncodes = ["80C98002"]\nlevel = "Separate"', 3, "SeparateNPU"),
     "level of another source": ('[[xid]]\nnumbers = [1]\nlevel = "SeparateNPU"', 3, "RESET_GPU"),
-    "unknown table": ('[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n[[xids]]', 4, "choose of ascend"),
+    "unknown table": ('[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n[[xids]]', 4, "from ascend"),
     "levels are not the user's": ('[[level]]\nname = "x"', 1, "unknown table"),
     "code twice in an entry": (
         '[[ascend]]\nlevel = "RestartNPU"\ncodes = [\n  "80C98002",\n  # again\n  "0x80c98002",\n]',
@@ -154,23 +154,23 @@ MISTAKES = {
         3, "codes: Expected `str`, got `int`",
     ),
     "range that ends before it begins": (
-        '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["80C98009-80C98002"]', 3, "no Ascend code",
+        '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["80C98009-80C98002"]', 3, "not an Ascend code",
     ),
     "range without end": (
-        '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["00000000-FFFFFFFF"]', 3, "no Ascend code",
+        '[[ascend]]\nlevel = "RestartNPU"\ncodes = ["00000000-FFFFFFFF"]', 3, "not an Ascend code",
     ),
     "no codes": (
         '[[ascend]]\nlevel = "RestartNPU"\ncodes = []',
         3, "codes is []: Expected `array` of length >= 1",
     ),
     "bad expression": (
-        '[[text]]\nkind = "link"\nsays = "x"\npatterns = [\n "fine",\n "(", ]', 6, "bad regular",
+        '[[text]]\nkind = "link"\nsays = "x"\npatterns = [\n "fine",\n "(", ]', 6, "invalid reg",
     ),
     "expression that finds all": (
-        '[[text]]\nkind = "link"\nsays = "x"\npatterns = [".*"]', 4, "finds the empty text",
+        '[[text]]\nkind = "link"\nsays = "x"\npatterns = [".*"]', 4, "matches the empty text",
     ),
     "huge repetition": (
-        '[[text]]\nkind = "link"\nsays = "x"\npatterns = ["a{99999999999}"]', 4, "bad regular",
+        '[[text]]\nkind = "link"\nsays = "x"\npatterns = ["a{99999999999}"]', 4, "invalid regular",
     ),
     "example that nothing finds": (
         '[[text]]\nkind = "link"\nsays = "x"\npatterns = ["a1"]\nexamples = [\n"a1",\n"b"]',
@@ -190,25 +190,25 @@ MISTAKES = {
     ),
     "xid below 1": (
         '[[xid]]\nlevel = "IGNORE"\nnumbers = [\n1,\n0]',
-        5, "numbers has 0: Expected `int` >= 1; give one XID",
+        5, "numbers has 0: Expected `int` >= 1; give at least one XID",
     ),
     "status above 255": ('[[exit]]\nkind = "process"\nsays = "x"\ncodes = [256]', 4, "0 to 255"),
     "unknown signal": (
         '[[exit]]\nkind = "process"\nsays = "x"\nsignals = ["KILL"]',
-        4, "like SIGTERM",
+        4, "such as SIGTERM",
     ),
-    "neither status nor signal": ('[[exit]]\nkind = "process"\nsays = "x"', 1, "name at least one"),
+    "neither status nor signal": ('[[exit]]\nkind = "process"\nsays = "x"', 1, "give at least one"),
     "unknown status of a condition": (
         '[[node_condition]]\nconditions = ["A"]\nkind = "node"\nsays = "x"\nstatus = ["true"]',
         5, "True, False, Unknown",
     ),
     "user-caused, but the node is blamed": (
         '[[exit]]\ncodes = [3]\nkind = "user-code"\nsays = "x"\nat_fault = "node"',
-        5, "at_fault: what the user caused isolates nothing",
+        5, "at_fault: a fault that the user caused never isolates",
     ),
     "user code that no user caused": (
         '[[exit]]\ncodes = [3]\nkind = "user-code"\nsays = "x"\nuser_caused = false',
-        5, "leave it out",
+        5, "leave out user_caused",
     ),
     "eviction that counts": (
         '[[pod_reason]]\nreasons = ["A"]\nkind = "eviction"\nsays = "x"\ncounts = true',
@@ -236,19 +236,19 @@ MISTAKES = {
         "after_s = 601",
         5, "give 0 to 600",
     ),
-    "no TOML": ('[[xid]]\nnumbers = [1]\nlevel = IGNORE\n', 3, "no valid TOML"),
-    "key twice": ('[[xid]]\nnumbers = [1]\n\nnumbers = [2]\n', 4, "no valid TOML"),
-    "string without end": ('[[xid]]\nlevel = """\n\n', 2, "no valid TOML"),
-    "array without end": ('[[xid]]\nnumbers = [1,\n2,\n', 3, "no valid TOML"),
-    "too many digits": (f"[[xid]]\n\nnumbers = [{'9' * 5000}]\n", 3, "no valid TOML"),
+    "no TOML": ('[[xid]]\nnumbers = [1]\nlevel = IGNORE\n', 3, "invalid TOML"),
+    "key twice": ('[[xid]]\nnumbers = [1]\n\nnumbers = [2]\n', 4, "invalid TOML"),
+    "string without end": ('[[xid]]\nlevel = """\n\n', 2, "invalid TOML"),
+    "array without end": ('[[xid]]\nnumbers = [1,\n2,\n', 3, "invalid TOML"),
+    "too many digits": (f"[[xid]]\n\nnumbers = [{'9' * 5000}]\n", 3, "invalid TOML"),
     "outside of a table": ('# x\n\nnumbers = [1]\n[[xid]]', 3, "'numbers' is outside of an entry"),
     "table within a line": (
         'xid = [{ numbers = [1], level = "IGNORE" }]',
         1, "outside of an entry",
     ),
-    "single brackets": ('\n[xid]\nnumbers = [1]', 2, "begins with [[table]]"),
+    "single brackets": ('\n[xid]\nnumbers = [1]', 2, "does not begin an entry; write [[table]]"),
     "table below a table": (
-        '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n[xid.more]\na = 1', 4, "begins with [[table]]",
+        '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n[xid.more]\na = 1', 4, "does not begin an entry",
     ),
     "behind a string that looks like entries": (
         '[[exit]]\ncodes = [3]\nkind = "process"\nsays = """\n[[xid]]\ncodes = [9]\n'
@@ -355,7 +355,7 @@ def test_any_file_is_taken_or_refused(own: Path, content: str | bytes) -> None:
 def test_deep_nesting_is_refused(own: Path) -> None:
     """Brackets without end are an error of the file, not of the program."""
     own.write_text("[[xid]]\n\nnumbers = " + "[" * 100_000)
-    with pytest.raises(UsageError, match=":3: no "):
+    with pytest.raises(UsageError, match=":3: invalid "):
         Tables.load(own)
 
 

@@ -73,15 +73,18 @@ def stateful(*arguments: Any, **settings: Any) -> Any:
 
 SAMPLER = StepSampler(10, 2)
 REFUSED = [
-    ({"loader": DataLoader([1, 2])}, "loader is a DataLoader, and a Session can keep"),
+    ({"loader": DataLoader([1, 2])}, "loader is a DataLoader, but a Session can keep"),
     ({"loader": [1, 2]}, "loader is a list, and a Session can keep"),
     ({"loader": DataLoader([1, 2], sampler=SAMPLER)}, "batch_sampler=sampler"),
     ({"loader": loader_of(), "sampler": SAMPLER}, "leave the sampler out"),
     (
         {"loader": DataLoader([1, 2], batch_sampler=StepSampler(2, 1)), "sampler": SAMPLER},
-        "another one than the sampler",
+        "the sampler of Session are different",
     ),
-    ({"loader": loader_of(), "extra": {"loader": SAMPLER}}, "'loader' is the Session's own name"),
+    (
+        {"loader": loader_of(), "extra": {"loader": SAMPLER}},
+        "Session uses the name 'loader' itself",
+    ),
     ({"loader": loader_of(), "keep_global_batch": True}, "only a loader with batch_sampler"),
     ({"loader": loader_of(num_workers=1, persistent_workers=True)}, "persistent_workers=True"),
     ({"loader": loader_of(num_workers=1, in_order=False)}, "in_order=False"),
@@ -106,7 +109,7 @@ def test_batches_are_asked_for_in_each_step() -> None:
     """A step without its batch, and a batch without a loader, are errors that say so."""
     with session_of(loader=loader_of()) as session:
         step = next(session.steps(1))
-        with pytest.raises(SessionError, match=r"take step\.batch in each step"), step:
+        with pytest.raises(SessionError, match=r"use step\.batch in each step"), step:
             pass
         assert session.finished == 0
     with session_of() as session:
@@ -183,7 +186,7 @@ def test_generations_that_nobody_trained_in_deal_nothing() -> None:
 
 def test_a_stream_without_a_session() -> None:
     """A stream that nobody has bound says who would."""
-    with pytest.raises(SessionError, match="belongs to no rank yet"):
+    with pytest.raises(SessionError, match="does not belong to a rank yet"):
         next(iter(loader_of()))
 
 
@@ -212,7 +215,7 @@ def test_the_position_of_another_stream_is_refused() -> None:
     with pytest.raises(SessionError, match="parts is 5 there, 4 here"):
         data.named["loader"].load_state_dict({**state, "parts": 5})
     other = data_of(stateful(range(3)))
-    with pytest.raises(SessionError, match="that of a stream"):
+    with pytest.raises(SessionError, match="belongs to a stream"):
         other.named["loader"].load_state_dict(state)
     with pytest.raises(SessionError, match="another kind of loader"):
         data.named["loader"].load_state_dict(other.named["loader"].state_dict())
@@ -277,7 +280,7 @@ def test_stateful_loaders_that_cannot_go_on() -> None:
     """No batches, a state that cannot be kept, another world: each says what is wrong."""
     data = data_of(stateful(Broken(0, 1)))
     data.bind(0, 1, None)
-    with pytest.raises(SessionError, match="not a single batch"):
+    with pytest.raises(SessionError, match="no batch in an epoch"):
         data.take()
     data = data_of(stateful(Broken(9, object())))
     data.bind(0, 1, None)
@@ -287,7 +290,9 @@ def test_stateful_loaders_that_cannot_go_on() -> None:
     data.bind(0, 1, None)
     data.take()
     data.advance()
-    with pytest.raises(SessionError, match=r"states are of 1 ranks, and this world has 2.*Elastic"):
+    with pytest.raises(
+        SessionError, match=r"states belong to 1 ranks, but this world has 2.*Elastic"
+    ):
         data.bind(0, 2, None)
 
 

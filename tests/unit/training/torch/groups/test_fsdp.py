@@ -71,7 +71,7 @@ def test_nothing_is_sent_in_a_placeholder() -> None:
 @pytest.mark.usefixtures("placeholder")
 def test_a_placeholder_in_a_group() -> None:
     """Said with what to do."""
-    with pytest.raises(SessionError, match="in place of init_process_group"):
+    with pytest.raises(SessionError, match="instead of init_process_group"):
         init_placeholder_group()
 
 
@@ -81,7 +81,7 @@ def test_a_mesh_of_some_ranks() -> None:
     model = nn.Linear(5, 7)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
     fully_shard(model, mesh=mesh)
-    with pytest.raises(SessionError, match="of 2 ranks, not of all 4"):
+    with pytest.raises(SessionError, match="has 2 ranks, not all 4"):
         shards_of(model, WORLD)
 
 
@@ -89,7 +89,7 @@ def test_a_mesh_of_some_ranks() -> None:
 def test_ddp_of_a_model_that_is_cut_up() -> None:
     """DDP needs the whole on every rank."""
     model = cut_up(4)
-    with pytest.raises(SessionError, match="ddp needs the whole state on every rank"):
+    with pytest.raises(SessionError, match="ddp needs the complete state on every rank"):
         Session(model=model, optimizer=torch.optim.SGD(model.parameters()), ddp=True)
 
 
@@ -99,7 +99,7 @@ def test_an_optimizer_of_before() -> None:
     model = nn.Linear(5, 7)
     optimizer = torch.optim.SGD(model.parameters())
     fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
-    with pytest.raises(SessionError, match="make the optimizer after it"):
+    with pytest.raises(SessionError, match="create the optimizer after fully_shard"):
         Session(model=model, optimizer=optimizer)
 
 
