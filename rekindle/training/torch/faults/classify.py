@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import torch
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
@@ -52,6 +53,24 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
         if kind in found:
             return kind
     return FaultKind.TRANSIENT if isinstance(error, transient) else None
+
+
+def check_use(error: BaseException) -> None:
+    """Raises SessionError: the script gives one GPU to two ranks, which no repetition changes."""
+    if "Duplicate GPU detected" in str(error):  # NCCL's text
+        raise SessionError(
+            "two ranks use the same GPU, and NCCL allows one rank per GPU: call "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the model is made, and '
+            'start one rank per GPU (--nproc-per-node gpu), or use Session(backend="gloo")'
+        ) from error
+
+
+def may_come_from_peers(error: BaseException) -> bool:
+    """Return whether an unknown error on a device may be the first sign of a peer's failure.
+
+    A lack of device memory never is.
+    """
+    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def _kind_of_one(error: BaseException) -> FaultKind | None:
