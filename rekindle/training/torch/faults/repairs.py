@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +27,14 @@ class BufferGuard:
     """Keeps a copy of a module's buffers that change.
 
     It copies constant buffers (masks, tables) once: their version counters never change. It copies
-    the buffers of normalisations each time: torch's kernels write them without counting.
+    the buffers of normalisations each time, because torch's kernels write them without counting. It
+    copies all buffers on a device each time, because the replay of a CUDA graph does not count.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._places: list[tuple[dict[str, torch.Tensor | None], str, bool]] = []
-        self._kept: list[_Kept] = []
+        self._kept: list[_Kept | None] = []
 
     def look(self) -> None:
         """Find the module's buffers; once per generation, because it visits all modules."""
@@ -41,49 +43,47 @@ class BufferGuard:
             for part in self._module.modules()
             for name in private.buffers_of(part)
         ]
-        self._kept = [_Kept(None, None, 0) for _ in self._places]
+        self._kept = [None] * len(self._places)
 
     def keep(self) -> None:
         """Keep the buffers' current values."""
+        changed: list[_Kept] = []
         for index, (place, name, uncounted) in enumerate(self._places):
             buffer, kept = place[name], self._kept[index]
             if buffer is None:
                 continue
-            if buffer is not kept.buffer:
+            if kept is None or buffer is not kept.buffer:
                 self._kept[index] = _Kept(buffer, buffer.detach().clone(), buffer._version)
-            elif uncounted or buffer._version != kept.version:
-                with torch.no_grad():
-                    kept.copy_from(buffer)
+            elif kept.may_differ(uncounted=uncounted):
+                kept.version = buffer._version
+                changed.append(kept)
+        if changed:
+            with torch.no_grad():  # one call: for small buffers, calls take longer than the bytes
+                private.copy_all([kept.copy for kept in changed], [kept.buffer for kept in changed])
 
     def restore(self) -> None:
         """Restore the kept values."""
         for (place, name, uncounted), kept in zip(self._places, self._kept, strict=True):
-            if kept.buffer is None:
+            if kept is None:
                 continue
             place[name] = kept.buffer
-            if uncounted or kept.buffer._version != kept.version:
+            if kept.may_differ(uncounted=uncounted):
                 with torch.no_grad():
-                    kept.copy_back()
+                    kept.buffer.copy_(kept.copy)
+                kept.version = kept.buffer._version
 
 
+@dataclass(slots=True)
 class _Kept:
     """A buffer, a copy of its values, and its version counter at the time of the copy."""
 
-    def __init__(
-        self, buffer: torch.Tensor | None, copy: torch.Tensor | None, version: int
-    ) -> None:
-        self.buffer, self._copy, self.version = buffer, copy, version
+    buffer: torch.Tensor
+    copy: torch.Tensor
+    version: int
 
-    def copy_from(self, buffer: torch.Tensor) -> None:
-        assert self._copy is not None
-        self._copy.copy_(buffer)
-        self.version = buffer._version
-
-    def copy_back(self) -> None:
-        assert self.buffer is not None
-        assert self._copy is not None
-        self.buffer.copy_(self._copy)
-        self.version = self.buffer._version
+    def may_differ(self, *, uncounted: bool) -> bool:
+        """Return whether the buffer may have changed since the copy."""
+        return uncounted or not self.buffer.is_cpu or self.buffer._version != self.version
 
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
