@@ -197,7 +197,10 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
         about = each.about or f"{each.help[0].upper()}{each.help[1:]}."
-        command = commands.add_parser(each.name, help=each.help, description=about)
+        # Abbreviations would also match the script's own options (Python 3.11).
+        command = commands.add_parser(
+            each.name, help=each.help, description=about, allow_abbrev=False
+        )
         command.set_defaults(function=each.function)
         for add_options in each.options:
             add_options(command)
