@@ -1,7 +1,7 @@
 """Runs the tools of a node's devices (npu-smi, DCMI, nvidia-smi), and watches fault codes.
 
-The commands and their output follow the manuals of Huawei and NVIDIA; there was no device for a
-test.
+The commands and their output follow the manuals of Huawei and NVIDIA. The utilization of a GPU was
+read on an H100. There was no device for a test of the other commands.
 """
 
 from __future__ import annotations
