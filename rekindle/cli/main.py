@@ -185,7 +185,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], new: Command) -> None:
     about = new.about or f"{new.help[0].upper()}{new.help[1:]}."
-    parser = commands.add_parser(new.name, help=new.help, description=about)
+    # Abbreviations would also match the script's own options (Python 3.11).
+    parser = commands.add_parser(new.name, help=new.help, description=about, allow_abbrev=False)
     declare.add(parser, new.arguments)
     if new.function:
         parser.set_defaults(function=new.function)

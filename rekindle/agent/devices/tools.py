@@ -2,8 +2,8 @@
 
 The devices of a simulated host have no tool: a file next to the host's file lists their faults.
 
-The commands and their output follow the manuals of Huawei and NVIDIA; there was no device for a
-test.
+The commands and their output follow the manuals of Huawei and NVIDIA. The utilization of a GPU was
+read on an H100. There was no device for a test of the other commands.
 """
 
 from __future__ import annotations

@@ -55,6 +55,10 @@ def bench_for(local_rank: int) -> Bench:
         device = torch.device("npu", local_rank)
         return Bench(device, "hccl", lambda: npu.synchronize(local_rank))
     if torch.cuda.is_available():
+        there = torch.cuda.device_count()
+        if local_rank >= there:
+            needed = f"GPU {local_rank}, as local rank {local_rank} needs it"
+            raise RuntimeError(f"torch finds {there} GPUs here, and not {needed}")
         torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank)
         return Bench(device, "nccl", lambda: torch.cuda.synchronize(device))

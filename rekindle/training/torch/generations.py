@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
 from rekindle.training.torch.arguments import Arguments, check_shard
 from rekindle.training.torch.data.session_data import Data
-from rekindle.training.torch.faults.repairs import Repairs, Updates, kind_of
+from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group, store_at
 from rekindle.training.torch.groups.script_groups import (
@@ -107,6 +107,7 @@ class Generations:
         if channel is not None:
             self._updates.watch(self.named)
         self._given = given
+        self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
         self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")
         self._data = data
@@ -119,6 +120,10 @@ class Generations:
         """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
         return Arrival(done, shard=self.place.shard, clean=self.repairs.clean)
+
+    def begin_step(self) -> None:
+        """Record whether the script keeps its gradients' memory from step to step."""
+        self._keeps_gradients = _has_gradients(self.named["optimizer"])
 
     def recover(self) -> None:
         """Make the device usable again if the generation has ended. Raises UnusableError."""
@@ -170,7 +175,11 @@ class Generations:
         self._progress.formed(0)
 
     def failed(self, error: BaseException) -> FaultKind | None:
-        """Return the kind of fault that broke the forming; None: torch is not known to raise it."""
+        """Return the kind of fault that broke the forming; None: torch is not known to raise it.
+
+        Raises SessionError: the script gives one GPU to several ranks.
+        """
+        check_use(error)
         kind = kind_of(error)
         self.repairs.note(kind or FaultKind.LINK, error)
         return kind
@@ -201,7 +210,8 @@ class Generations:
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""
         self.repairs.buffers.look()
-        _drop_gradients(self._given.model, self.named["optimizer"])
+        parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
+        renew_gradients(parameters, keep=self._keeps_gradients)
         if self._ddp is not None and wrap:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
@@ -209,8 +219,22 @@ class Generations:
         self._data.bind(self.rank, self.world_size, shares)
 
 
-def _drop_gradients(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Remove all gradients: those of a broken step are invalid for the next step."""
-    of_groups = (p for group in optimizer.param_groups for p in group["params"])
-    for parameter in (*model.parameters(), *of_groups):
-        parameter.grad = None
+def renew_gradients(parameters: Iterable[torch.nn.Parameter], *, keep: bool) -> None:
+    """Make the gradients of a broken step invisible to the next step.
+
+    keep: a CUDA graph, or a script's own buffer, has the gradients' memory. They become zero there.
+    """
+    with torch.no_grad():
+        for parameter in parameters:
+            if keep and parameter.grad is not None:
+                parameter.grad.zero_()
+            else:
+                parameter.grad = None
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

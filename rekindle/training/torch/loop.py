@@ -20,7 +20,7 @@ from rekindle.training.torch.arguments import Arguments, check_arguments, check_
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.injection import inject
-from rekindle.training.torch.faults.repairs import kind_of
+from rekindle.training.torch.faults.repairs import kind_of, may_come_from_peers
 from rekindle.training.torch.generations import Generations
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
@@ -111,6 +111,7 @@ class Loop:
         """Begin the step's body, for the first time or again."""
         self.progress.begin_step()
         self._step.begin()
+        self.generations.begin_step()
         rng.begin_step(self.given.seed, self.generations.rank, step)
         if self.member is not None:
             channel = self.member.channel
@@ -159,7 +160,7 @@ class Loop:
         Drivers change their texts. A rank must survive a peer's failure even if the text is
         unknown.
         """
-        if self.generations.device.type == "cpu" or not isinstance(error, RuntimeError):
+        if self.generations.device.type == "cpu" or not may_come_from_peers(error):
             return False
         return member.channel.is_over_within(member.generation, NOTICE_S)
 

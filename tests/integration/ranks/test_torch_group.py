@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import sys
@@ -234,6 +235,31 @@ def _severed_before(rank: Rank) -> None:
 def test_a_group_severed_early_is_never_formed():
     """A sever that comes before form() is not lost."""
     run(_severed_before, 1)
+
+
+def _asks_for_nccl(rank: Rank, chosen: str | None) -> str:
+    name = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+    os.environ.pop(name, None)
+    if chosen is not None:
+        os.environ[name] = chosen
+    group = Group()
+    with contextlib.suppress(RuntimeError):  # without a GPU there is no NCCL
+        group.form(
+            store=rank.store,
+            generation=1,
+            rank=0,
+            world_size=1,
+            backend="nccl",
+            timeout_s=FOREVER_S,
+        )
+    group.leave()
+    return os.environ[name]
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "0"), ("1", "1")])
+def test_nccls_watchdog_leaves_a_kernels_error_to_the_script(chosen: str | None, used: str):
+    """On an H100 it aborted the process of a failed device-side assert: a fault without a cause."""
+    assert run(_asks_for_nccl, 1, chosen) == [used]
 
 
 def _opens_sockets_while_forming(rank: Rank) -> None:

@@ -199,6 +199,14 @@ _RANK: dict[str, Row] = {
         "`1`; `2` in a Session",
         "How NCCL handles a failed collective; in a Session it does not end the process.",
     ),
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": (
+        "Session",
+        "torch",
+        "",
+        "`0`, unless you set it",
+        "Whether NCCL's watchdog ends the process after a kernel's error; in a Session the script "
+        "raises the error.",
+    ),
     "REKINDLE_JOB_ID": ("agent", "ranks", "", "", "The job's id."),
     "REKINDLE_NODE_RANK": ("agent", "ranks", "node rank", "", "Node rank in the full world."),
     "REKINDLE_SLOT": ("agent", "ranks", "rank", "", "Rank in the full world; it never changes."),

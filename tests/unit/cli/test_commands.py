@@ -63,3 +63,10 @@ def test_the_status_is_that_of_the_newest_attempt(
         with pytest.raises(SystemExit):
             cli.main(["status", "job"])
         assert capsys.readouterr().out == f"job job: {shown}\n"
+
+
+@pytest.mark.parametrize("theirs", ["--fault", "--checkpoint", "--no", "--log"])
+def test_a_scripts_option_may_begin_like_options_of_ours(theirs: str) -> None:
+    """Python 3.11 refused it as ambiguous: --checkpoint could be --checkpoint-every, or -dir."""
+    options = cli.command_parser().parse_args(["run", "train.py", theirs, "x"])
+    assert (options.script, options.arguments) == ("train.py", [theirs, "x"])

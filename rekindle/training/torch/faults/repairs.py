@@ -69,6 +69,24 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     return FaultKind.TRANSIENT if isinstance(error, transient) else None
 
 
+def check_use(error: BaseException) -> None:
+    """Raises SessionError: the script gives one GPU to two ranks, which no repetition changes."""
+    if "Duplicate GPU detected" in str(error):  # NCCL's text
+        raise SessionError(
+            "two ranks use the same GPU, and NCCL allows one rank per GPU: call "
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the model is made, and '
+            'start one rank per GPU (--nproc-per-node gpu), or use Session(backend="gloo")'
+        ) from error
+
+
+def may_come_from_peers(error: BaseException) -> bool:
+    """Return whether an unknown error on a device may be the first sign of a peer's failure.
+
+    A lack of device memory never is.
+    """
+    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+
+
 def _kind_of_one(error: BaseException) -> FaultKind | None:
     package = type(error).__module__.partition(".")[0]
     if type(error) is RuntimeError or (isinstance(error, RuntimeError) and package in _RAISERS):
@@ -82,7 +100,8 @@ class BufferGuard:
     """Keeps a copy of a module's buffers that change.
 
     It copies constant buffers (masks, tables) once: their version counters never change. It copies
-    the buffers of normalisations each time: torch's kernels write them without counting.
+    the buffers of normalisations each time, because torch's kernels write them without counting. It
+    copies all buffers on a device each time, because the replay of a CUDA graph does not count.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -101,23 +120,26 @@ class BufferGuard:
 
     def keep(self) -> None:
         """Keep the buffers' current values."""
+        changed: list[_Kept] = []
         for index, (place, name, uncounted) in enumerate(self._places):
             buffer, kept = place[name], self._kept.get(index)
             if buffer is None:
                 continue
             if kept is None or buffer is not kept.buffer:
                 self._kept[index] = _Kept(buffer, buffer.detach().clone(), buffer._version)
-            elif uncounted or buffer._version != kept.version:
-                with torch.no_grad():
-                    kept.copy.copy_(buffer)
+            elif kept.may_differ(uncounted=uncounted):
                 kept.version = buffer._version
+                changed.append(kept)
+        if changed:
+            with torch.no_grad():  # one call: for small buffers, calls take longer than the bytes
+                private.copy_all([kept.copy for kept in changed], [kept.buffer for kept in changed])
 
     def restore(self) -> None:
         """Restore the kept values."""
         for index, kept in self._kept.items():
             place, name, uncounted = self._places[index]
             place[name] = kept.buffer
-            if uncounted or kept.buffer._version != kept.version:
+            if kept.may_differ(uncounted=uncounted):
                 with torch.no_grad():
                     kept.buffer.copy_(kept.copy)
                 kept.version = kept.buffer._version
@@ -130,6 +152,10 @@ class _Kept:
     buffer: torch.Tensor
     copy: torch.Tensor
     version: int
+
+    def may_differ(self, *, uncounted: bool) -> bool:
+        """Return whether the buffer may have changed since the copy."""
+        return uncounted or not self.buffer.is_cpu or self.buffer._version != self.version
 
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)

@@ -94,6 +94,9 @@ class Group:
         if "nccl" in backend:
             # A failed collective aborts its communicator, not the process (torch's default).
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+            # NCCL's watchdog does not end the process when a kernel has failed (torch's default).
+            # The main thread raises the kernel's error, which shows the kind of fault.
+            os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         timeout = timedelta(seconds=timeout_s)
         line = _line_to(store, timeout)
         over = f"generation {generation} ended before all ranks had formed it"

@@ -336,4 +336,21 @@ def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future
     if _record is not None:
         operation = _described("all_reduce", bucket.buffer(), None)
     mark = _mark(f"bucket {bucket.index()}")
-    return following.follow(future, _only_tensor, mark, operation)
+    return following.follow(future, _pick_for(bucket.buffer().device), mark, operation)
+
+
+def _pick_for(device: torch.device) -> Callable[[Any], Any]:
+    """Return the function that computes a hook's value; gloo's thread calls it.
+
+    Gloo copies its result to a GPU in a stream of its own. Its thread makes only the default stream
+    wait for that copy (torch 2.11). So the stream of the backward pass waits for the default one.
+    """
+    if device.type != "cuda":
+        return _only_tensor
+    stream = torch.cuda.current_stream(device)
+
+    def pick(value: Any) -> Any:
+        stream.wait_stream(torch.cuda.default_stream(device))
+        return _only_tensor(value)
+
+    return pick

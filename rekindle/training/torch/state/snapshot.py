@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,8 @@ from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of
+
+_log = logging.getLogger(__name__)
 
 _Copy = tuple[torch.Tensor, torch.Tensor]  # target and source
 _Move = tuple[int, int, int]  # target address, source address, number of bytes
@@ -89,12 +93,45 @@ def _copy(copies: Iterable[_Copy]) -> None:
             target.copy_(source)
 
 
+class PinnedMemory:
+    """The memory of snapshots that CUDA reads and writes directly.
+
+    A copy from a GPU to other memory passes through a small buffer of the driver. On an H100 it
+    moves about 10 GB/s, and about 50 GB/s to registered memory.
+    cudart: CUDA's runtime functions.
+    """
+
+    def __init__(self, cudart: Any = None) -> None:
+        self._cudart = cudart
+        self._addresses: list[int] = []
+
+    def add(self, data: memoryview) -> None:
+        """Register this memory. Copies are slower, and still correct, if CUDA refuses it."""
+        self._cudart = self._cudart or torch.cuda.cudart()
+        address = torch.frombuffer(data, dtype=torch.uint8).data_ptr()
+        answer = int(self._cudart.cudaHostRegister(address, len(data), 0))
+        if answer == 0:
+            self._addresses.append(address)
+            return
+        _log.warning("CUDA cannot register %d bytes (error %d): slow snapshots", len(data), answer)
+        # CUDA also gives a refusal to the next caller that asks for errors: to this one.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+
+    def release(self) -> None:
+        """Unregister all memory. It must still be mapped."""
+        for address in self._addresses:
+            self._cudart.cudaHostUnregister(address)
+        self._addresses = []
+
+
 class TorchSnapshotWriter(SnapshotWriter):
     """Copies live tensors. seed: of the random streams; a checkpoint's metadata include it."""
 
     def __init__(self, channel: Channel, place: RankPlace, *, seed: int) -> None:
         super().__init__(channel, place)
         self._seed = seed
+        self._pinned = PinnedMemory()
 
     def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the state of live objects, without a copy."""
@@ -108,11 +145,18 @@ class TorchSnapshotWriter(SnapshotWriter):
     ) -> Sequence[torch.Tensor]:
         """Return tensors whose memory is the buffer."""
         named = state.tensors.items()
+        if any(tensor.is_cuda for tensor in state.tensors.values()):
+            self._pinned.add(data)
         return [view(data, t.dtype, tuple(t.shape), begins[name]) for name, t in named]
 
     def copy(self, views: Sequence[torch.Tensor], state: Captured) -> None:
         """Copy all tensors in one call: for small tensors each call takes longer than the bytes."""
         private.copy_all(list(views), list(state.tensors.values()))
+
+    def close(self) -> None:
+        """Close the buffers; the agent keeps their contents."""
+        self._pinned.release()
+        super().close()
 
 
 def load_snapshot(

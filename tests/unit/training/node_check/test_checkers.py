@@ -22,7 +22,7 @@ from rekindle.agent.node_check import Checker, CheckerError, NodeCheckRunner
 from rekindle.protocol.node_check import DeviceWork, Done
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 from rekindle.training.node_check import serving
-from rekindle.training.node_check.torch_device import Bench
+from rekindle.training.node_check.torch_device import Bench, bench_for
 
 NO_MEMORY = "OutOfMemoryError: CUDA out of memory."
 DEVICE = Bench(
@@ -149,3 +149,11 @@ def test_beside_ranks_little_memory_is_taken() -> None:
         matrices, copies = 3 * 2 * bench.size**2, 2 * bench.copied
         assert (matrices + copies < least) is fits
     assert DEVICE.lighter().backend == DEVICE.backend
+
+
+def test_a_node_with_fewer_gpus_than_ranks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's own text is only "invalid device ordinal"."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="torch finds 1 GPUs here, and not GPU 1"):
+        bench_for(1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.torch.faults.repairs import kind_of
+from rekindle.training.torch.faults.repairs import check_use, kind_of, may_come_from_peers
 
 GLOO = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
@@ -143,3 +144,26 @@ def test_a_chain_that_bites_its_own_tail() -> None:
     error, other = ValueError("a"), ValueError("b")
     error.__cause__, other.__cause__ = other, error
     assert kind_of(error) is None
+
+
+# Recorded with torch 2.11 on an H100.
+DUPLICATE = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage (run with "
+    "NCCL_DEBUG=WARN for details), NCCL version 2.28.9\nncclInvalidUsage: This usually reflects "
+    "invalid usage of NCCL library.\nLast error:\n"
+    "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+)
+
+
+def test_two_ranks_on_one_gpu_are_an_error_of_the_script() -> None:
+    """A repetition fails in the same way, so the ranks end with a text that says what to do."""
+    with pytest.raises(SessionError, match=r"two ranks use the same GPU.*--nproc-per-node gpu"):
+        check_use(dist.DistBackendError(DUPLICATE))
+    check_use(dist.DistBackendError("NCCL error in: unhandled system error"))
+
+
+def test_a_lack_of_device_memory_is_no_sign_of_a_peers_failure() -> None:
+    """The rank ends at once, and does not wait two seconds for news of a peer."""
+    assert not may_come_from_peers(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert may_come_from_peers(RuntimeError("CUDA error: an unknown text of a new driver"))
+    assert not may_come_from_peers(ValueError("a planted error"))

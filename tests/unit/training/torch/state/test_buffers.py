@@ -46,3 +46,25 @@ def test_a_buffer_that_was_replaced_is_followed() -> None:
     module.seen = torch.full((2,), 9.0)
     guard.restore()
     assert module.seen.tolist() == [1.0, 1.0]
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that says that it is on a device."""
+
+    is_cpu = False
+
+
+def test_a_buffer_on_a_device_is_kept_without_a_look_at_its_counter() -> None:
+    """The replay of a CUDA graph changes buffers, and no version counter shows it."""
+    module = torch.nn.Module()
+    module.register_buffer("seen", torch.zeros(2).as_subclass(OnDevice))
+    guard = BufferGuard(module)
+    guard.look()
+    guard.keep()
+    for step in (1.0, 2.0):
+        uncounted = module.seen.data  # the same memory with a counter of its own
+        uncounted += 1
+        guard.keep()
+        uncounted += 7
+        guard.restore()
+        assert module.seen.tolist() == [step, step]

@@ -1,0 +1,44 @@
+"""Gradients whose memory belongs to the script, or to a CUDA graph, stay in that memory."""
+
+from __future__ import annotations
+
+import torch
+
+from rekindle.training.torch import Session
+from rekindle.training.torch.generations import renew_gradients
+
+
+def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Give all gradients one memory, as a script does that all-reduces them in one call."""
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    begin = 0
+    for parameter in model.parameters():
+        parameter.grad = flat[begin : begin + parameter.numel()].view(parameter.shape)
+        begin += parameter.numel()
+    return flat
+
+
+def test_a_session_leaves_gradients_in_the_memory_of_the_script() -> None:
+    """The script would otherwise all-reduce a memory without gradients, and no error would come."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    flat = flat_gradients(model)
+    with Session(model=model, optimizer=optimizer) as session:
+        for step in session.steps(2):
+            with step:
+                flat.zero_()
+                session.model(torch.ones(1, 3)).sum().backward()
+                assert flat.tolist() == [1.0] * 8
+                optimizer.step()
+
+
+def test_gradients_of_a_broken_step_become_zero_in_place_or_none() -> None:
+    """A survivor keeps the memory only if the script keeps it from step to step."""
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    gradient = parameters[0].grad = torch.ones(2)
+    renew_gradients(parameters, keep=True)
+    assert parameters[0].grad is gradient
+    assert gradient.tolist() == [0.0, 0.0]
+    assert parameters[1].grad is None
+    renew_gradients(parameters, keep=False)
+    assert parameters[0].grad is None
