@@ -16,11 +16,11 @@ from waiting import wait_until
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
-# Runs until the test lets it go, with a child that ignores the signals of politeness.
+# Runs until the test lets it go, with a child and a grandchild that ignore SIGTERM.
 WAITS = """
 import os, signal, subprocess, time
 
-subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 600"])
+subprocess.Popen(["sh", "-c", "trap '' TERM INT HUP; sleep 600 & wait"])
 print("runs", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 while not os.path.exists("go"):
     time.sleep(0.02)
