@@ -1,4 +1,4 @@
-"""The directory store: what was committed outlives a loss of power."""
+"""The directory store: a loss of power leaves each committed checkpoint."""
 
 from __future__ import annotations
 
