@@ -31,6 +31,20 @@ def test_a_generated_page_is_as_the_source_has_it(name: str) -> None:
     assert (FOLDER / name).read_text() == PAGES[name](), "run `make reference`"
 
 
+def test_each_guarantee_names_tests_that_exist() -> None:
+    """A test that is renamed or removed changes promises.md too."""
+    text = (PAGES_OF_SITE / "reference" / "promises.md").read_text()
+    named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)(?:::(\w+))?", text)
+    gone = [
+        (file, name)
+        for file, name in named
+        if not (ROOT / "tests" / file).exists()
+        or not re.search(rf"^(?:def )?{name}\b", (ROOT / "tests" / file).read_text(), re.MULTILINE)
+    ]
+    assert len(named) > 100
+    assert gone == []
+
+
 def test_a_name_without_a_row_is_refused() -> None:
     """The error names the file and the names."""
     with pytest.raises(ValueError, match=r"files\.py: add rows for \['b'\], remove those of \['c"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,27 @@ def test_a_pinned_checkpoint_stays(store: DirectoryStore, root: Path) -> None:
     store.unpin(audit)
     assert store.prune(LAST) == ((1, 1),)
     assert store.keys() == [(3, 1)]
+
+
+def test_a_pin_that_comes_while_a_prune_runs(
+    store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pin that is added just before the prune takes the lock of the pins protects."""
+    for step in (1, 2):
+        put(store, step)
+    late, real = [Pin((1, 1), "release")], pins.locked
+
+    @contextlib.contextmanager
+    def locked(path: Path) -> Iterator[None]:
+        if late:
+            assert DirectoryStore(root).pin(late.pop())
+        with real(path):
+            yield
+
+    monkeypatch.setattr(pins, "locked", locked)
+    assert store.prune(LAST) == ()
+    assert late == []
+    assert store.keys() == [(2, 1), (1, 1)]
 
 
 def test_what_is_not_there_cannot_be_pinned(store: DirectoryStore, root: Path) -> None:

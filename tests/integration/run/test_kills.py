@@ -290,3 +290,18 @@ def test_the_launcher_is_killed_while_it_starts_the_job(place: Place, moment: st
     wait_until(lambda: STARTED[moment](run), moment)
     run.signal(signal.SIGKILL)
     run.end()
+
+
+# Starts a process in a session of its own, which starts another one; then the script ends.
+AWAY = """
+import subprocess
+
+command = ["sh", "-c", "sleep 600 & echo runs; wait"]
+helper = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+helper.stdout.readline()
+"""
+
+
+def test_helpers_in_a_session_of_their_own_end_with_the_job(place: Place) -> None:
+    """The signals for a rank's session do not reach them; the agent ends all its descendants."""
+    place.start_quick(place.script(AWAY)).end(0)

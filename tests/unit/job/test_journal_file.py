@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.errors import JobError
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.journal_reader import events_in, is_over
 from rekindle.recovery.journal import journal
@@ -106,3 +107,19 @@ def test_a_job_that_is_over(tmp_path: Path) -> None:
     assert not is_over(path)
     journal_file.append(stopping(2))
     assert not is_over(path)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two coordinators never write one journal, even if the first one does not end in time."""
+    monkeypatch.setattr("rekindle.job.journal_file.LOCK_S", 0.05)
+    path = tmp_path / "journal.jsonl"
+    first = JournalFile(path)
+    first.append(stopping(0))
+    written = path.read_bytes()
+    with pytest.raises(JobError, match="is written by another coordinator of this job"):
+        JournalFile(path)
+    assert path.read_bytes() == written
+    first.close()
+    second = JournalFile(path)
+    assert [event.seq for event in second.events] == [1]
+    second.close()

@@ -16,17 +16,20 @@ from jobs.driver import spec_of
 from jobs.replicas import room_of
 from waiting import finished, turn_until, turns, wait_set
 
+from rekindle.agent.snapshots import buffers as buffers_module
 from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
+from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.held_state import RankPlace
+from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
@@ -180,6 +183,33 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         found = node.store.find(15, 1)
         assert found is not None
         assert found.manifest.metrics == {"loss": 0.5}
+
+    run(node, body)
+
+
+def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order to write it may come between the end of a step and the seal of its snapshot."""
+    node, seal, go_on = Node(tmp_path, shards=1), buffers_module._seal, threading.Event()
+    node.store.free.set()
+
+    def slow(buffer: SnapshotBuffer, made: Made) -> bool:
+        wait_set(go_on)
+        return seal(buffer, made)
+
+    async def body() -> None:
+        await node.take(5, checkpoint=False)
+        monkeypatch.setattr(buffers_module, "_seal", slow)
+        taken = asyncio.ensure_future(node.take(10, checkpoint=False))
+        await turns()
+        node.snapshots.dump(p.WriteFinalCheckpoint(step=5, made=1))
+        await turns()
+        await in_pool(node.snapshots._writes, int)  # a write that did not wait is done by now
+        go_on.set()
+        await taken
+        await node.snapshots.finish()
+        assert node.heard(p.CheckpointWritten) == [10]
 
     run(node, body)
 
