@@ -92,7 +92,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _count(
             "Uses of the strategies inside the running job, and restarts that end a hang or reset "
-            "a device. After that every fault restarts all ranks."
+            "a device. After that a fault needs another strategy, such as restart, within its "
+            "limit; without one the job ends."
         ),
     ] = 128
     max_in_row: Annotated[
@@ -145,7 +146,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _seconds(
             "that a healthy rank may take to leave its step after a fault; after that its agent "
-            "restarts it, too. Give more than the longest time of a step without a collective."
+            "restarts it, too. A rank "
+            "notices the fault at its next collective: give more than the longest time between "
+            "two collectives of a step."
         ),
     ] = 300.0
     join_timeout_s: Annotated[
