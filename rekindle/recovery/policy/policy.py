@@ -91,8 +91,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _count(
             "Uses of the strategies inside the running job, and restarts that end a hang or reset "
-            "a device. After that only restart and the reschedules are left, "
-            "within their own limits."
+            "a device. After that a fault needs another strategy, such as restart, within its "
+            "limit; without one the job ends."
         ),
     ] = 128
     max_in_row: Annotated[
@@ -151,7 +151,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _seconds(
             "that a healthy rank may take to leave its step after a fault; after that its agent "
-            "also restarts it. Give more than the longest time of a step without a collective."
+            "also restarts it. A rank notices the fault at its next collective, so give more than "
+            "the longest time between two collectives of a step."
         ),
     ] = 300.0
     join_timeout_s: Annotated[

@@ -36,8 +36,8 @@ IGNORED = "accepted for compatibility with torchrun, without effect"
 _LISTED = "`--json` prints the incidents as a JSON list, with all faults and times."
 _CLUSTER = (
     "Without `--kubeconfig`, `--context` and `--namespace` the command concerns the simulated "
-    "hosts of this machine and user. Each of the three options alone selects the jobs of a "
-    "cluster."
+    "hosts of this machine and user, by the log in `REKINDLE_HOME`. Each of the three options "
+    "alone selects the jobs of a cluster; the other two then have the defaults of the table."
 )
 _RUNNING = (
     "Run the command on the machine of the job directory, with the same `REKINDLE_HOME` as "
@@ -62,8 +62,12 @@ NOTES: dict[str, list[str]] = {
         "--node-rank 1\n```",
         "`--nproc-per-node`: `gpu` is the number of CUDA devices, and an error without any. `cpu` "
         "is the number of CPU cores. `auto` is `gpu`, or `cpu` without a CUDA device.",
-        "The first Ctrl-C stops the job: the ranks get SIGTERM, and SIGKILL after 10 s, and the "
-        "job writes a final checkpoint. The second Ctrl-C kills all ranks without a final "
+        "Without `-r` and `-t` both streams of each rank go to its log files and to the terminal, "
+        "where each line begins with role and rank, such as `[default0]:`. Only `-r` hides a "
+        "stream from the terminal; `-t` shows it in spite of `-r`.",
+        "The first Ctrl-C stops the job: the ranks get SIGTERM, and SIGKILL after 10 s. Then the "
+        "agents write the newest snapshot as a final checkpoint, if the policy has `dump` (the "
+        "default) and no checkpoint is as new. The second Ctrl-C kills all ranks without a final "
         "checkpoint. [Run a job from the shell](../operate/running.md) explains all options.",
     ],
     "rekindle inject": [

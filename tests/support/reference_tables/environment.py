@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
+from rekindle.agent.mindspore_scheduler import PATIENCE_S
 from repository import ROOT
 
 from reference_tables.markdown import check_names, code, page, table
 from rekindle.agent.environment import PATIENCE_S
+from rekindle.engines.kubernetes.manifests.ascend import TTP_PORT
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 
 _LIMITS = RecordLimits()
@@ -28,6 +30,12 @@ _RULES = table(
         (
             "The user sets a variable that has user and agent in the column Set by",
             "The value of the user stays. `PYTHONUNBUFFERED` is always 1.",
+        ),
+        (
+            "The world changes its size while a rank runs",
+            "The Session sets `RANK`, `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`, `ROLE_RANK` "
+            "and `ROLE_WORLD_SIZE` in `os.environ` to the new values. `REKINDLE_SLOT` and "
+            "`REKINDLE_FULL_WORLD` stay.",
         ),
         (
             "A job's field `environment` has a name that begins with `REKINDLE_`",
@@ -59,7 +67,7 @@ Row = tuple[str, str, str, str, str]
 # (set by, read by, unit, default, meaning)
 _USER: dict[str, Row] = {
     "REKINDLE_HOME": (
-        "user",
+        "user, pod (`kubernetes.home`)",
         "commands, flows",
         "",
         "`~/.rekindle`",
@@ -216,7 +224,7 @@ _RANK: dict[str, Row] = {
         "ranks with MindIO's API",
         "",
         "",
-        "`1`: the rank joins ranks that already train.",
+        "`1`: the rank joins ranks that already train; else `0`.",
     ),
     "REKINDLE_CHANNEL_FD": ("agent", "ranks", "", "", "Descriptor of the socket to the agent."),
     "REKINDLE_HEARTBEAT_FD": ("agent", "ranks", "", "", "Descriptor of the heartbeat page."),
@@ -376,6 +384,7 @@ _ASCEND: dict[str, Row] = {
     ),
 }
 
+_PROCESSES = "only with `recover_strategy`."
 _POD: dict[str, Row] = {
     "REKINDLE_POD_IP": ("pod", "`rekindle run`", "", "", "Address of the pod (`--local-addr`)."),
     "REKINDLE_HOST_NAME": (
@@ -386,20 +395,44 @@ _POD: dict[str, Row] = {
         "Name of the node, by which Rekindle records faults of hosts.",
     ),
     "PYTHONUNBUFFERED": ("agent, pod", "Python", "", "`1`", "Ranks print without delay."),
-    "XDL_IP": ("pod", "MindCluster", "", "", "Address of the host."),
-    "POD_IP": ("pod", "MindCluster", "", "", "Address of the pod."),
-    "ASCEND_VISIBLE_DEVICES": ("pod", "Ascend Docker Runtime", "", "", "NPUs of the pod."),
-    "TTP_PORT": ("pod", "MindCluster", "TCP port", "", "Port of MindCluster's controller."),
-    "PROCESS_RECOVER": ("pod", "MindCluster", "", "", "`on` with strategies of MindCluster."),
+    "XDL_IP": ("pod", "MindCluster", "", "", "Address of the host; see above."),
+    "POD_IP": ("pod", "MindCluster", "", "", "Address of the pod; see above."),
+    "ASCEND_VISIBLE_DEVICES": (
+        "pod",
+        "Ascend Docker Runtime",
+        "",
+        "",
+        "NPUs of the pod, if `kubernetes.device` is given; see above.",
+    ),
+    "TTP_PORT": (
+        "pod",
+        "MindCluster",
+        "TCP port",
+        code(TTP_PORT),
+        "Port of MindCluster's controller; see above.",
+    ),
+    "PROCESS_RECOVER": ("pod", "MindCluster", "", "`on`", f"Recovery of processes; {_PROCESSES}"),
     "ELASTIC_PROCESS_RECOVER_ENABLE": (
         "pod",
         "MindCluster",
         "",
-        "",
-        "`1` with strategies of MindCluster.",
+        "`1`",
+        f"Recovery of processes; {_PROCESSES}",
     ),
-    "MINDIO_WAIT_MINDX_TIME": ("pod", "MindCluster", "seconds", "", "Time that MindIO waits."),
-    "TASKD_PROCESS_ENABLE": ("pod", "MindCluster", "", "", "`on` with strategies of MindCluster."),
+    "MINDIO_WAIT_MINDX_TIME": (
+        "pod",
+        "MindCluster",
+        "seconds",
+        "`60`",
+        f"Time that MindIO waits; {_PROCESSES}",
+    ),
+    "TASKD_PROCESS_ENABLE": (
+        "pod",
+        "MindCluster",
+        "",
+        "`on`",
+        f"Recovery of processes; {_PROCESSES}",
+    ),
 }
 
 _RETRAIN: dict[str, Row] = {
@@ -417,6 +450,12 @@ _RETRAIN: dict[str, Row] = {
         "",
         "Marks the processes of a command, so that the flow can end them.",
     ),
+}
+
+# A text above the table of a group.
+_ABOVE = {
+    "In pods": "`XDL_IP` and the variables below it exist only with `kubernetes.ascend.env`; this "
+    "is the default if MindCluster recovers the job (`kubernetes.recovery: mindcluster`).",
 }
 
 GROUPS: dict[str, dict[str, Row]] = {
@@ -463,12 +502,13 @@ def environment() -> str:
         "A rank gets the environment of its agent and the field `environment` of the job. Agents "
         "of `rekindle run` have its environment, without `REKINDLE_SECRET`. An agent on another "
         "machine has the environment of that machine.",
-        "An empty cell in the column Default means that Rekindle always sets the variable in the "
-        "processes of that section. *none* means that the variable is usually not set.",
+        "An empty cell in the column Default means that Rekindle sets the variable in the "
+        "processes of that section, and that its value has no default. *none* means that the "
+        "variable is usually not set.",
         _RULES,
     ]
     for title, rows in GROUPS.items():
-        parts += [f"## {title}"]
+        parts += [f"## {title}", *([_ABOVE[title]] if title in _ABOVE else [])]
         parts += [table(_HEADS, [_cells(name, *row) for name, row in rows.items()])]
     return page("Environment variables", *parts)
 

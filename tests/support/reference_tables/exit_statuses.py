@@ -16,7 +16,9 @@ _ALL = [
     (_FAILED, "The command could not do its work. The last line on stderr has the reason."),
     (
         _WRONG,
-        "The command line, a file or the environment is wrong, or a package is not installed.",
+        "The command line, a file or the environment is wrong, or a package is not installed; the "
+        "message then has the command for it, such as `boto3 is not installed: pip install "
+        "'rekindle[s3]'`.",
     ),
 ]
 _ABSENT = (_FAILED, "The job does not run, or its coordinator does not answer or refuses.")
@@ -39,6 +41,7 @@ _JOINED = [
 
 # The end of a rank: status or signal, and its meaning. The tables of faults have the kind.
 _RANKS: list[tuple[tuple[int | str, ...], str]] = [
+    ((0,), "The rank ended before the others had finished; see above."),
     ((1,), "An error of the script, as after an exception."),
     ((2,), "Wrong arguments of the script."),
     ((14,), "By a convention of nvidia-smi and DLRover: the infoROM of the GPU is damaged."),
@@ -51,11 +54,14 @@ _RANKS: list[tuple[tuple[int | str, ...], str]] = [
         "Killed from outside. The kind is `host-out-of-memory` if the kernel killed processes for "
         "lack of memory just before.",
     ),
-    (("SIGTERM", "SIGINT", "SIGHUP"), "Ended from outside, or by a terminal."),
+    (("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), "Ended from outside, or by a terminal."),
     (
         ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"),
         "Native code failed.",
     ),
+    (("SIGXCPU", "SIGXFSZ"), "The process reached a limit of CPU time or file size (`ulimit`)."),
+    (("SIGSYS",), "Native code made a system call that is not allowed."),
+    (("SIGPIPE",), "The reader of its output ended."),
 ]
 
 # What a status means for one command, where that is more than above.
@@ -67,7 +73,11 @@ _OWN: dict[str, list[tuple[str, str]]] = {
             "The job failed (whatever the status of its ranks), `rekindle stop` stopped it, or "
             "another process runs it.",
         ),
-        (_WRONG, "The job could not start: the command line or a file is wrong."),
+        (
+            _WRONG,
+            "The job could not start: an option, the policy, an environment variable or a place "
+            "for checkpoints is not valid, or the script or the framework does not exist.",
+        ),
         ("129, 130, 143", "SIGHUP, SIGINT or SIGTERM stopped the job (128 + signal)."),
     ],
     "rekindle inject": [_ABSENT],
@@ -79,7 +89,7 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         ("0", "The list is complete, also if it has damaged checkpoints."),
     ],
     "rekindle checkpoints verify": [
-        ("0", "All checkpoints are intact."),
+        ("0", "All checkpoints are intact. An unfinished checkpoint does not count as damaged."),
         (_FAILED, "A checkpoint is damaged or cannot be read."),
     ],
     "rekindle checkpoints pull": [
@@ -109,7 +119,10 @@ _OWN: dict[str, list[tuple[str, str]]] = {
     "rekindle diagnose": [(_WRONG, "There is no such job, folder or step.")],
     "rekindle npu-check": [
         ("0", "Nothing is missing."),
-        (_FAILED, "Something is missing."),
+        (
+            _FAILED,
+            "One of these is missing: torch-npu, torch of its version, CANN, the driver, devices.",
+        ),
         (_WRONG, "A variable of HCCL is not valid."),
     ],
     "rekindle status": [
@@ -169,8 +182,9 @@ def exit_statuses() -> str:
         "before the status. [Faults](../recover/faults.md) describes the kinds, and how to give "
         "statuses of your own a meaning.",
         table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
-        "Another status above 128 means the signal with the number status - 128; for example 137 "
-        "is SIGKILL. Every other status is the script's own choice, kind `user-code`.",
+        "Another signal has the kind `process`. Another status above 128 means the signal with the "
+        "number status - 128, if there is such a signal: 137 is SIGKILL. Every other status, also "
+        "255, is the script's own choice, kind `user-code`.",
     )
 
 

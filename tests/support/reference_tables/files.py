@@ -89,7 +89,8 @@ _JOB = [
     (
         f"{names.CHECKPOINT_DIRECTORY}/step-N-gG",
         "agents",
-        "Checkpoints, if the job names no other location. "
+        "Checkpoints, if the job names no other location; N is the step in 10 digits, G the "
+        "generation in 6: `step-0000000130-g000002`. "
         "[Checkpoints](../recover/checkpoints.md#files-of-a-checkpoint) has the files in it.",
     ),
     (
@@ -122,6 +123,12 @@ _CASES = [
     (
         "The same without `REKINDLE_HOME`",
         "They are in a temporary folder `rekindle-node-...`. The command removes it at its end.",
+    ),
+    (
+        "A job in Kubernetes",
+        "Logs and records of ranks are in their pods, and Kubernetes removes them with the pods. "
+        "With the field `kubernetes.home` they are in `jobs/JOB/nodes/HOST` below this folder, "
+        "on a volume.",
     ),
     (
         "The disk is full",

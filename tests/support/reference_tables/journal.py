@@ -46,7 +46,8 @@ EVENTS = {
     "recovery lost `newest` - `step` finished steps; a negative number counts as 0.",
     "isolated": "The engine places nothing more on this host.",
     "job-started": "The coordinator of an attempt started.",
-    "final-checkpoint": "A node writes the final checkpoint, or has written it, or could not.",
+    "final-checkpoint": "A node begins to write the final checkpoint (`path` and `error` are "
+    "empty), has written it (`path`), or could not (`error`).",
     "node-checked": "The job checked a node before it took the node in.",
     "node-joined": "An agent joined the job.",
     "node-left": "An agent left, and the job did not need it.",
@@ -99,12 +100,15 @@ FIELDS = {
     "explains its cause.",
     "left": "Spare nodes that are left.",
     "left_out": "Node ranks that take no part.",
-    "lighter": "`true`: an earlier decision of this incident chose a strategy later in the list. "
-    "`rekindle incidents` shows that one only.",
+    "lighter": "`true`: an earlier decision of this incident chose a strategy that is further to "
+    "the right among the values of `strategy` above. `rekindle incidents` leaves this decision "
+    "out, and shows the earlier one.",
     "made": "Generation that made the state of this step.",
     "metrics": "Values that rank 0 logged, by name.",
-    "newest": "The most steps that any rank has finished.",
-    "formed.newest": "Steps that all ranks had finished when the incident began.",
+    "newest": "Finished steps of the rank that is furthest ahead. In `formed` the field has "
+    "another meaning.",
+    "formed.newest": "Finished steps of the rank that was furthest behind when the incident "
+    "began: all ranks had finished these.",
     "node": "Node rank; -1: a spare node.",
     "nodes": "Node ranks.",
     "job-started.nodes": "Number of nodes.",

@@ -31,9 +31,9 @@ def session() -> str:
         "Each of these raises `rekindle.errors.SessionError` in the script. Like every error of "
         "the script it ends the rank; `max_restarts` decides whether all ranks restart.",
         table(("Mistake", "What to do"), _MISTAKES),
-        "The Session does not check a `sampler` of another type and a `scheduler` without "
-        "`state_dict()`. They raise `AttributeError` when the ranks meet, and at the first "
-        "snapshot.",
+        "The Session does not check the type of `sampler` and `scheduler`. A `sampler` of another "
+        "type raises `AttributeError` when the ranks meet. A `scheduler` without `state_dict()` "
+        "raises it when the state is first read, usually at the first snapshot.",
         "### steps",
         _arguments(torch, "steps"),
         "The iterator yields only the remaining steps, as `Step` objects. If the job has finished "

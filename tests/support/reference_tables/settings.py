@@ -91,9 +91,9 @@ _RULES = [
     ),
     (
         "`saved_cluster`, `saved_store`, `saved_policy`",
-        "The block replaces the fields of the job: `nodes`, `processes_per_node`, `min_nodes` and "
-        "`spares`; `checkpoint`; `policy`. Variables of the cluster block and of the job add up, "
-        "and the job's value counts. A block that does not exist is an error.",
+        "The block replaces these fields of the job: `nodes`, `processes_per_node`, `min_nodes` "
+        "and `spares`; `checkpoint`; `policy`. Variables of the cluster block and of the job add "
+        "up, and the job's value counts. A block that does not exist is an error.",
     ),
     (
         "`environment`",
@@ -115,6 +115,11 @@ _RULES = [
         "Empty: the nodes are processes of this machine. With it the nodes are pods, "
         "`working_directory` must be an absolute path in their image, and `~` is refused in "
         "`working_directory` and `fault_tables`.",
+    ),
+    (
+        "`kubernetes.termination_grace_s`",
+        "By default `policy.dump_timeout_s` and 30 s, rounded up: 630 s with the default policy. A "
+        "smaller value, such as 60, is refused (`give at least 630, or 0`).",
     ),
     (
         "`node_check.exclude_straggler`",

@@ -45,7 +45,8 @@ _RANKS = {
     "starting": "The process runs and has not reached its Session. A rank of a script without a "
     "Session stays in this state.",
     "leaving": "The rank leaves its step, because its generation is over.",
-    "waiting": "The rank waits for the next generation.",
+    "waiting": "The rank has left its step, or reached its Session, and waits for the next "
+    "generation.",
     "restoring": "The rank takes its state.",
     "training": "The rank does steps.",
     "ending": "The agent ends the process on order of the coordinator.",
@@ -70,13 +71,13 @@ _RUNS = {
 _PREFECT = {
     "Completed": "`COMPLETED`. The job has succeeded.",
     "Failed": "`FAILED`. The job has failed or was stopped, or the flow raised another error. "
-    "After another error the job continues, and Prefect runs the flow run again.",
-    "Crashed": "`CRASHED`. The process of the flow run ended. The job continues; the flow run is "
-    "run again and adopts the job.",
+    "After another error the job continues, and Prefect runs the flow run of a deployment again.",
+    "Crashed": "`CRASHED`. The process of the flow run ended. The job continues. A flow run of a "
+    "deployment is run again and adopts the job; another flow run is not.",
     "Cancelled": "`CANCELLED`. A person cancelled the flow run, and Rekindle stopped the job "
     "with a "
-    "final checkpoint. If the runner shut down, the job continues until a person retries the run, "
-    "which adopts it.",
+    "final checkpoint. After `Runner is shutting down.` (Prefect's runner ended and cancelled its "
+    "flow runs) the job continues; a person retries the flow run, which then adopts the job.",
 }
 
 _HEADS = ("State", "Meaning")

@@ -233,8 +233,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         Meta(
             ge=0,
             title="Grace",
-            description="Seconds that a pod may take to end. 0: the time limit of the final "
-            "checkpoint, and 30 s.",
+            description="Seconds that a pod may take to end. 0: dump_timeout_s of the policy, and "
+            "30 s; a smaller value is refused.",
         ),
     ] = 0
     volumes: Annotated[
