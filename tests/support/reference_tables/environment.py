@@ -6,7 +6,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from rekindle.agent.mindspore_scheduler import PATIENCE_S
 from repository import ROOT
 
 from reference_tables.markdown import check_names, code, page, table
