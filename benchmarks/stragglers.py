@@ -41,7 +41,7 @@ from rekindle.profiling.markers import (
     ranges,
 )
 from rekindle.profiling.reading import diagnose, read_task
-from rekindle.profiling.steps import StepTimes, step_times
+from rekindle.profiling.steps import Steps, StepTimes
 
 RECORDED_RANKS, RECORDED_STEPS = 2, 400
 RECORDINGS = 3  # the one with the smallest drift is used
@@ -140,7 +140,7 @@ def _recorded(folder: Path) -> np.ndarray:
     (task,) = (home / "jobs" / "recorded" / "profiling").iterdir()
     rows = []
     for rank_folder in rank_folders(task).values():
-        steps = list(step_times(ranges(lines_of(rank_folder))))[10:]
+        steps = list(Steps().read(ranges(lines_of(rank_folder))))[10:]
         rows.append(np.log([max(each.compute, 1e-6) for each in steps]))
     length = min(map(len, rows))
     found = np.array([row[:length] - np.median(row[:length]) for row in rows])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle.profiling.markers import COMMUNICATION, DEFAULT, Range
-from rekindle.profiling.steps import StepTimes, step_times
+from rekindle.profiling.steps import Steps, StepTimes
 
 S = 1_000_000_000
 
@@ -19,7 +19,7 @@ def reduced(start: float, end: float) -> Range:
 
 
 def only(*ranges: Range) -> StepTimes:
-    (times,) = step_times(ranges)
+    (times,) = Steps().read(ranges)
     return times
 
 
@@ -58,7 +58,7 @@ def test_a_rank_waits_only_while_it_does_nothing_else(
 
 def test_what_is_of_no_step_is_not_counted() -> None:
     """Of an evaluation, or of a step that was broken off; saves are between steps."""
-    first, second = step_times(
+    first, second = Steps().read(
         [
             made("forward", 0, 4),
             made("step 0", 5, 6),
