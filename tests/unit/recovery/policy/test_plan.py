@@ -158,10 +158,8 @@ def test_of_equals_the_snapshot() -> None:
 
 def test_a_rank_one_step_behind_gets_the_newer_state() -> None:
     """Its own state is complete too, but it belongs to another step."""
-    held = {
-        rank: AvailableState(node=0, live=live)
-        for rank, live in enumerate([(5, 1), (4, 1), (5, 1)])
-    }
+    live = [(5, 1), (4, 1), (5, 1)]
+    held = {rank: AvailableState(node=0, live=made) for rank, made in enumerate(live)}
     plan = make_plan(held)
     assert (plan.step, plan.made) == (5, 1)
     sources = [rank.source for rank in plan.ranks]
