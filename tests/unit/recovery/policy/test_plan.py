@@ -156,6 +156,17 @@ def test_of_equals_the_snapshot() -> None:
     assert plan.ranks[0] == RankPlan(source=StateSource.PEER, peer=1, writes=True)
 
 
+def test_a_rank_one_step_behind_gets_the_newer_state() -> None:
+    """Its own state is complete too, but it belongs to another step."""
+    live = [(5, 1), (4, 1), (5, 1)]
+    held = {rank: AvailableState(node=0, live=made) for rank, made in enumerate(live)}
+    plan = make_plan(held)
+    assert (plan.step, plan.made) == (5, 1)
+    sources = [rank.source for rank in plan.ranks]
+    assert sources == [StateSource.SELF, StateSource.PEER, StateSource.SELF]
+    assert plan.ranks[plan.ranks[1].peer].sends_to == (1,)
+
+
 def test_two_ways_to_do_a_step_are_two_states() -> None:
     """One shard has step 8 as it was, the other as it was done again: neither counts."""
     held = {
