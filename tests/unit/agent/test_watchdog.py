@@ -256,4 +256,4 @@ def test_a_py_spy_that_cannot_be_run(
     tool.chmod(0o755)
     monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: str(tool))
     assert asyncio.run(watchdog.dump(os.getpid(), 1.0)) == ""
-    assert f"the agent cannot run {tool}" in capsys.readouterr().err
+    assert f"Rekindle cannot run {tool}" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_a_second_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first = JournalFile(path)
     first.append(stopping(0))
     written = path.read_bytes()
-    with pytest.raises(JobError, match="is written by another coordinator of this job"):
+    with pytest.raises(JobError, match="another coordinator of this job writes"):
         JournalFile(path)
     assert path.read_bytes() == written
     first.close()
