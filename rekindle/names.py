@@ -48,6 +48,7 @@ CLUSTER_FILE = "cluster"
 JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"
+NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, as torchrun has it
 STACK_FILE = "stacks.log"  # the stacks of a rank, written on request

@@ -17,6 +17,7 @@ from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 
+from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError
@@ -91,7 +92,7 @@ def _notices(job_id: str) -> PrefectNotifier:
         job_id=job_id,
         flow_run_id=run.id,
         flow_run_name=run.name,
-        told=jobs.directory_of(job_id).path / TOLD_FILE,
+        told=jobs.directory_of(job_id).path / names.NOTICES_FILE,
         log=get_run_logger(),
     )
 
@@ -201,7 +202,6 @@ _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Restored: ("restored",),
     FirstStep: ("closed",),
 }
-TOLD_FILE = "told"
 
 
 def _end(history: list[AnyEvent], job_id: str) -> Ended:

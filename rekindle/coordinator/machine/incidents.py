@@ -11,7 +11,7 @@ from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Past, Situation, besides
-from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.recovery.policy.policy import LADDER, Policy, Strategy
 
 
 class ExplainedFault(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class Incidents:
         self.awaiting: tuple[Fault, Decision] | None = None
         self.held: list[Fault] = []
         self.doubted: tuple[Fault, ...] = ()
-        self._heaviest = Strategy.RETRY
+        self._heaviest = LADDER[0]
         self._answered = 0  # faults of the open incident when `answered` was called
 
     @property
@@ -61,7 +61,7 @@ class Incidents:
     def inherit(self, open_: journal.Incident) -> None:
         """Continue the incident of a coordinator that ended."""
         self.open, self.faults = open_.number, list(open_.faults)
-        self._heaviest = open_.strategy or Strategy.RETRY
+        self._heaviest = open_.strategy or LADDER[0]
 
     def note(self, fault: Fault) -> journal.FaultSeen:
         """Add a fault to the open incident, or open one with it."""
@@ -147,4 +147,4 @@ class Incidents:
         self.open = 0
         self.faults = []
         self._answered = 0
-        self._heaviest = Strategy.RETRY
+        self._heaviest = LADDER[0]

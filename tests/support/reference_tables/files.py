@@ -34,6 +34,12 @@ _JOB = [
         "`attempt`.",
     ),
     (names.LAUNCH_LOCK_FILE, "launcher", "Lock: only one process at a time launches the job."),
+    (
+        names.NOTICES_FILE,
+        "flow",
+        "The number of the last event of the journal that the flow has reported to Prefect. A "
+        "rerun continues after it.",
+    ),
     (names.PODS_FILE, "flow", "The settings of the pods of a job in Kubernetes."),
     (
         names.CLUSTER_FILE,
