@@ -44,7 +44,7 @@ class KeepsOff(str, enum.Enum):
     """How the engine keeps new agents of a job off isolated hosts."""
 
     NEVER = "never"  # the engine does not control their hosts
-    ANEW = "anew"  # when it reschedules the whole job
+    RESTARTS = "anew"  # when it reschedules the whole job
     AT_ONCE = "at-once"
 
 

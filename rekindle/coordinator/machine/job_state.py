@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # placement of the job, the second agent was placed there again. So may be all later ones. If the
 # engine avoids the host immediately, five agents show that it does not: rights may be missing, or a
 # user has released the host.
-_ENOUGH = {KeepsOff.ANEW: 2, KeepsOff.AT_ONCE: 5}
+_ENOUGH = {KeepsOff.RESTARTS: 2, KeepsOff.AT_ONCE: 5}
 
 
 class IsolatedHosts:

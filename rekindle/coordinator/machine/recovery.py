@@ -30,7 +30,7 @@ from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.plan import is_clean
-from rekindle.recovery.policy.policy import ANEW, INNER, Strategy
+from rekindle.recovery.policy.policy import INNER, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
 # Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
@@ -74,7 +74,7 @@ class Recovery:
         self._incidents = job.incidents
         self.ways: dict[Strategy, Callable[[Fault, Decision], None]] = {
             **dict.fromkeys(INNER, self._go_on),
-            **dict.fromkeys((*ANEW, Strategy.RESCHEDULE_POD), self._restart),
+            **dict.fromkeys((*RESTARTS, Strategy.RESCHEDULE_POD), self._restart),
             Strategy.RESCHEDULE_JOB_ISOLATED: self._reschedule,
             Strategy.RESCHEDULE_JOB: self._reschedule,
             Strategy.DUMP: self._fail,
@@ -180,7 +180,7 @@ class Recovery:
             spares=len(self._roster.free_spares),
             left=self._roster.may_be_left_out(fault.node),
             engine=self._spec.engine,
-            comes_back=self._spec.keeps_off is KeepsOff.ANEW,
+            comes_back=self._spec.keeps_off is KeepsOff.RESTARTS,
             final_step=self._endings.step_of_final_checkpoint(),
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),

@@ -36,10 +36,10 @@ class Stragglers(str, enum.Enum):
 
 
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
-ANEW = (Strategy.HANG_RESTART, Strategy.RESTART)
+RESTARTS = (Strategy.HANG_RESTART, Strategy.RESTART)
 JOBS = (Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
 OUTER = (Strategy.RESCHEDULE_POD, *JOBS)
-LADDER = (*INNER, *ANEW, *OUTER)
+LADDER = (*INNER, *RESTARTS, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
 # The job requests agents that have not arrived by then, because their launcher may have failed

@@ -68,7 +68,7 @@ def keeps_off(pods: KubernetesSettings) -> KeepsOff:
     elsewhere.
     """
     marked = pods.isolated_hosts is not IsolationMode.AVOID
-    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.ANEW
+    return KeepsOff.AT_ONCE if marked or adapter(pods.kind).follows else KeepsOff.RESTARTS
 
 
 def render(

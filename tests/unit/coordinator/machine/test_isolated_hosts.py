@@ -86,7 +86,7 @@ def test_a_machine_of_its_own_is_all_there_is() -> None:
 
 def test_no_more_is_waited_for_than_two_of_them() -> None:
     """The first may be the old one; then whoever places them will do it again."""
-    job, host = broken(KeepsOff.ANEW)
+    job, host = broken(KeepsOff.RESTARTS)
     assert strategies(job) == [Strategy.RECOVER]  # the policy has nothing else
     job.hello(-1, host=host)
     assert job.timers["node"] > 0
@@ -101,7 +101,7 @@ def test_no_more_is_waited_for_than_two_of_them() -> None:
 
 def test_one_that_comes_from_elsewhere_in_between() -> None:
     """After it, two more are needed."""
-    job, host = left(KeepsOff.ANEW)
+    job, host = left(KeepsOff.RESTARTS)
     job.hello(-1, host=host)
     job.hello(-1, host="another")
     job.lose(1)
@@ -122,7 +122,7 @@ def test_where_it_can_be_kept_off_more_are_refused() -> None:
 
 def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
     """A pod that comes again and again from the host that was left is none of its business."""
-    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=RECOVERS, spares=1)
+    job = trained(5, nodes=2, keeps_off=KeepsOff.RESTARTS, policy=RECOVERS, spares=1)
     job.hello(-1, spare=True, host="another")
     host = job.machine.job.roster.nodes[1].host
     report(job, EventSource.XID, "79", node=1, device=0)
@@ -139,7 +139,7 @@ def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
 
 def test_two_hosts_that_are_left() -> None:
     """One refusal of each says nothing."""
-    job = trained(5, nodes=3, keeps_off=KeepsOff.ANEW, policy=RECOVERS)
+    job = trained(5, nodes=3, keeps_off=KeepsOff.RESTARTS, policy=RECOVERS)
     hosts = [job.machine.job.roster.nodes[node].host for node in (1, 2)]
     for node in (1, 2):
         report(job, EventSource.XID, "79", node=node, device=0)
@@ -151,7 +151,7 @@ def test_two_hosts_that_are_left() -> None:
 
 
 def test_another_coordinator_knows_who_was_to_leave() -> None:
-    job, host = broken(KeepsOff.ANEW)
+    job, host = broken(KeepsOff.RESTARTS)
     job.end(1)
     job.lose_coordinator()
     job.hello(0)
@@ -193,7 +193,7 @@ def test_spares_on_a_machine_of_ones_own_stay() -> None:
 )
 def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
     """A new node may come from elsewhere; another rung would cost more, and may come there too."""
-    job, host = broken(KeepsOff.ANEW, policy)
+    job, host = broken(KeepsOff.RESTARTS, policy)
     assert strategies(job) == [Strategy.RECOVER]
     assert job.last(journal.Isolated).host == host
 
@@ -202,8 +202,8 @@ def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
     ("keeps_off", "spares", "wanted"),
     [
         (KeepsOff.AT_ONCE, 0, Strategy.RECOVER),
-        (KeepsOff.ANEW, 1, Strategy.RECOVER),  # the spare is elsewhere
-        (KeepsOff.ANEW, 0, Strategy.RESCHEDULE_JOB_ISOLATED),
+        (KeepsOff.RESTARTS, 1, Strategy.RECOVER),  # the spare is elsewhere
+        (KeepsOff.RESTARTS, 0, Strategy.RESCHEDULE_JOB_ISOLATED),
     ],
 )
 def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
@@ -217,13 +217,13 @@ def test_the_whole_job_is_placed_anew_only_where_it_has_to_be(
 
 
 def test_the_reason_is_told() -> None:
-    job, _ = broken(KeepsOff.ANEW, MOVES_JOBS)
+    job, _ = broken(KeepsOff.RESTARTS, MOVES_JOBS)
     assert "a new node may start on the same host" in job.last(journal.Decided).reason
 
 
 def test_a_lost_node_needs_no_other_host() -> None:
     """Nobody knows that the host is to blame: its pod may come there again."""
-    job = trained(5, nodes=2, keeps_off=KeepsOff.ANEW, policy=MOVES_JOBS)
+    job = trained(5, nodes=2, keeps_off=KeepsOff.RESTARTS, policy=MOVES_JOBS)
     host = job.machine.job.roster.nodes[1].host
     job.lose(1)
     assert strategies(job) == [Strategy.RECOVER]

@@ -215,7 +215,7 @@ def test_what_patches_can_do(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"kind": WorkloadKind.INDEXED_JOB}, KeepsOff.ANEW),
+        ({"kind": WorkloadKind.INDEXED_JOB}, KeepsOff.RESTARTS),
         (
             {"kind": WorkloadKind.INDEXED_JOB, "isolated_hosts": IsolationMode.TAINT},
             KeepsOff.AT_ONCE,

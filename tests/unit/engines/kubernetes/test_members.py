@@ -46,7 +46,7 @@ def pod(name: str, ip: str, host: str, *, created: float = BEGAN, **status: Any)
 
 
 NODES = [pod("a", "10.0.0.1", "host-0"), pod("b", "10.0.0.2", LEFT)]
-ANEW = pod("c", "10.0.0.3", LEFT, created=BEGAN + 60)
+RESTARTS = pod("c", "10.0.0.3", LEFT, created=BEGAN + 60)
 ELSEWHERE = pod("d", "10.0.0.4", "host-2", created=BEGAN + 60)
 
 
@@ -98,14 +98,14 @@ def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
     """Where the next one would be placed there as well, it stays, and is refused as often."""
     members = told(isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off)
     gone = members.take_gone(names.SPARE)
-    assert ending(members, gone, ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
-    assert ending(members, LostPods(), ANEW, ELSEWHERE) == (["b", "c"] if keeps_off else [])
+    assert ending(members, gone, RESTARTS, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
+    assert ending(members, LostPods(), RESTARTS, ELSEWHERE) == (["b", "c"] if keeps_off else [])
 
 
 def test_a_node_that_goes_on_there_is_left_alone() -> None:
     """The fault was another one's."""
     members = told(isolated(0))
-    assert ending(members, LostPods(), ANEW) == ["c"]
+    assert ending(members, LostPods(), RESTARTS) == ["c"]
 
 
 def test_a_coordinators_pod_is_no_nodes() -> None:

@@ -4,7 +4,7 @@ import pytest
 from jobs.driver import Driver
 from repository import ROOT
 
-from rekindle.recovery.policy.policy import ANEW, INNER, LADDER, OUTER, Strategy
+from rekindle.recovery.policy.policy import INNER, LADDER, OUTER, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import RUNGS
 from rekindle.reporting.run_state import STATES
 from rekindle.simulation.costs import load
@@ -16,9 +16,9 @@ LAST = (Strategy.DUMP, Strategy.FAIL)  # they end the job and are not in the lad
 def edits_of(strategy: Strategy) -> dict[str, bool]:
     """Return the edits that a strategy needs, and whether each was made."""
     page = (ROOT / "docs" / "recover" / "policy.md").read_text()
-    groups = (INNER, ANEW, OUTER, LAST)
+    groups = (INNER, RESTARTS, OUTER, LAST)
     return {
-        f"name it in one of INNER, ANEW and OUTER in {POLICY}": sum(
+        f"name it in one of INNER, RESTARTS and OUTER in {POLICY}": sum(
             strategy in group for group in groups
         )
         == 1,
