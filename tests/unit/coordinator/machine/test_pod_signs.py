@@ -92,14 +92,14 @@ def test_why_no_node_comes() -> None:
     job.fire("node")
     message = job.last(journal.FaultSeen).fault.message
     assert message.startswith("no agent joined for node 1 within 600 s: ")
-    assert "image cannot be fetched" in message
+    assert "cannot pull its image" in message
 
 
 def test_no_node_comes_at_the_very_beginning() -> None:
     job = Driver(nodes=2)
     assert report(job, EventSource.POD_REASON, "Unschedulable", node=1) == ""
     job.fire("node")
-    assert "no node has room for it" in job.last(journal.Ended).reason
+    assert "no node can accept it" in job.last(journal.Ended).reason
 
 
 def test_a_description_that_cannot_work_is_not_waited_for() -> None:
