@@ -1,5 +1,7 @@
 """The machine gives the same commands as before in 10,000 random walks (`jobs.walks`).
 
+The digests leave out sentences, so a change of wording keeps them.
+
 A change that alters what the machine decides writes the digests anew, and its commit names the
 reason. A change of structure alone keeps them.
 """
