@@ -90,7 +90,7 @@ def test_a_phase_ends_however_it_is_left(pages: tuple[HeartbeatPage, HeartbeatPa
 
 def test_a_phase_that_does_not_exist() -> None:
     """The message names those that do."""
-    with pytest.raises(SessionError, match="choose of evaluate, checkpoint, compile"):
+    with pytest.raises(SessionError, match="choose from evaluate, checkpoint, compile"):
         phase_of("lunch")
 
 

@@ -86,7 +86,7 @@ class Writer:
             return {"shard": body}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
             return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
-        raise SessionError(f"{path}: a state cannot contain a {kind.__qualname__}")
+        raise SessionError(f"{path}: a state cannot contain a value of type {kind.__qualname__}")
 
     def _encode_pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
         return [

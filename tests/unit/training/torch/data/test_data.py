@@ -74,7 +74,7 @@ def stateful(*arguments: Any, **settings: Any) -> Any:
 SAMPLER = StepSampler(10, 2)
 REFUSED = [
     ({"loader": DataLoader([1, 2])}, "loader is a DataLoader, but a Session can keep"),
-    ({"loader": [1, 2]}, "loader is a list, and a Session can keep"),
+    ({"loader": [1, 2]}, "loader is a list, but a Session can keep"),
     ({"loader": DataLoader([1, 2], sampler=SAMPLER)}, "batch_sampler=sampler"),
     ({"loader": loader_of(), "sampler": SAMPLER}, "leave the sampler out"),
     (
@@ -284,7 +284,10 @@ def test_stateful_loaders_that_cannot_go_on() -> None:
         data.take()
     data = data_of(stateful(Broken(9, object())))
     data.bind(0, 1, None)
-    with pytest.raises(SessionError, match=r"loader\.loader\..*thing: object is nothing"):
+    with pytest.raises(
+        SessionError,
+        match=r"loader\.loader\..*thing: a state cannot contain a value of type object",
+    ):
         data.take()
     data = data_of(stateful(Broken(9, 1)))
     data.bind(0, 1, None)
