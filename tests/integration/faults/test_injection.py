@@ -105,7 +105,7 @@ def refusals(step: int) -> Row:
             "a world of 4 ranks does not have a rank 4"
             in (ended.job.folder / "no rank").read_text()
         )
-        assert "step 1 is past" in (ended.job.folder / "past").read_text()
+        assert "step 1 is over" in (ended.job.folder / "past").read_text()
 
     return Row("refusals", step, (hold(step),), inject, strategies=(), check=are_refused)
 

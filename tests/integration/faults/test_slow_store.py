@@ -118,7 +118,7 @@ def test_old_checkpoints_are_removed(troubled: Job) -> None:
     assert [path.name[:15] for path in troubled.checkpoints()] == ["step-0000000024"]
     pruned = troubled.events_of(journal.CheckpointsPruned)
     assert sum(len(event.removed) for event in pruned) == len(written(troubled)) - 1
-    assert ["has not logged no_such_value" in event.error for event in pruned].count(True) == 1
+    assert ["did not log no_such_value" in event.error for event in pruned].count(True) == 1
 
 
 def test_the_store_is_busy_with_shards(job: Callable[..., Job], baseline_of: Baselines) -> None:

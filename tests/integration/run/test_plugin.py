@@ -171,7 +171,7 @@ def test_a_run_that_is_stopped(script: Path, rekindle_run: Callable[..., Run]) -
     """A test may look on, and stop a run; what cannot be injected any more is refused."""
     run = rekindle_run(script.name, "100000", working_directory=script.parent)
     run.wait_step(5)
-    with pytest.raises(RunError, match="step 2 is past"):
+    with pytest.raises(RunError, match="step 2 is over"):
         run.inject("kill", step=2)
     with pytest.raises(RunError, match="not happen within 0 s: the end of the run"):
         run.wait(timeout_s=0)

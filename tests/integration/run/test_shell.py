@@ -85,7 +85,7 @@ def test_what_a_running_job_does_not_do(
 def test_records_of_a_running_job(profiled: Run) -> None:
     """Each rank has records of all its steps, of the kinds that were wanted."""
     (event,) = profiled.events_of(journal.Profiled)
-    assert "write down communication, step" in event.in_words()
+    assert "record communication, step" in event.in_words()
     (task,) = (profiled.directory.path / "profiling").iterdir()
     steps = {
         rank: [each.step for each in ranges(lines_of(folder)) if each.step >= 0]

@@ -187,7 +187,7 @@ def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
         ({"job_id": "another"}, "job is 'another', the job's is 'job'"),
         ({"version": 99}, "wire version is 99"),
         ({"processes": 3}, "processes per node is 3"),
-        ({"node": 0}, "node 0 is taken"),
+        ({"node": 0}, "another agent is node 0"),
         ({"node": 1}, "node rank 1 does not exist"),
     ],
     ids=str,

@@ -73,5 +73,5 @@ def test_states_of_another_stream_are_refused(change, message: str) -> None:
 
 def test_an_incomplete_state_is_refused() -> None:
     """A state that lacks something names it."""
-    with pytest.raises(SessionError, match="does not have position, seed"):
+    with pytest.raises(SessionError, match="not have position, seed"):
         StepSampler(10, 1).load_state_dict({"length": 10, "shuffle": True})

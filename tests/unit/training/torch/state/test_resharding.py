@@ -215,7 +215,9 @@ def test_another_model(tmp_path: Path) -> None:
     root = checkpoint_of(tmp_path, (4,))
     with rank_of((2,), 0, seed=2) as (named, place):
         named["extra"].state["average"] = [like(named["model"].few, torch.randn(9, 1))]
-        with pytest.raises(SessionError, match=r"average\.0 has shape \[13, 6\] in the state"):
+        with pytest.raises(
+            SessionError, match=r"extra\.average\.0 has shape \[13, 6\] in the state"
+        ):
             load_checkpoint(str(root), named, MADE, place)
     with rank_of((2,), 0, seed=2) as (named, place):
         named["extra"].state["average"] = []

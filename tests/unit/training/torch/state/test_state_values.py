@@ -123,10 +123,13 @@ def test_tensors_of_every_dtype_round_trip(dtype: torch.dtype):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"state": {3: {"hook": print}}}, r"^kept\.state\.3\.hook: .* builtin_function_or_method"),
-        ({"list": [1, {2}]}, r"^kept\.list\.1: .* set"),
-        ({"array": np.zeros(2)}, r"^kept\.array: .* ndarray"),
-        ({"blob": b"x"}, r"^kept\.blob: .* bytes"),
+        (
+            {"state": {3: {"hook": print}}},
+            r"^kept\.state\.3\.hook: .*type builtin_function_or_method",
+        ),
+        ({"list": [1, {2}]}, r"^kept\.list\.1: .*type set"),
+        ({"array": np.zeros(2)}, r"^kept\.array: .*type ndarray"),
+        ({"blob": b"x"}, r"^kept\.blob: .*type bytes"),
         ({"wide": torch.zeros(2, dtype=torch.complex128)}, r"^kept\.wide: .*complex128"),
         ({"sparse": torch.eye(2).to_sparse()}, r"^kept\.sparse: .*sparse"),
         ({"meta": torch.empty(2, device="meta")}, r"^kept\.meta: .*meta"),
