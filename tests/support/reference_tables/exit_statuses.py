@@ -36,7 +36,10 @@ _JOINED = [
         "coordinator was lost for longer than `coordinator_timeout_s`.",
     ),
     (_WRONG, "`REKINDLE_SECRET` is not set, or the command line or a file is wrong."),
-    ("129, 130, 143", "SIGHUP, SIGINT or SIGTERM ended this node (128 + signal)."),
+    (
+        "129, 130, 143",
+        "SIGHUP, SIGINT or SIGTERM ended this node (128 + signal). The first signal counts.",
+    ),
 ]
 
 # The end of a rank: status or signal, and its meaning. The tables of faults have the kind.
@@ -45,7 +48,11 @@ _RANKS: list[tuple[tuple[int | str, ...], str]] = [
     ((1,), "An error of the script, as after an exception."),
     ((2,), "Wrong arguments of the script."),
     ((14,), "By a convention of nvidia-smi and DLRover: the infoROM of the GPU is damaged."),
-    ((126, 127), "The command does not exist, or cannot run."),
+    (
+        (126, 127),
+        "The command does not exist, or cannot run. With `--no-python` the status is 127 in both "
+        "cases.",
+    ),
     ((201,), "By DLRover's convention: the driver of the GPU failed. A reset may help."),
     ((202,), "By DLRover's convention: another process holds the GPU. A reset may help."),
     ((247,), "A child of the process got signal 9, usually because memory was short."),
@@ -78,7 +85,11 @@ _OWN: dict[str, list[tuple[str, str]]] = {
             "The job could not start: an option, the policy, an environment variable or a place "
             "for checkpoints is not valid, or the script or the framework does not exist.",
         ),
-        ("129, 130, 143", "SIGHUP, SIGINT or SIGTERM stopped the job (128 + signal)."),
+        (
+            "129, 130, 143",
+            "SIGHUP, SIGINT or SIGTERM stopped the job (128 + signal). The first signal counts: "
+            "SIGINT and then SIGTERM give 130.",
+        ),
     ],
     "rekindle inject": [_ABSENT],
     "rekindle policy": [(_WRONG, "The policy is not valid.")],
@@ -111,8 +122,12 @@ _OWN: dict[str, list[tuple[str, str]]] = {
     ],
     "rekindle kubernetes render": [(_WRONG, "The job file is not valid.")],
     "rekindle kubernetes check": [
-        ("0", "The cluster has all that the job needs."),
-        (_FAILED, "The cluster lacks something, or does not answer."),
+        (
+            "0",
+            "No required row is `missing`. Rows that are `unknown` or `missing, optional` do not "
+            "change the status.",
+        ),
+        (_FAILED, "A required row is `missing`, or the cluster does not answer."),
         (_WRONG, "The job file is not valid."),
     ],
     "rekindle kubernetes trace": [(_FAILED, "The cluster or ClusterD does not answer or refuses.")],
