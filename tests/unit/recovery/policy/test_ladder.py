@@ -232,6 +232,37 @@ def test_the_rules(name: str) -> None:
     assert what.message in decision.reason
 
 
+# The first answer to each kind of fault. A new strategy that is on by default changes a row.
+FIRST = {
+    Kind.PROCESS: IN_PLACE,
+    Kind.USER_CODE: RESTART,
+    Kind.LINK: RETRY,
+    Kind.TRANSIENT: RETRY,
+    Kind.DEVICE_MEMORY: RETRY,
+    Kind.DEVICE: IN_PLACE,
+    Kind.NODE_LOST: RECOVER,
+    Kind.STUCK: IN_PLACE,
+    Kind.HANG: IN_PLACE,
+    Kind.RESTORE: RETRY,
+    Kind.COORDINATOR: RETRY,
+    Kind.STORAGE: RESTART,
+    Kind.LAUNCH: FAIL,
+    Kind.HOST_OOM: IN_PLACE,
+    Kind.DEVICE_OOM: IN_PLACE,
+    Kind.NODE: RECOVER,
+    Kind.STRAGGLER: RECOVER,
+    Kind.EVICTION: RECOVER,
+    Kind.SCHEDULING: FAIL,
+    Kind.UNKNOWN: IN_PLACE,
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_first_strategy_of_each_kind(kind: Kind) -> None:
+    """With the default strategies and one restart, in a job whose script has a Session."""
+    assert judge(fault(kind), [], FREE).strategy is FIRST[kind]
+
+
 def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
     """One that an older checkpoint does not mend either is the script's."""
     policy, past = Policy(max_restarts=9), ()
