@@ -151,7 +151,7 @@ def _left(mark: IsolationMark | None, namespace: str) -> str:
     if mark.namespace not in ("", namespace):
         return (
             f" in this namespace; it is still {mark.done} because of job {mark.by}: run rekindle "
-            f"release-node --namespace {mark.namespace}"
+            f"release-node NODE --namespace {mark.namespace}"
         )
     return "" if mark.ours else f"; it is still {mark.done}"
 

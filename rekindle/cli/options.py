@@ -357,7 +357,7 @@ KUBERNETES = (
     Command(
         "check",
         "check whether a cluster has everything that a job needs; the status is 1 if something "
-        "is missing",
+        "required is missing",
         (
             argument("file", nargs="?", help=f"{_JOB_FILE}; default: any job of the kind"),
             argument(
