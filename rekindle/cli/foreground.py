@@ -28,7 +28,9 @@ def run(
     attempt: int,
     launched: Callable[[Endpoint], None] = lambda endpoint: None,
 ) -> int:
-    """Run the job to its end and return the exit status: torchrun's (a stopped job: 1), or 128 + signal.
+    """Run the job to its end and return the exit status: torchrun's, or 128 + signal.
+
+    A job that another command stopped has status 1.
 
     launched: receives the endpoint of each attempt's coordinator.
     """
