@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from stores import CRASH_AT, LOCK, child, content, manifest, newest_step, put, run_child, tree
 
+from rekindle.checkpoints.checkpoint_path import UNFINISHED
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import CheckpointFile
@@ -72,7 +73,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(
     store: DirectoryStore, root: Path, name: str
 ) -> None:
     """A file name that a manifest may not hold raises an error, and no directory is made."""
-    with pytest.raises(CheckpointError, match="the manifest does not list"):
+    with pytest.raises(CheckpointError, match="the manifest lists the file"):
         store.write(manifest(1), {name: CheckpointFile([b"x"], (0,))})
     assert not root.exists()
 
@@ -174,7 +175,7 @@ def assert_reads_right(root: Path) -> int:
     """The newest step, after its content was compared with what CHILD writes."""
     found = DirectoryStore(root).newest()
     assert {item.reason.split(":")[0] for item in found.passed_over} <= {
-        "no manifest",
+        UNFINISHED,
         "the manifest is empty",
         "the file is incomplete or is not a manifest",
     }

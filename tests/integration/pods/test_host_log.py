@@ -176,7 +176,7 @@ def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.Monkey
     for number in range(4):
         log.append(isolated(f"h{number}", number))
     monkeypatch.setattr(host_log, "MOST_BYTES", 400)
-    with pytest.raises(JobError, match="full: 5 hosts are isolated"):
+    with pytest.raises(JobError, match="full, because 5 hosts are isolated"):
         log.append(isolated("h4", 4))
     assert log.hosts()["h0"].isolated
 
