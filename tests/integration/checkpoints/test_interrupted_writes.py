@@ -176,7 +176,7 @@ def assert_reads_right(root: Path) -> int:
     found = DirectoryStore(root).newest()
     assert {item.reason.split(":")[0] for item in found.passed_over} <= {
         UNFINISHED,
-        "the manifest is empty",
+        "the manifest is empty, because the write did not finish",
         "the file is incomplete or is not a manifest",
     }
     if not found.checkpoint:
