@@ -16,7 +16,8 @@ _ALL = [
     (_FAILED, "The command could not do its work. The last line on stderr has the reason."),
     (
         _WRONG,
-        "The command line, a file or the environment is wrong, or a package is not installed; the "
+        "The command line, a file or the environment is wrong, no job or checkpoint has this name, "
+        "or a package is not installed; the "
         "message then has the command for it, such as `boto3 is not installed: pip install "
         "'rekindle[s3]'`.",
     ),
@@ -194,8 +195,9 @@ def exit_statuses() -> str:
         "0. If one rank ends with 0 and the others regroup or all wait for it, that is a fault of "
         "kind `user-code`: `rank R ended with exit status 0 before the others had finished`.",
         "Any other end is a fault. An exception that the rank wrote to its error file decides "
-        "before the status. [Faults](../recover/faults.md) describes the kinds, and how to give "
-        "statuses of your own a meaning.",
+        "before the status. An `[[exit]]` entry in a file of your own (`--fault-tables FILE`, field "
+        "`fault_tables`) gives a status another meaning. It goes before the entries below. "
+        "[Faults](../recover/faults.md) describes the kinds and the file.",
         table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
         "Another signal has the kind `process`. Another status above 128 means the signal with the "
         "number status - 128, if there is such a signal: 137 is SIGKILL. Every other status, also "
