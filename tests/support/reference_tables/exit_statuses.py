@@ -195,8 +195,8 @@ def exit_statuses() -> str:
         "0. If one rank ends with 0 and the others regroup or all wait for it, that is a fault of "
         "kind `user-code`: `rank R ended with exit status 0 before the others had finished`.",
         "Any other end is a fault. An exception that the rank wrote to its error file decides "
-        "before the status. An `[[exit]]` entry in a file of your own (`--fault-tables FILE`, field "
-        "`fault_tables`) gives a status another meaning. It goes before the entries below. "
+        "before the status. An `[[exit]]` entry in a file of your own (`--fault-tables FILE`, "
+        "field `fault_tables`) gives a status another meaning. It goes before the entries below. "
         "[Faults](../recover/faults.md) describes the kinds and the file.",
         table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
         "Another signal has the kind `process`. Another status above 128 means the signal with the "
