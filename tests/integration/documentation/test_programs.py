@@ -18,6 +18,7 @@ from rekindle.testing.runs import Run
 
 _TRAINS = """
 import sys
+import time
 import torch
 from rekindle.training.torch import Session, StepSampler
 
@@ -34,6 +35,7 @@ with Session(model=model, optimizer=optimizer, sampler=StepSampler(64, 8), ddp=T
             loss.backward()
             optimizer.step()
             step.log(loss=loss)
+            time.sleep(0.2)  # the job still runs when the test kills a rank
 """
 
 
