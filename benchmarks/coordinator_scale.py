@@ -84,7 +84,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _fits(agents: int) -> bool:
-    """Return whether a process may open so many connections; print the required limit if not."""
+    """Return whether a process may open so many connections. Print the required limit otherwise."""
     needed = agents + SPARE_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= needed:

@@ -182,7 +182,7 @@ def verify_file(path: Path, entry: FileEntry) -> None:
         actual = checksum(buffer[:n] for n in iter(lambda: file.readinto(buffer), 0))
     if actual != entry.checksum:
         raise CorruptError(
-            f"checksum of {entry.name} differs: it has {actual}, the manifest says {entry.checksum}"
+            f"checksum of {entry.name} differs: it has {actual}, the manifest has {entry.checksum}"
         )
 
 
