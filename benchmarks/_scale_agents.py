@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 
 from rekindle import names
 from rekindle.agent.coordinator_line import PING_S
+from rekindle.coordinator.process import tune_memory
 from rekindle.job.spec import bearer
 from rekindle.protocol import agent as p
 from rekindle.protocol import codec as wire
@@ -69,6 +70,7 @@ def simulate(place: Place, driver: Connection) -> None:
     """Run the agents of `place` until the driver ends them or closes the pipe."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    tune_memory()  # as the coordinator does: the agents leave it the cores
     gc.disable()  # garbage collection would only search the agents' live objects
     asyncio.run(_Fleet(place, driver).run())
 

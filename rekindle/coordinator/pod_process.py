@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -26,12 +25,12 @@ from aiohttp import web
 from rekindle import names
 from rekindle.coordinator.process import (
     BACKLOG,
-    GARBAGE_AFTER,
     OTHER_FILES,
     Coordinator,
     allow_files,
     application,
     load_tables,
+    tune_memory,
 )
 from rekindle.errors import JobError, RekindleError, UsageError
 from rekindle.job.journal_reader import events_in
@@ -161,7 +160,7 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    gc.set_threshold(GARBAGE_AFTER)
+    tune_memory()
     try:
         asyncio.run(serve(options))
     except RekindleError as error:
