@@ -1,4 +1,4 @@
-"""Settings that every test shares."""
+"""The plugins, settings and environment that all tests share."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-# `durations` first: others import it, and pytest must be the first to do so.
+# `suite.durations` is first: the other plugins import it, and pytest must import it before them.
 pytest_plugins = [
     "suite.durations",
     "suite.calibration",
@@ -17,11 +17,12 @@ pytest_plugins = [
     "suite.rerun",
 ]
 
-# A slow machine is no failure, and a failure must come again when the tests are run again.
+# A slow machine must not fail a test, so no test has a deadline. `derandomize` makes a failure
+# reproducible.
 settings.register_profile("rekindle", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("rekindle")
 
-# What a surrounding torchrun, job or Prefect run would tell the processes that tests start.
+# Prefixes of variables that a surrounding torchrun, job or Prefect run passes to child processes.
 _INHERITED = ("REKINDLE_", "PREFECT_", "TORCHELASTIC_", "MASTER_", "GROUP_", "ROLE_")
 _INHERITED_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _MEANT_FOR_TESTS = "REKINDLE_TEST_"
@@ -35,17 +36,18 @@ def _clean_environment(prefect_home: str) -> None:
             del os.environ[name]
     os.environ["PREFECT_HOME"] = prefect_home
     os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
-    # The server on SQLite has been seen to wait for its own lock for a minute.
+    # On SQLite, the Prefect server sometimes waits for its own lock for one minute.
     os.environ["PREFECT_API_REQUEST_TIMEOUT"] = "150"
     os.environ["DO_NOT_TRACK"] = "1"
 
 
-# Prefect reads its settings when it is imported, which may be before the first fixture.
+# Prefect reads its settings on import, possibly before the first fixture, so this runs on import.
 _prefect_home = tempfile.TemporaryDirectory(prefix="rekindle-tests-", ignore_cleanup_errors=True)
 _clean_environment(_prefect_home.name)
 
 
-# What a shell runs in the background ignores Ctrl-C, and so would all that tests start.
+# A shell starts background commands with SIGINT ignored, and child processes inherit this. The
+# default handler makes Ctrl-C work again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,7 +1,7 @@
-"""One long run whose acts are tests of their own.
+"""One long run that consists of acts, with one test for each act.
 
-A fixture plays all acts once, one after the other. A test of each act fails with the error of that
-act. Acts after an error are not played, and their tests fail, too.
+A fixture runs all acts once, in order. The test of an act fails with the error of that act. After
+an error, the remaining acts do not run, and their tests fail.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Played:
-    """The acts that were played on one subject, and the error that ended them."""
+    """The acts that ran on one subject, and the error that ended them."""
 
     def __init__(self, acts: Sequence[Callable[[T], None]], subject: T) -> None:
         self._done: list[str] = []
@@ -28,7 +28,10 @@ class Played:
             self._done.append(act.__name__)
 
     def check(self, act: str) -> None:
-        """Raise the error of this act, if it had one or was not played."""
+        """Raise the error of this act, if the act failed.
+
+        Raises AssertionError: the act did not run, because an earlier act failed.
+        """
         if act == self._broken and self._error is not None:
             raise self._error
         assert act in self._done, f"not played: {self._broken} failed: {self._error}"

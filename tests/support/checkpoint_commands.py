@@ -1,4 +1,4 @@
-"""Training objects and the checkpoints of their states, and damage to these."""
+"""Training objects, the checkpoints of their states, and damage to checkpoint files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = "state-00000.safetensors"
 
 
 class Done(NamedTuple):
-    """How the command ended, and what it said."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -29,13 +29,13 @@ Checkpoints = Callable[..., Done]
 
 
 class Trained:
-    """Training objects after two steps, each with a state of another kind."""
+    """Training objects after two steps: a model, an optimizer and a scheduler."""
 
     def __init__(self, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
         self.model[2].to(torch.bfloat16)
-        self.model[2].bias = self.model[2].bias  # the names stay as they are
+        self.model[2].bias = self.model[2].bias  # keeps the order of the names in the state
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.02)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 4])
         for _ in range(2):
@@ -49,7 +49,7 @@ class Trained:
         return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
 
     def keep(self, store: DirectoryStore, step: int, **more: Any) -> Path:
-        """Write the state as a job does; returns the checkpoint's folder."""
+        """Write the state as a job does, and return the folder of the checkpoint."""
         state = capture(self.named | more)
         tree = msgspec.json.decode(state.skeleton)
         written = write(Imported(tree, state.tensors, step, {}), store, job_id="job", step=step)
@@ -67,7 +67,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def bits(state: Any) -> Any:
-    """A state in which equal means bit by bit, with the kind of each mapping."""
+    """Convert a state so that == compares its tensors bit by bit, and the type of each mapping."""
     if torch.is_tensor(state):
         raw = state.detach().reshape(-1).contiguous().view(torch.uint8)
         return (state.dtype, tuple(state.shape), bytes(raw.tolist()))

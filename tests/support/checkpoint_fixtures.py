@@ -15,7 +15,7 @@ from rekindle.cli.main import main
 def checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Checkpoints:
-    """Run `rekindle checkpoints` in the test's folder."""
+    """Return a function that runs `rekindle checkpoints` in the test's folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path / "home"))
 
@@ -30,7 +30,7 @@ def checkpoints(
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    """Checkpoints of the steps 5, 10 and 15 in the folder `store`."""
+    """Return a store, in the folder `store`, with checkpoints of the steps 5, 10 and 15."""
     found = DirectoryStore(tmp_path / "store")
     for step in (5, 10, 15):
         Trained(step).keep(found, step)

@@ -1,4 +1,4 @@
-"""Finds the code blocks of Markdown pages: complete Python programs, and commands with output."""
+"""Find the code blocks of Markdown pages: complete Python programs, and commands with output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from repository import ROOT
 _FENCE = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 
-# These parts of an output differ from run to run.
+# These parts of an output differ between runs.
 _VARYING = [
     (re.compile(r"\d+(\.\d+)? (ms|s|min)\b"), "<time>"),
     (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<id>"),
@@ -27,7 +27,7 @@ _VARYING = [
 ]
 
 
-# By page and number on the page: how tests run each complete program.
+# The method with which a test runs each complete program, by page and number on the page.
 HOW = {
     ("README.md", 0): "python",
     ("docs/deploy/flow.md", 0): "not: README has the same, shorter",
@@ -48,7 +48,7 @@ HOW = {
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A Python block that uses only names that it defines. line: of the block, from 1."""
+    """A Python block that uses only names that it defines. `line` is its first line, from 1."""
 
     page: str
     line: int
@@ -56,9 +56,9 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A command of a console block with the lines that the page shows after it.
+    """A command of a console block, with the lines that the page shows after it.
 
-    command: "" if the block begins with output.
+    `command`: "" if the block begins with output.
     """
 
     command: str
@@ -66,7 +66,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def programs() -> Iterator[Program]:
-    """Yield the complete programs of README and docs/."""
+    """Yield the complete programs of README.md and docs/."""
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.read_text()
         for found in _FENCE.finditer(page):
@@ -76,12 +76,12 @@ def programs() -> Iterator[Program]:
 
 
 def program(page: str, number: int) -> str:
-    """Return the text of a complete program by its page and its number there."""
+    """Return the text of a complete program, by its page and its number on the page."""
     return [each.text for each in programs() if each.page == page][number]
 
 
 def is_complete(text: str) -> bool:
-    """Return whether a block defines or imports all names that it uses, and leaves nothing out."""
+    """Return whether a block defines or imports all names that it uses, and has no `...`."""
     nodes = list(ast.walk(ast.parse(text)))
     known = set(dir(builtins)) | {"__name__", "__file__"}
     used = set()
@@ -101,7 +101,7 @@ def is_complete(text: str) -> bool:
 
 
 def sections(page: Path) -> list[str]:
-    """Return the sections of a page that begin with `## `, without what precedes the first."""
+    """Return the sections of a page that begin with `## `, without the text before the first."""
     return _SECTION.split(page.read_text())[1:]
 
 
@@ -117,14 +117,14 @@ def console_of(section: str) -> list[list[Shown]]:
 
 
 def shape(line: str) -> str:
-    """Return a line of output without the parts that differ from run to run."""
+    """Return a line of output without the parts that differ between runs."""
     for varying, placeholder in _VARYING:
         line = varying.sub(placeholder, line)
     return line.strip()
 
 
 def argument(command: str, number: int) -> str:
-    """Return a word of a command."""
+    """Return one word of a command, by its position."""
     return shlex.split(command)[number]
 
 

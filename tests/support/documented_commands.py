@@ -1,7 +1,7 @@
-"""Finds the `rekindle` command lines of Markdown pages, and parses them with the real parser.
+"""Find the `rekindle` command lines of Markdown pages, and parse them with the real parser.
 
-A page may have placeholders: words in capitals, [optional parts], alternatives as `status|stop`,
-and `...`. A placeholder counts as a value of the right type.
+A page can have placeholders: words in capitals, [optional parts], alternatives such as
+`status|stop`, and `...`. A placeholder counts as a value of the correct type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FENCE = re.compile(r"^(```+|~~~+)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTA
 _INDENTED = re.compile(r"(?:^|\n\n)((?:(?: {4}|\t)[^\n]*\n|\n)+)")
 # `rekindle agent: ...` is the start of a message.
 _INLINE = re.compile(r"(?<!`)`rekindle (?![\w-]+:)([^`]+)`")
-# Variables may stand before the command, as in a shell.
+# Variables can precede the command, as in a shell.
 _COMMAND = re.compile(
     r"^\s*(\$ )?(?:\w+=(?:\$\([^)]*\)|\S*)\s+)*rekindle (?![\w-]+:)([a-z][^\n]*)", re.MULTILINE
 )
@@ -29,23 +29,26 @@ _NO_VALUE = ": expected one argument"
 
 
 def commands_of(page: str) -> Iterator[str]:
-    """Yield the commands in the code blocks of a page, without `rekindle` in front."""
+    """Yield the commands in the code blocks of a page, without the word `rekindle`."""
     blocks = [text for _, language, text in _FENCE.findall(page) if language in _SHELLS]
     blocks += _INDENTED.findall(_FENCE.sub("\n", page))
     for block in blocks:
         found = _COMMAND.findall(block.replace("\\\n", " "))
-        prompts = any(prompt for prompt, _ in found)  # other lines are output then
+        prompts = any(prompt for prompt, _ in found)  # then other lines are output
         yield from (text for prompt, text in found if prompt or not prompts)
 
 
 def named_in(page: str) -> Iterator[str]:
-    """Yield the commands in the sentences of a page; they may lack what a command requires."""
+    """Yield the commands in the sentences of a page. They can lack required arguments."""
     for text in _INLINE.findall(_FENCE.sub("\n", page)):
         yield text.replace("\n", " ")
 
 
 def check(command: str, *, partly: bool = False) -> None:
-    """Parse a command. partly: it may lack what is required. Raises ValueError: it is wrong."""
+    """Parse a command. With `partly`, it can lack required arguments.
+
+    Raises ValueError: the command is wrong.
+    """
     words = shlex.split(_ENDS.sub("", command))
     words = [word.strip("[]") if word[:1] == "[" or word[-1:] == "]" else word for word in words]
     words = [word for word in words if word not in _NOT_THERE]
@@ -53,11 +56,11 @@ def check(command: str, *, partly: bool = False) -> None:
         try:
             _parser(optional=False).parse_args([verb, *words[1:]])
         except SystemExit:
-            continue  # --version or --help: an error of the parser is a ValueError here
+            continue  # from --version or --help; a parser error is a ValueError
         except ValueError as error:
             if not partly:
                 raise
-            if _INCOMPLETE in str(error):  # and there may be another error behind it
+            if _INCOMPLETE in str(error):  # the second parse finds other errors
                 _parser(optional=True).parse_args([verb, *words[1:]])
             elif words[-1] not in str(error) or not str(error).endswith(_NO_VALUE):
                 raise

@@ -1,4 +1,4 @@
-"""A job with a Session under the train flow; its script is one of the flow tests' own."""
+"""A job with a Session that the train flow runs, with a script of the flow tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPTS = ROOT / "tests" / "integration" / "flow" / "scripts"
 
 
 class TrainingRun:
-    """A flow run whose job trains slowly, and waits in its last step, until the gate is there."""
+    """A flow run whose job trains slowly. Its last step waits until the file `gate` exists."""
 
     def __init__(self, runner: Served, gate: Path, steps: int = 1200, **job: Any) -> None:
         self.runner, self.gate = runner, gate
@@ -29,7 +29,7 @@ class TrainingRun:
         self.until_training()
 
     def until_training(self) -> None:
-        """Wait until one more generation has done its first step."""
+        """Wait until one more generation has finished its first step."""
         self._begun += 1
         self.run.until(lambda: self.run.count(FirstStep) >= self._begun, "the job trains")
 
@@ -38,13 +38,13 @@ class TrainingRun:
         return next(e for e in reversed(self.run.history()) if isinstance(e, kind))
 
     def coordinator(self) -> int:
-        """Return the process of the job's coordinator."""
+        """Return the process id of the job's coordinator."""
         endpoint = self.run.directory.endpoint()
         return endpoint.pid if endpoint else self.newest(JobStarted).pid
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all below it, as the end of a node does."""
+    """Kill a process and all its descendants, as the failure of a node does."""
     top = psutil.Process(pid)
     for one in (top, *top.children(recursive=True)):
         one.kill()

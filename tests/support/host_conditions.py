@@ -1,4 +1,4 @@
-"""Sets the faults of a simulated host."""
+"""Set the faults of a simulated host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from rekindle.agent.devices.tools import SimulatedCondition, condition_file
 
 
 def set_condition(host: Path, condition: SimulatedCondition) -> None:
-    """Set the faults of a host. If it is broken, kill its agent. host: the file of the host."""
+    """Set the faults of a host. Kill its agent if the host is broken.
+
+    `host`: the file of the host.
+    """
     host.parent.mkdir(parents=True, exist_ok=True)
     path = condition_file(host)
     fresh = path.with_suffix(".new")
@@ -28,7 +31,7 @@ def set_condition(host: Path, condition: SimulatedCondition) -> None:
 
 
 def _holders(host: Path) -> Iterator[int]:
-    """Yield the processes that have the host's file open: its agent."""
+    """Yield the ids of processes that have the host's file open. Only its agent opens it."""
     if not host.exists():
         return
     wanted = host.stat()

@@ -1,4 +1,4 @@
-"""A real Prefect server and a served train flow, for tests; each a process of its own."""
+"""A real Prefect server and a served train flow for tests, each in its own process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rekindle.recovery.journal.journal import AnyEvent, Event
 from rekindle.tasks.job_access import job_id_of
 
 T = TypeVar("T")
-# Prefect's server on SQLite has been seen to wait for its own lock for 60 s.
+# On SQLite, the Prefect server sometimes waits for its own lock for 60 s.
 WAIT_S = 150.0
 _TICK_S = 0.03
 
@@ -55,12 +55,12 @@ train.serve(
 
 
 def until(look: Callable[[], T], what: str, at_rest_s: float = WAIT_S) -> T:
-    """Look until what is seen is true; the server has other work than to answer."""
+    """Wait until `look()` is true. The interval leaves the server time for other requests."""
     return wait_until(look, what, at_rest_s, pause_s=_TICK_S)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def process(command: list[str], log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command until the block is left."""
+    """Run a command until the context ends."""
     with log.open("ab") as output:
         running = subprocess.Popen(
             command,
@@ -89,7 +89,7 @@ def process(command: list[str], log: Path, **env: str) -> Iterator[subprocess.Po
 
 @contextlib.contextmanager
 def server(home: Path, port: int) -> Iterator[str]:
-    """Run a Prefect server; gives the address of its API."""
+    """Run a Prefect server and yield the address of its API."""
     command = [sys.executable, "-m", "prefect", "server", "start", "--no-ui"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "WARNING"]
     with process(command, home / "server.log", PREFECT_HOME=str(home)) as running:
@@ -120,20 +120,20 @@ class FlowRun:
         self.directory = JobDirectory(home / "jobs" / self.job_id)
 
     def state(self) -> State[Any]:
-        """The state of the flow run now."""
+        """Return the current state of the flow run."""
         state = self.client.read_flow_run(self.id).state
         assert state is not None
         return state
 
     def until(self, look: Callable[[], T], what: str) -> T:
-        """Look until what is seen is true; the error has the story of the flow run."""
+        """Wait until `look()` is true. The error has the history of the flow run."""
         try:
             return until(look, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def until_final(self) -> State[Any]:
-        """Wait for the flow run's end."""
+        """Wait for the end of the flow run and return its state."""
 
         def ended() -> State[Any] | None:
             state = self.state()
@@ -142,49 +142,49 @@ class FlowRun:
         return self.until(ended, "the flow run has ended")
 
     def until_state(self, name: str, count: int = 1) -> State[Any]:
-        """Wait until the flow run has been in this state so often; it may end and be rerun."""
+        """Wait until the flow run has had this state `count` times. It can end and run again."""
         self.until(lambda: self.states().count(name) >= count, f"{count} x {name}")
         return self.state()
 
     def story(self) -> str:
-        """Return what is known of the flow run, for a wait that was in vain."""
+        """Return states, logs and journal of the flow run, for the message of a wait that fails."""
         events = [journal.encode(event).decode() for event in self.history()]
         begun = [f"states: {self.states()}", "---- logs", self.logs(), "---- journal", *events]
         return "\n".join(begun)
 
     def retry(self) -> None:
-        """Do what the Retry button of the UI does."""
+        """Schedule the flow run again, as the Retry button of the UI does."""
         state: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
         self.client.set_flow_run_state(self.id, state, force=True)
 
     def until_rerun(self, pid: int) -> int:
-        """Wait until another process than this one, which died, steers the job; return its id."""
+        """Wait until another process than the failed `pid` controls the job, and return its id."""
         return self.until(
             lambda: (found := self.holder()) not in (0, pid) and found, "the rerun steers the job"
         )
 
     def until_left(self) -> None:
-        """Wait until no process steers the job."""
+        """Wait until no process controls the job."""
         self.until(lambda: self.status().holder == "", "the lease is free")
 
     def cancel(self) -> None:
-        """Do what the Cancel button of the UI does."""
+        """Cancel the flow run, as the Cancel button of the UI does."""
         self.client.set_flow_run_state(self.id, Cancelling())
 
     def states(self) -> list[str]:
-        """The names of all states that the flow run has had."""
+        """Return the names of all states of the flow run, in order."""
         states = sorted(self.client.read_flow_run_states(self.id), key=lambda s: s.timestamp)
         return [state.name or "" for state in states]
 
     def task_states(self, name: str) -> list[str]:
-        """The state names of all runs of a task in this flow run."""
+        """Return the state names of all runs of a task in this flow run."""
         found = self.client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
         )
         return [run.state_name or "" for run in found if run.name.startswith(name)]
 
     def artifact(self, what: str) -> Artifact:
-        """The newest artifact of the job with this word at the end of its key."""
+        """Return the newest artifact of the job whose key ends with this word."""
         key = f"{self.job_id}-{what}"
         found = self.client.read_artifacts(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self.id]))
@@ -192,12 +192,12 @@ class FlowRun:
         return max((a for a in found if a.key == key), key=lambda a: str(a.created))
 
     def logs(self) -> str:
-        """What the flow run and its tasks have logged."""
+        """Return the logs of the flow run and its tasks."""
         found = self.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.id])))
         return "\n".join(each.message for each in found)
 
     def events(self) -> list[tuple[str, int]]:
-        """Name and incident of the job's Prefect events, oldest first."""
+        """Return name and incident of the job's Prefect events, oldest first."""
         body = {
             "filter": {
                 "event": {"prefix": ["rekindle."]},
@@ -210,11 +210,11 @@ class FlowRun:
         return [(e["event"], e["payload"]["incident"]) for e in found.json()["events"]]
 
     def process(self) -> psutil.Process:
-        """Return the process that steers the job; wait for it."""
+        """Return the process that controls the job; wait until there is one."""
         return psutil.Process(self.until(self.holder, "a process steers the job"))
 
     def holder(self) -> int:
-        """Return the id of the process that steers the job; 0: none does, or none is known."""
+        """Return the id of the process that controls the job; 0: there is none or it is unknown."""
         try:
             match = re.search(r"process (\d+) on ", self.status().holder)
         except JobError:
@@ -222,17 +222,17 @@ class FlowRun:
         return int(match[1]) if match else 0
 
     def status(self) -> JobView:
-        """What the coordinator says of the job."""
+        """Return the coordinator's view of the job."""
         endpoint = until(self.directory.endpoint, "the job has a coordinator")
         return JobClient(endpoint, self.directory.secret()).status()
 
     def history(self) -> list[AnyEvent]:
-        """The job's journal."""
+        """Return the events of the job's journal."""
         journal_file = self.directory.journal_file
         return journal.read(journal_file.read_bytes().splitlines()) if journal_file.exists() else []
 
     def count(self, kind: type[Event]) -> int:
-        """How many events of a kind the journal has."""
+        """Return the number of events of a kind in the journal."""
         return sum(isinstance(event, kind) for event in self.history())
 
 
@@ -253,7 +253,7 @@ class Served:
 
     @contextlib.contextmanager
     def unaware(self) -> Iterator[None]:
-        """Let the runner see nothing, and start nothing, until the block is left."""
+        """Suspend the runner, so that it starts nothing, until the context ends."""
         runner = psutil.Process(self.pid)
         runner.suspend()
         try:
@@ -262,7 +262,7 @@ class Served:
             runner.resume()
 
     def flow_process(self) -> psutil.Process | None:
-        """The process in which the runner runs its one flow run now, whatever it has come to."""
+        """Return the process of the runner's only flow run, in any state, or None."""
         for child in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.Error):
                 if any("spawn_main" in word for word in child.cmdline()):
@@ -270,14 +270,14 @@ class Served:
         return None
 
     def start(self, **job: Any) -> FlowRun:
-        """Schedule a flow run for now."""
+        """Schedule a flow run for now and return it."""
         run = self.client.create_flow_run_from_deployment(self._deployment, parameters={"job": job})
         return FlowRun(self.client, self.home, run.id, job.get("name", "train"))
 
 
 @contextlib.contextmanager
 def serve(api: str, home: Path, name: str) -> Iterator[Served]:
-    """Serve the train flow, with jobs in `home`, until the block is left."""
+    """Serve the train flow, with jobs in `home`, until the context ends."""
     env = {
         "PREFECT_API_URL": api,
         "PREFECT_HOME": str(home),
@@ -294,7 +294,10 @@ def serve(api: str, home: Path, name: str) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def ending_jobs(home: Path) -> Iterator[None]:
-    """End what jobs below `home` have left when the block is left: they outlive their flows."""
+    """Kill the remaining processes of jobs below `home` when the context ends.
+
+    Jobs continue without their flow.
+    """
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Where the repository and the tests' packages are, for tests in any folder."""
+"""The paths of the repository and of the tests' packages."""
 
 from pathlib import Path
 

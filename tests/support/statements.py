@@ -1,4 +1,4 @@
-"""Counts the statements of Python files, without imports, docstrings and `__all__`.
+"""Count the statements of Python files, without imports, docstrings and `__all__`.
 
 `python tests/support/statements.py FOLDER...` prints the statements and the files of each folder.
 """

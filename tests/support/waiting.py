@@ -1,8 +1,8 @@
-"""All waits of the tests: for an event, with a bound that follows the machine.
+"""All waits of the tests: for an event, with a bound that depends on the speed of the machine.
 
-A bound is for tests that hang. It is far above the time that the event takes, and is scaled by the
-factor that `suite.calibration` measures at the start of a run. No test compares a duration with a
-constant, and no test sleeps and hopes: `test_suite_rules.py` checks this.
+A bound is only for tests that hang. It is much longer than the event takes. `suite.calibration`
+measures a factor at the start of a run, and each bound is scaled by it. No test compares a duration
+with a constant, and no test sleeps for a fixed time. `test_suite_rules.py` checks this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-LIMIT_S = 90.0  # for what takes a second on a quiet machine
+LIMIT_S = 90.0  # for an event that takes one second on an idle machine
 FACTOR_VARIABLE = "REKINDLE_TEST_TIME_FACTOR"
 _TICK_S = 0.005
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 
 
 class Process(Protocol):
-    """A process of subprocess, or of psutil."""
+    """A process of subprocess or psutil."""
 
     def wait(self, timeout: float | None) -> int | None:
-        """Wait for the end, and return the exit status."""
+        """Wait for the end and return the exit status."""
 
 
 def factor() -> float:
-    """Return how much slower this machine is than the reference; 1 if nothing measured it."""
+    """Return how much slower this machine is than the reference; 1 without a measurement."""
     return float(os.environ.get(FACTOR_VARIABLE, "1"))
 
 
 def bound_s(at_rest_s: float = LIMIT_S) -> float:
-    """Return a bound for something that ends well within `at_rest_s` on a quiet machine."""
+    """Return a bound for an event that takes much less than `at_rest_s` on an idle machine."""
     return at_rest_s * factor()
 
 
@@ -46,7 +46,9 @@ def wait_until(
 ) -> T:
     """Return the first value of `true()` that is not false.
 
-    pause_s: the pause between two calls, longer where a call takes much of the machine.
+    `pause_s`: the pause between two calls, longer for a call that uses much of the machine.
+
+    Raises AssertionError: there is no such value within the bound.
     """
     deadline = _Deadline(what, at_rest_s)
     while not (value := true()):
@@ -56,7 +58,10 @@ def wait_until(
 
 
 async def turn_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_S) -> T:
-    """Return the first value of `true()` that is not false; the event loop runs meanwhile."""
+    """Return the first value of `true()` that is not false. The event loop runs while it waits.
+
+    Raises AssertionError: there is no such value within the bound.
+    """
     deadline = _Deadline(what, at_rest_s)
     while not (value := true()):
         deadline.check()
@@ -65,13 +70,13 @@ async def turn_until(true: Callable[[], T], what: str, at_rest_s: float = LIMIT_
 
 
 async def turns(count: int = 50) -> None:
-    """Let the event loop run `count` times: all that is ready runs."""
+    """Run the event loop `count` times, so that all ready callbacks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def finished(work: Awaitable[T], at_rest_s: float = LIMIT_S) -> T:
-    """Await the result."""
+    """Await the result of `work`, within a bound."""
     return await asyncio.wait_for(work, bound_s(at_rest_s))
 
 
@@ -87,7 +92,7 @@ def join(thread: threading.Thread) -> None:
 
 
 def wait_asleep(thread: threading.Thread) -> None:
-    """Wait until a thread of this process sleeps at 20 looks in a row."""
+    """Wait until a thread of this process sleeps in 20 consecutive checks."""
     looks = iter(range(20))
 
     def still() -> bool:
@@ -99,19 +104,19 @@ def wait_asleep(thread: threading.Thread) -> None:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for the result of a future of a thread; an error of the future is raised."""
+    """Return the result of a thread's future, or raise its error."""
     return future.result(bound_s())
 
 
 def status_of(process: Process) -> int | None:
-    """Wait for the end of a process, and return its exit status."""
+    """Wait for the end of a process and return its exit status."""
     return process.wait(timeout=bound_s())
 
 
 def run_command(
     command: Sequence[str], at_rest_s: float = LIMIT_S, **popen: Any
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a command to its end, with its output as text; its exit status is not checked."""
+    """Run a command to its end, with its output as text. Do not check its exit status."""
     settings = {"capture_output": True, "text": True} | popen
     return subprocess.run([*command], check=False, timeout=bound_s(at_rest_s), **settings)
 

@@ -1,4 +1,4 @@
-"""The clusters of these tests."""
+"""Fixtures of the contract tests: a cluster and a namespace."""
 
 from __future__ import annotations
 

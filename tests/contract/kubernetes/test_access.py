@@ -1,4 +1,4 @@
-"""Who may do what: tokens, roles, reviews, quotas and limits."""
+"""Test the access rules of the API server: tokens, roles, reviews, quotas and limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PODS = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get", 
 
 @pytest.fixture
 def limited(shared_cluster: Cluster, namespace: str, tmp_path: Path) -> Cluster:
-    """With the token of an account that may look at pods."""
+    """Yield a client whose account may only get and list pods and read their logs."""
     role, binding = rules("look", "runner", namespace, _PODS)
     place = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     shared_cluster.create(f"{place}/roles", role)
@@ -29,7 +29,10 @@ def limited(shared_cluster: Cluster, namespace: str, tmp_path: Path) -> Cluster:
 
 
 def test_an_account_may_what_its_role_says(limited: Cluster, namespace: str) -> None:
-    """Everything else is 403, with the words of a real server."""
+    """If the role of an account does not allow a request, the server answers 403.
+
+    The message is the same as in a real cluster.
+    """
     limited.get(f"/api/v1/namespaces/{namespace}/pods")
     code, answer = limited.call("GET", f"/api/v1/namespaces/{namespace}/secrets")
     assert (code, answer["reason"]) == (403, "Forbidden")
@@ -45,7 +48,7 @@ def test_an_account_may_what_its_role_says(limited: Cluster, namespace: str) -> 
 
 
 def test_may_i(limited: Cluster, namespace: str) -> None:
-    """SelfSubjectAccessReview answers as the server would."""
+    """A SelfSubjectAccessReview returns the decision that the server makes for the same request."""
 
     def may(verb: str, resource: str, group: str = "", subresource: str = "") -> bool:
         asked = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
@@ -78,7 +81,7 @@ def _review(kind: str) -> dict[str, object]:
 
 
 def test_who_am_i(limited: Cluster, namespace: str) -> None:
-    """SelfSubjectReview names the account, and its groups."""
+    """A SelfSubjectReview returns the name and the groups of the account."""
     kind = "SelfSubjectReview"
     told = limited.create(_REVIEWS[kind], _review(kind))["status"]["userInfo"]
     assert told["username"] == f"system:serviceaccount:{namespace}:runner"
@@ -87,7 +90,10 @@ def test_who_am_i(limited: Cluster, namespace: str) -> None:
 
 @pytest.mark.parametrize("kind", _REVIEWS)
 def test_nobody_may_ask_about_itself(kind: str, shared_cluster: Cluster, tmp_path: Path) -> None:
-    """Without a token: 403, or 401 where nobody is let in at all; a wrong one is 401."""
+    """A review without a token gets 403, or 401 if the server disables anonymous access.
+
+    A review with an invalid token gets 401.
+    """
     told = yaml.safe_load(shared_cluster.kubeconfig.read_text())
     told["users"] = [{"name": each["name"], "user": {}} for each in told["users"]]
     path = tmp_path / "anonymous"
@@ -107,7 +113,7 @@ def test_nobody_may_ask_about_itself(kind: str, shared_cluster: Cluster, tmp_pat
 def test_what_is_applied_anew_is_created(
     shared_cluster: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    """Server-side apply wants the right to create as well, where there is nothing yet."""
+    """If the object does not exist, server-side apply also requires the right to create it."""
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "patch"]}
     role, binding = rules("change", "changer", namespace, rule)
     place = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
@@ -128,7 +134,7 @@ def test_what_is_applied_anew_is_created(
 
 
 def test_a_wrong_token_is_nobody(shared_cluster: Cluster, tmp_path: Path) -> None:
-    """401."""
+    """A request with an invalid token gets 401."""
     path = shared_cluster.kubeconfig_for("no-such-token", tmp_path / "wrong")
     stranger = Cluster(path)
     try:
@@ -139,7 +145,7 @@ def test_a_wrong_token_is_nobody(shared_cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_a_runtime_that_is_not_there(shared_cluster: Cluster) -> None:
-    """404."""
+    """A request for a missing RuntimeClass gets 404."""
     code, answer = shared_cluster.call("GET", "/apis/node.k8s.io/v1/runtimeclasses/none")
     assert (code, answer["reason"]) == (404, "NotFound")
 
@@ -167,13 +173,16 @@ def test_a_runtime_that_is_not_there(shared_cluster: Cluster) -> None:
 def test_a_dry_run_shows_whether_a_pod_is_let_in(
     shared_cluster: Cluster, namespace: str, plural: str, spec: dict[str, object], text: str
 ) -> None:
-    """LimitRanges and ResourceQuotas refuse it with 403. A workload's dry run asks neither."""
+    """The dry run of a pod gets 403 if a LimitRange or a ResourceQuota refuses the pod.
+
+    The dry run of a workload does not check LimitRanges or ResourceQuotas.
+    """
     place = f"/api/v1/namespaces/{namespace}"
     shared_cluster.create(f"{place}/{plural}", {"metadata": {"name": "small"}, "spec": spec})
     wanted = pod("one")
     wanted["spec"]["containers"][0]["resources"] = {"limits": {"memory": "2Gi"}}
 
-    def refused() -> bool:  # a real server needs a moment until it knows of a new rule
+    def refused() -> bool:  # a real server applies a new rule after a delay
         code, answer = shared_cluster.call("POST", f"{place}/pods?dryRun=All", wanted)
         return code == 403 and answer["reason"] == "Forbidden" and text in answer["message"]
 
@@ -185,7 +194,10 @@ def test_a_dry_run_shows_whether_a_pod_is_let_in(
 
 
 def test_a_refused_pod_is_shown(shared_cluster: Cluster, namespace: str) -> None:
-    """A Job's in a warning about the Job, a Deployment's in a condition of it."""
+    """If a quota refuses a pod, the server reports the reason.
+
+    For a Job it creates a warning event, for a Deployment it sets a condition.
+    """
     place = f"/api/v1/namespaces/{namespace}"
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     shared_cluster.create(f"{place}/resourcequotas", quota)
@@ -211,7 +223,7 @@ def test_a_refused_pod_is_shown(shared_cluster: Cluster, namespace: str) -> None
 
 
 def test_discovery(shared_cluster: Cluster) -> None:
-    """Groups and kinds; 404 for those that there are not."""
+    """Discovery lists the groups and resources of the server. An unknown group gets 404."""
     groups = {each["name"] for each in shared_cluster.get("/apis")["groups"]}
     assert {"batch", "apps"} <= groups
     found = shared_cluster.get("/apis/batch/v1")["resources"]
@@ -229,7 +241,7 @@ def test_discovery(shared_cluster: Cluster) -> None:
 
 
 def test_a_namespace_takes_all_with_it(shared_cluster: Cluster, namespace: str) -> None:
-    """Once nothing is left in it, it is gone."""
+    """If a namespace is deleted, the server deletes its objects, and then the namespace."""
     name = f"{namespace}-more"
     shared_cluster.create("/api/v1/namespaces", {"metadata": {"name": name}})
     shared_cluster.create(f"/api/v1/namespaces/{name}/configmaps", config_map("a"))
@@ -239,7 +251,7 @@ def test_a_namespace_takes_all_with_it(shared_cluster: Cluster, namespace: str) 
 
 
 def test_what_a_pod_names_must_be_there(shared_cluster: Cluster, namespace: str) -> None:
-    """Its account and its priority class: 403."""
+    """A pod gets 403 if its service account or its priority class does not exist."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     for field, told in (
         ("serviceAccountName", "error looking up service account"),

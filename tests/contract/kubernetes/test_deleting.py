@@ -1,4 +1,4 @@
-"""Deleting: preconditions, propagation, finalizers, grace."""
+"""Test deletions: preconditions, propagation policies, finalizers and grace periods."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _start(cluster: Cluster, jobs: str, pods: str) -> None:
 
 
 def _until_trapped(cluster: Cluster, pods: str) -> None:
-    """Wait until the pod `one` has set its traps, and says so."""
+    """Wait until the log of the pod `one` reports that its signal handlers are set."""
     path = f"{pods}/one/log"
     wait_until(lambda: cluster.call("GET", path) == (200, "trapped\n"), "the trap", pause_s=0.05)
 
 
 def _states(cluster: Cluster, pods: str, since: Object) -> list[Object]:
-    """The states of the pod `one` after this one; the last is that in which it goes."""
+    """Return the states of the pod `one` after the given state, up to its deletion."""
     query = f"watch=1&resourceVersion={since['metadata']['resourceVersion']}"
     found = []
     for kind, thing in cluster._events(f"{pods}?{query}", bound_s()):
@@ -53,13 +53,13 @@ def _states(cluster: Cluster, pods: str, since: Object) -> list[Object]:
 
 
 def _exit_code(thing: Object) -> int | None:
-    """That of a pod's one container; None: it has not ended."""
+    """Return the exit code of a pod's only container, or None while it runs."""
     state = thing["status"]["containerStatuses"][0]["state"]
     return int(state["terminated"]["exitCode"]) if "terminated" in state else None
 
 
 def test_a_wrong_uid_is_a_conflict(shared_cluster: Cluster, jobs: str) -> None:
-    """And the object stays."""
+    """If the uid in a precondition differs, a deletion gets 409 and the object stays."""
     made = shared_cluster.create(jobs, job("train", ranks=0))
     options = {"preconditions": {"uid": "another"}, "propagationPolicy": "Background"}
     code, answer = shared_cluster.call("DELETE", f"{jobs}/train", options)
@@ -72,7 +72,10 @@ def test_a_wrong_uid_is_a_conflict(shared_cluster: Cluster, jobs: str) -> None:
 def test_a_job_deleted_without_a_policy_orphans_its_pods(
     shared_cluster: Cluster, namespace: str, jobs: str, pods: str
 ) -> None:
-    """They run on, and belong to nobody; so it is when a body makes the query unheard."""
+    """If a Job is deleted without a policy, its pods continue to run without an owner.
+
+    A policy in the query has no effect if the request also has a body.
+    """
     _start(shared_cluster, jobs, pods)
     uid = shared_cluster.get(f"{jobs}/train")["metadata"]["uid"]
     body = client.V1DeleteOptions(preconditions=client.V1Preconditions(uid=uid))
@@ -94,7 +97,7 @@ def test_a_job_deleted_without_a_policy_orphans_its_pods(
 def test_in_the_background_the_job_is_gone_first(
     shared_cluster: Cluster, jobs: str, pods: str
 ) -> None:
-    """And its pods follow."""
+    """With the Background policy, the server deletes the Job first and its pods afterwards."""
     _start(shared_cluster, jobs, pods)
     shared_cluster.delete(f"{jobs}/train", propagationPolicy="Background")
     assert shared_cluster.call("GET", f"{jobs}/train")[0] == 404
@@ -104,7 +107,10 @@ def test_in_the_background_the_job_is_gone_first(
 def test_in_the_foreground_the_pods_are_gone_first(
     shared_cluster: Cluster, jobs: str, pods: str
 ) -> None:
-    """The job waits for them; then its name is free."""
+    """With the Foreground policy, the Job exists until the server has ended its pods.
+
+    Afterwards another Job can use its name.
+    """
     _start(shared_cluster, jobs, pods)
     shared_cluster.delete(f"{jobs}/train", propagationPolicy="Foreground")
     code, found = shared_cluster.call("GET", f"{jobs}/train")
@@ -117,7 +123,7 @@ def test_in_the_foreground_the_pods_are_gone_first(
 
 
 def test_a_finalizer_holds_an_object(shared_cluster: Cluster, namespace: str) -> None:
-    """Until it is taken away."""
+    """A deleted object with a finalizer exists until a client removes the finalizer."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     wanted = config_map("a")
     wanted["metadata"]["finalizers"] = ["example.com/hold"]
@@ -129,7 +135,10 @@ def test_a_finalizer_holds_an_object(shared_cluster: Cluster, namespace: str) ->
 
 
 def test_what_has_no_owner_any_more_is_collected(shared_cluster: Cluster, namespace: str) -> None:
-    """An owner is known by its uid, and only in its own namespace."""
+    """The server deletes an object if its owner does not exist.
+
+    An owner reference matches by uid, and only within the namespace of the object.
+    """
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     owner = shared_cluster.create(path, config_map("owner"))
     for name, uid in (("right", owner["metadata"]["uid"]), ("wrong", "no-such-uid")):
@@ -143,9 +152,9 @@ def test_what_has_no_owner_any_more_is_collected(shared_cluster: Cluster, namesp
 
 
 def test_a_pod_has_time_to_end(shared_cluster: Cluster, pods: str) -> None:
-    """SIGTERM first; it is Terminating meanwhile, and gone once it has ended.
+    """A deleted pod gets SIGTERM and stays Running until its process has ended.
 
-    Its grace period outlasts the test.
+    Its grace period is longer than the test.
     """
     script = "trap 'sleep 1; exit 3' TERM; echo trapped; while :; do sleep 0.1; done"
     wanted = pod("one", script)
@@ -162,7 +171,7 @@ def test_a_pod_has_time_to_end(shared_cluster: Cluster, pods: str) -> None:
 
 
 def test_a_pod_that_does_not_end_is_killed(shared_cluster: Cluster, pods: str) -> None:
-    """After its grace period."""
+    """If a deleted pod ignores SIGTERM, the kubelet kills it after the grace period."""
     wanted = pod("one", "trap '' TERM; echo trapped; while :; do sleep 0.1; done")
     wanted["spec"]["terminationGracePeriodSeconds"] = 1
     shared_cluster.create(pods, wanted)
@@ -173,7 +182,7 @@ def test_a_pod_that_does_not_end_is_killed(shared_cluster: Cluster, pods: str) -
 
 
 def test_many_at_once(shared_cluster: Cluster, namespace: str) -> None:
-    """deletecollection by a selector."""
+    """A deletecollection request deletes exactly the objects that match its selector."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     for name in "abc":
         wanted = config_map(name)
@@ -186,7 +195,10 @@ def test_many_at_once(shared_cluster: Cluster, namespace: str) -> None:
 
 
 def test_an_eviction_says_why(shared_cluster: Cluster, namespace: str, pods: str) -> None:
-    """A DisruptionTarget condition, then the deletion."""
+    """An eviction sets the condition DisruptionTarget on the pod and then deletes the pod.
+
+    The eviction of a missing pod fails.
+    """
     shared_cluster.create(pods, pod("one"))
     shared_cluster.until(pods, lambda found: found["one"]["status"]["phase"] == "Running")
     before = shared_cluster.get(f"{pods}/one")

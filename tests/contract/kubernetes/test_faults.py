@@ -1,4 +1,4 @@
-"""Faults on demand: of requests, connections, the server and nodes."""
+"""Test the injection of faults into requests, connections, the server and nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.spaces import Space, uids
 from waiting import bound_s, wait_until
 
 Object = dict[str, Any]
-EXPIRES_S = 0.5  # the patience of a client
+EXPIRES_S = 0.5  # read timeout of a client
 FOREVER_S = 86400.0
 pytestmark = pytest.mark.simulated
 
@@ -40,7 +40,7 @@ def own(cluster: Simulated) -> Space:
 def test_the_next_requests_fail(
     shared_cluster: Simulated, namespace: str, code: int, reason: str
 ) -> None:
-    """So many of them, of that verb and resource; then all is well."""
+    """`inject` makes the given number of requests of a verb and resource fail, and no others."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     shared_cluster.inject("list", "configmaps", count=2, code=code)
     assert shared_cluster.call("GET", f"{path}/none")[0] == 404
@@ -52,7 +52,7 @@ def test_the_next_requests_fail(
 
 
 def test_too_many_requests_say_when(shared_cluster: Simulated, namespace: str) -> None:
-    """Retry-After."""
+    """An injected 429 has the header Retry-After with the given number of seconds."""
     shared_cluster.inject("get", "configmaps", code=429, retry_after=7)
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
     response = shared_cluster._request("GET", path, None, "application/json")
@@ -61,7 +61,7 @@ def test_too_many_requests_say_when(shared_cluster: Simulated, namespace: str) -
 
 
 def test_delays_and_cuts(shared_cluster: Simulated, namespace: str) -> None:
-    """A request that takes longer than its client waits, and one that gets no answer."""
+    """An injected delay exceeds a client's read timeout; an injected cut drops its connection."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     shared_cluster.inject("list", "configmaps", delay=FOREVER_S)
     with pytest.raises(urllib3.exceptions.ReadTimeoutError):
@@ -76,7 +76,10 @@ def test_delays_and_cuts(shared_cluster: Simulated, namespace: str) -> None:
 
 
 def test_a_watch_is_cut_in_its_midst(shared_cluster: Simulated, namespace: str) -> None:
-    """After as many events as asked for; or all watches that run, at once."""
+    """An injected cut ends a watch after the given number of events.
+
+    `cut` ends all open watches of a resource.
+    """
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     shared_cluster.create(path, config_map("a"))
     shared_cluster.create(path, config_map("b"))
@@ -86,7 +89,7 @@ def test_a_watch_is_cut_in_its_midst(shared_cluster: Simulated, namespace: str) 
 
 
 def test_calls_are_counted(shared_cluster: Simulated, namespace: str) -> None:
-    """By user, verb and resource."""
+    """The server counts its calls by user, verb and resource."""
     since = time.time()
     shared_cluster.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/none")
     shared_cluster.call("GET", f"/api/v1/namespaces/{namespace}/pods")
@@ -98,7 +101,7 @@ def test_calls_are_counted(shared_cluster: Simulated, namespace: str) -> None:
 
 @pytest.mark.parametrize("cluster", [{"without": "jobsets,ascendjobs"}], indirect=True)
 def test_kinds_that_are_not_installed(cluster: Simulated) -> None:
-    """404 of the whole group."""
+    """If a kind is not installed, its group and its path get 404, and discovery omits its group."""
     assert cluster.call("GET", "/apis/jobset.x-k8s.io/v1alpha2")[0] == 404
     path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
     assert cluster.call("GET", path)[0] == 404
@@ -107,7 +110,10 @@ def test_kinds_that_are_not_installed(cluster: Simulated) -> None:
 
 
 def test_a_killed_server_goes_on(own: Space, tmp_path: Path) -> None:
-    """The same objects and versions; old versions are 410, accounts keep their tokens, pods run."""
+    """A killed server restarts with the same objects, versions and service account tokens.
+
+    Versions from before the restart get 410. Pods keep running.
+    """
     cluster = own.cluster
     assert isinstance(cluster, Simulated)
     cluster.create(own.jobs, job("train"))
@@ -134,13 +140,16 @@ def test_a_killed_server_goes_on(own: Space, tmp_path: Path) -> None:
     _, event = cluster.call("GET", f"{own.pods}?watch=1&resourceVersion=1")
     assert event["object"]["code"] == 410
     assert uids(own.ranks()) == uids(first)
-    # Controllers and kubelet go on, too.
+    # Controllers and kubelet continue as well.
     cluster.delete(f"{own.pods}/{first[0]['metadata']['name']}")
     own.ranks(besides=(first[0]["metadata"]["uid"],))
 
 
 def test_a_lost_node(own: Space) -> None:
-    """Its pods are replaced after their toleration; the node comes back and forgets them."""
+    """The pods of a lost node are replaced after their tolerationSeconds.
+
+    If the node returns, it removes the old pods, and its taint disappears.
+    """
     cluster = own.cluster
     assert isinstance(cluster, Simulated)
     wanted = job("train")
@@ -170,7 +179,7 @@ def test_a_lost_node(own: Space) -> None:
 
 
 def test_out_of_service(own: Space) -> None:
-    """With podReplacementPolicy Failed a lost pod is replaced only once an operator says so."""
+    """With podReplacementPolicy Failed, the out-of-service taint lets the Job replace a pod."""
     cluster = own.cluster
     assert isinstance(cluster, Simulated)
     wanted = job("train", ranks=1, podReplacementPolicy="Failed")
@@ -192,7 +201,7 @@ def test_out_of_service(own: Space) -> None:
 
 
 def test_logs_of_a_lost_node(own: Space) -> None:
-    """They break off, and cannot be read any more."""
+    """If a node is lost, an open log stream breaks, and a request for the log gets 500."""
     cluster = own.cluster
     assert isinstance(cluster, Simulated)
     cluster.create(own.pods, pod("one", "echo here; exec sleep 60"))
@@ -203,7 +212,10 @@ def test_logs_of_a_lost_node(own: Space) -> None:
 
 
 def _names(cluster: Simulated, path: str, cut_at: str = "") -> list[str]:
-    """Those that a watch tells before it is cut; cut_at: all watches are cut after this name."""
+    """Return the names that a watch reports before its connection breaks.
+
+    `cut_at`: the name after which all watches are cut; empty: no cut.
+    """
     seen: list[str] = []
     try:
         for _, thing in cluster._events(path, bound_s(20)):
@@ -216,7 +228,10 @@ def _names(cluster: Simulated, path: str, cut_at: str = "") -> list[str]:
 
 
 def _broken_log(cluster: Simulated, path: str, then: Callable[[], None]) -> bytes:
-    """What was read before it broke off; then: done once the first line has come."""
+    """Return the bytes of a log that arrive before the connection breaks.
+
+    `then`: a function that runs after each piece.
+    """
     response = cluster._request("GET", path, None, "application/json", preload_content=False)
     seen = b""
     try:

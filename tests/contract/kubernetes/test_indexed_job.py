@@ -1,4 +1,4 @@
-"""Indexed Jobs as a real server was measured to run them."""
+"""Test that Indexed Jobs behave as measured on a real server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Object = dict[str, Any]
 
 
 def ended(space: Space, name: str) -> Object:
-    """The status of the job, with the condition that ends it."""
+    """Return the status of an ended Job, with the type and reason of its final condition."""
     found = space.condition(space.jobs, name, "Complete", "Failed")
     return {**space.status(space.jobs, name), "end": found["type"], "why": found["reason"]}
 
 
 def times(space: Space, pod: Object) -> list[float]:
-    """When a pod has printed its lines, as its node has recorded it."""
+    """Return the times of the lines in a pod's log, in seconds, as its node recorded them."""
     path = f"{space.pods}/{pod['metadata']['name']}/log?timestamps=true"
 
     def lines() -> list[str]:
@@ -32,19 +32,22 @@ def times(space: Space, pod: Object) -> list[float]:
 
 
 def _seconds(stamp: str) -> float:
-    """Of a time in UTC with any number of decimals."""
+    """Return the seconds since 1970 of a UTC time with any number of decimals."""
     whole, _, decimals = stamp.removesuffix("Z").partition(".")
     at = datetime.datetime.fromisoformat(f"{whole}+00:00")
     return at.timestamp() + float(f"0.{decimals or 0}")
 
 
 def at_least(space: Space, back_off_s: float) -> float:
-    """The shortest that a back-off can last here: a real server counts it in whole seconds."""
+    """Return the minimum length of a back-off here, in seconds.
+
+    A real server counts a back-off in whole seconds, so it can be one second shorter.
+    """
     return space.cluster.scaled(back_off_s - 1)
 
 
 def active_at_first(space: Space, since: Object) -> int:
-    """How many ranks a Job has in its first state after this one in which it has started."""
+    """Return the number of active ranks in the first state after `since` with a started Job."""
     query = f"watch=1&resourceVersion={since['metadata']['resourceVersion']}"
     for _, found in space.cluster._events(f"{space.jobs}?{query}", bound_s()):
         status = found.get("status") or {}
@@ -57,7 +60,7 @@ def active_at_first(space: Space, since: Object) -> int:
 
 
 def test_ranks_know_who_they_are(space: Space) -> None:
-    """Label, annotation, variable, hostname and finalizer of each rank."""
+    """Each pod has the label, annotation, variable, hostname and finalizer of its rank."""
     made = space.cluster.create(space.jobs, job("train", "exec sleep 60"))
     for index, pod in space.ranks().items():
         metadata = pod["metadata"]
@@ -72,7 +75,7 @@ def test_ranks_know_who_they_are(space: Space) -> None:
 
 
 def test_a_job_of_successes_is_complete(space: Space) -> None:
-    """All indexes are in completedIndexes, and no failure is counted."""
+    """If all pods succeed, the Job is Complete, with all indexes and without a failure."""
     space.cluster.create(space.jobs, job("train", 'test "$HOSTNAME" = train-$JOB_COMPLETION_INDEX'))
     status = ended(space, "train")
     assert (status["end"], status["why"]) == ("Complete", "CompletionsReached")
@@ -82,7 +85,7 @@ def test_a_job_of_successes_is_complete(space: Space) -> None:
 
 
 def test_a_failed_rank_comes_back_after_the_back_off(space: Space) -> None:
-    """10 s after the first failure; the others keep their pods."""
+    """A failed rank gets a new pod 10 s after its first failure. Other ranks keep their pods."""
     fails = "test $JOB_COMPLETION_INDEX != 1 || { sleep 1; echo fails; exit 1; }"
     script = f"echo runs; {fails}; exec sleep 60"
     space.cluster.create(space.jobs, job("train", script))
@@ -95,7 +98,7 @@ def test_a_failed_rank_comes_back_after_the_back_off(space: Space) -> None:
 
 
 def test_a_deleted_pod_counts_as_failed(space: Space) -> None:
-    """Its index comes back after the back-off, and `failed` is one more."""
+    """A deleted pod counts as failed: its index gets a new pod after the back-off."""
     script = "while :; do echo runs; sleep 0.05; done"
     space.cluster.create(space.jobs, job("train", script))
     first = space.ranks()
@@ -108,7 +111,7 @@ def test_a_deleted_pod_counts_as_failed(space: Space) -> None:
 
 
 def test_beyond_the_limit_the_job_fails(space: Space) -> None:
-    """With a backoffLimit of 0 the first failure ends all ranks."""
+    """With a backoffLimit of 0, the first failure fails the Job and ends all ranks."""
     script = "test $JOB_COMPLETION_INDEX != 0 || exit 7; exec sleep 60"
     space.cluster.create(space.jobs, job("train", script, backoffLimit=0))
     status = ended(space, "train")
@@ -120,7 +123,10 @@ def test_beyond_the_limit_the_job_fails(space: Space) -> None:
 
 
 def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None:
-    """The template's affinity may change in between; the uid stays, nothing counts as failed."""
+    """A resumed Job starts its pods without a back-off, with the same uid and no failure.
+
+    The affinity of a suspended Job's template can change.
+    """
     made = space.cluster.create(space.jobs, job("train", "exec sleep 60"))
     first = space.ranks()
     path = f"{space.jobs}/train"
@@ -147,7 +153,7 @@ def test_suspended_and_resumed_a_job_waits_for_no_back_off(space: Space) -> None
 
 
 def test_the_second_failure_waits_twice_as_long(space: Space) -> None:
-    """10 s, then 20 s."""
+    """The first failure of a rank delays the next pod by 10 s, the second by 20 s."""
     space.cluster.create(space.jobs, job("train", "echo fails; exit 1", ranks=1))
 
     def failed(found: dict[str, Object]) -> list[Object] | None:
@@ -160,7 +166,10 @@ def test_the_second_failure_waits_twice_as_long(space: Space) -> None:
 
 
 def test_a_job_grows_and_shrinks(space: Space) -> None:
-    """completions and parallelism together."""
+    """A Job changes its size if completions and parallelism change together.
+
+    Remaining ranks keep their pods.
+    """
     space.cluster.create(space.jobs, job("train", ranks=2))
     first = space.ranks(2)
     path = f"{space.jobs}/train"
@@ -174,7 +183,10 @@ def test_a_job_grows_and_shrinks(space: Space) -> None:
 
 
 def test_a_job_made_anew_under_its_name(space: Space) -> None:
-    """Deleted in the foreground, created again: no back-off, another uid."""
+    """A Job that is deleted in the foreground and created again starts without a back-off.
+
+    It has another uid.
+    """
     made = space.cluster.create(space.jobs, job("train"))
     first = space.ranks()
     space.cluster.delete(f"{space.jobs}/train", propagationPolicy="Foreground")
@@ -186,7 +198,7 @@ def test_a_job_made_anew_under_its_name(space: Space) -> None:
 
 
 def test_a_finished_job_goes_after_its_time(space: Space) -> None:
-    """With its pods."""
+    """The server deletes a finished Job and its pods after ttlSecondsAfterFinished."""
     space.cluster.create(space.jobs, job("train", "true", ranks=1, ttlSecondsAfterFinished=1))
     space.condition(space.jobs, "train", "Complete")
     space.cluster.until(space.jobs, lambda found: not found)
@@ -194,7 +206,10 @@ def test_a_finished_job_goes_after_its_time(space: Space) -> None:
 
 
 def test_in_place_restarts_count(space: Space) -> None:
-    """restartPolicy OnFailure: the pod stays, and at the limit the job fails."""
+    """With restartPolicy OnFailure, restarts in the pod count towards the backoffLimit.
+
+    At the limit, the Job fails.
+    """
     wanted = job("train", "exit 1", ranks=1, backoffLimit=1)
     wanted["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
     space.cluster.create(space.jobs, wanted)

@@ -1,4 +1,4 @@
-"""The journal of the simulated server."""
+"""Test the journal of the simulated server, and the selection of kinds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from cluster.store import Store
 
 
 def test_what_was_written_is_there_again(tmp_path: Path) -> None:
-    """With its version; a last line that was not finished is left out, and written over."""
+    """A restarted store has the same objects and versions.
+
+    It ignores an incomplete last line and overwrites it.
+    """
     journal = tmp_path / "state"
     store = Store(kinds.KINDS, journal)
     operations = Operations(store)
@@ -30,7 +33,7 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 
 
 def test_kinds_that_are_left_out_are_forgotten_by_name() -> None:
-    """Core kinds stay, whatever a custom kind of the same plural is called."""
+    """`choose` leaves out custom kinds by name. A core kind with the same plural stays."""
     left = kinds.choose("jobs.batch.volcano.sh,jobsets")
     assert kinds.JOBS in left
     assert kinds.VOLCANOJOBS not in left

@@ -1,4 +1,4 @@
-"""The behavior of each kind of workload that the engine relies on, as one table."""
+"""Test the behaviour of each kind of workload on which the engine relies, in one table."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FAILS = 'test "$(hostname)" = none || exit 1'
 
 
 def _conditions(job: Object) -> str:
-    """The last condition that holds."""
+    """Return the type of the last condition that is true."""
     found = (job.get("status") or {}).get("conditions") or []
     return str(next((each["type"] for each in reversed(found) if each["status"] == "True"), ""))
 
 
 def _phase(job: Object) -> str:
-    """The phase of Volcano's Jobs."""
+    """Return the phase of a Volcano Job."""
     return str(((job.get("status") or {}).get("state") or {}).get("phase", ""))
 
 
@@ -31,11 +31,11 @@ def _phase(job: Object) -> str:
 class Kind:
     """One row of the table.
 
-    names: the names of its three pods, without generated ends.
-    selects: the label that selects its pods.
-    suspends: the field of its spec that suspends it.
-    fixed: the path in its spec to the spec of pods, if the server refuses changes of it.
-    follows: that path, if the server accepts changes and new pods follow them.
+    `names`: the names of the job's three pods, without generated suffixes.
+    `selects`: the label that selects its pods.
+    `suspends`: the path of the field in its spec that suspends it.
+    `fixed`: the path in its spec to the pod spec, if the server refuses changes of the pod spec.
+    `follows`: the path in its spec to the pod spec, if new pods use a changed pod spec.
     """
 
     name: str
@@ -50,14 +50,14 @@ class Kind:
     suspends: tuple[str, ...] = ()
     fixed: tuple[Any, ...] = ()
     follows: tuple[Any, ...] = ()
-    measured: bool = False  # against a real cluster
+    measured: bool = False  # whether the row also holds in a real cluster
 
     def __str__(self) -> str:
         return self.name
 
 
 def _limit(script: str) -> int:
-    """The backoffLimit of a Job with this script: 0 where it has to fail."""
+    """Return the backoffLimit of a Job with this script: 0 if the script must fail."""
     return 0 if script == _FAILS else 6
 
 
@@ -153,7 +153,7 @@ KINDS = (
 
 
 class Made:
-    """A job of a kind in a namespace."""
+    """A job of one kind in a namespace."""
 
     def __init__(self, space: Space, kind: Kind, script: str) -> None:
         self.space = space
@@ -169,7 +169,7 @@ class Made:
         self.uid = space.cluster.create(self.path, made)["metadata"]["uid"]
 
     def reaches(self, *states: str) -> str:
-        """Return the first of these states that the job is in."""
+        """Return the first of these states that the job reaches."""
 
         def holds(found: dict[str, Object]) -> str:
             state = self.kind.state(found["train"])
@@ -178,14 +178,17 @@ class Made:
         return str(self.space.cluster.until(self.path, holds))
 
     def suspend(self, suspended: bool) -> None:
-        """Suspend or resume it."""
+        """Suspend or resume the job."""
         body: Any = suspended
         for name in reversed(self.kind.suspends):
             body = {name: body}
         self.space.cluster.patch(f"{self.path}/train", {"spec": body})
 
     def changed(self, place: tuple[Any, ...], **fields: object) -> tuple[int, Any]:
-        """Change fields of a pod's spec; lists of the job's spec are sent whole."""
+        """Change fields of a pod spec and return the status code and the answer.
+
+        The patch contains complete lists of the job's spec.
+        """
         spec = self.space.cluster.get(f"{self.path}/train")["spec"]
         inside: Any = spec
         for part in place:
@@ -197,7 +200,7 @@ class Made:
 
 @pytest.fixture
 def make(space: Space) -> Callable[..., Made]:
-    """Make the job `train` of a kind."""
+    """Return a function that creates the job `train` of a kind."""
 
     def made(kind: Kind, script: str = "exec sleep 60") -> Made:
         if not space.has(kind.group) or not (kind.measured or space.cluster.simulated):
@@ -208,13 +211,13 @@ def make(space: Space) -> Callable[..., Made]:
 
 
 def kinds(*, of: str = "") -> pytest.MarkDecorator:
-    """All kinds, or those that have the field."""
+    """Parametrize a test with all kinds, or with the kinds that have the field `of`."""
     return pytest.mark.parametrize("kind", [k for k in KINDS if not of or getattr(k, of)], ids=str)
 
 
 @kinds()
 def test_its_pods(kind: Kind, make: Callable[..., Made], space: Space) -> None:
-    """They have names, a label by which they are found, and an owner."""
+    """The pods of a job have the expected names, the label that selects them, and an owner."""
     make(kind)
     pods = space.running()
     for name, pod in pods.items():
@@ -227,7 +230,7 @@ def test_its_pods(kind: Kind, make: Callable[..., Made], space: Space) -> None:
 def test_a_deleted_pod_alone_comes_again(
     kind: Kind, make: Callable[..., Made], space: Space
 ) -> None:
-    """The others stay as they are, and the job is not over."""
+    """If one pod is deleted, the job replaces it, keeps the other pods, and does not end."""
     made = make(kind)
     first = space.running()
     doomed = max(first)
@@ -241,19 +244,19 @@ def test_a_deleted_pod_alone_comes_again(
 
 @kinds()
 def test_it_succeeds(kind: Kind, make: Callable[..., Made]) -> None:
-    """Once all its pods have ended well."""
+    """A job succeeds once all its pods have succeeded."""
     assert make(kind, "sleep 0.5").reaches(kind.succeeded, kind.failed) == kind.succeeded
 
 
 @kinds()
 def test_it_fails(kind: Kind, make: Callable[..., Made]) -> None:
-    """With pods that are not started again, and no more of them."""
+    """A job fails if its pods fail and its limit of restarts is zero."""
     assert make(kind, _FAILS).reaches(kind.succeeded, kind.failed) == kind.failed
 
 
 @kinds(of="suspends")
 def test_suspended_and_resumed(kind: Kind, make: Callable[..., Made], space: Space) -> None:
-    """Suspended it has no pods, resumed it has others; it is the same object."""
+    """A suspended job has no pods. The resumed job has new pods and the same uid."""
     made = make(kind)
     first = space.running()
     made.suspend(True)
@@ -266,7 +269,7 @@ def test_suspended_and_resumed(kind: Kind, make: Callable[..., Made], space: Spa
 
 @kinds(of="fixed")
 def test_what_cannot_be_changed(kind: Kind, make: Callable[..., Made], space: Space) -> None:
-    """The template of pods, while it runs."""
+    """The server refuses with 422 a change of the pod template of a running job."""
     made = make(kind)
     space.running()
     code, answer = made.changed(kind.fixed, nodeSelector=_SELECTOR)
@@ -277,7 +280,7 @@ def test_what_cannot_be_changed(kind: Kind, make: Callable[..., Made], space: Sp
 def test_a_changed_spec_is_that_of_new_pods(
     kind: Kind, make: Callable[..., Made], space: Space
 ) -> None:
-    """An affinity patch and a deleted pod: it goes elsewhere."""
+    """New pods use the changed pod spec: a changed affinity moves a deleted pod to another node."""
     made = make(kind)
     first = space.running()
     taken = first["train-worker-0"]["spec"]["nodeName"]
@@ -292,7 +295,7 @@ def test_a_changed_spec_is_that_of_new_pods(
 
 @kinds()
 def test_deleted_it_takes_all_with_it(kind: Kind, make: Callable[..., Made], space: Space) -> None:
-    """In the background: pods, and what is between."""
+    """With the Background policy, the server deletes the job, its pods and all objects between."""
     made = make(kind)
     space.running()
     space.cluster.delete(f"{made.path}/train", propagationPolicy="Background")
@@ -303,7 +306,7 @@ def test_deleted_it_takes_all_with_it(kind: Kind, make: Callable[..., Made], spa
             space.cluster.until(space.path(group, plural), lambda found: not found)
 
 
-# ---- what single kinds do besides
+# ---- behaviour of single kinds
 
 ASCENDJOB = next(kind for kind in KINDS if kind.name == "ascendjob")
 TRAINJOB = next(kind for kind in KINDS if kind.name == "trainjob")
@@ -311,7 +314,10 @@ TRAINJOB = next(kind for kind in KINDS if kind.name == "trainjob")
 
 @pytest.mark.simulated
 def test_an_ascendjob_has_ranks_and_a_pod_group(make: Callable[..., Made], space: Space) -> None:
-    """The leader is rank 0; a pod that comes again is a version later; the group ends with it."""
+    """An AscendJob gives its leader rank 0 and has a PodGroup, which is deleted with the job.
+
+    A replaced pod has a version that is higher by one.
+    """
     made = make(ASCENDJOB)
     groups = space.path("scheduling.volcano.sh/v1beta1", "podgroups")
     space.cluster.until(groups, lambda found: f"train-{made.uid}" in found)
@@ -328,7 +334,7 @@ def test_an_ascendjob_has_ranks_and_a_pod_group(make: Callable[..., Made], space
 
 @pytest.mark.simulated
 def test_an_ascendjob_has_a_limit(space: Space) -> None:
-    """With backoffLimit 1, the second pod that comes again is one too many."""
+    """With a backoffLimit of 1, the second replacement of a pod fails the AscendJob."""
     path = space.path(ASCENDJOB.group, ASCENDJOB.plural)
     space.cluster.create(path, manifests.ascend_job("train", backoffLimit=1))
     gone: tuple[str, ...] = ()
@@ -341,7 +347,10 @@ def test_an_ascendjob_has_a_limit(space: Space) -> None:
 
 @pytest.mark.simulated
 def test_what_the_ascend_operator_refuses(space: Space) -> None:
-    """There is no webhook: the reason is in a condition, and no pod is made."""
+    """The operator reports an invalid AscendJob in a condition, and creates no pod.
+
+    The Ascend operator has no webhook that could refuse the object.
+    """
     path = space.path(ASCENDJOB.group, ASCENDJOB.plural)
     wanted = manifests.ascend_job("train")
     wanted["metadata"]["labels"] = {}
@@ -354,7 +363,7 @@ def test_what_the_ascend_operator_refuses(space: Space) -> None:
 
 
 def test_a_trainjob_without_a_runtime_fails(space: Space) -> None:
-    """TrainingRuntimeNotSupported."""
+    """A TrainJob without a runtime fails with the reason TrainingRuntimeNotSupported."""
     if not space.has(TRAINJOB.group):
         pytest.skip("this cluster has no TrainJobs")
     path = space.path(TRAINJOB.group, TRAINJOB.plural)

@@ -1,4 +1,4 @@
-"""Objects: what the server adds, what it refuses, and how they are found."""
+"""Test objects: added fields, refusals, selectors and lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch(shared_cluster: Cluster) -> client.BatchV1Api:
 
 
 def refused(code: int, reason: str, what: Any, *arguments: Any, **named: Any) -> str:
-    """The message of a call that has to be refused."""
+    """Return the message of a call that the server must refuse with this code and reason."""
     with pytest.raises(ApiException) as caught:
         what(*arguments, **named)
     import json
@@ -36,7 +36,7 @@ def refused(code: int, reason: str, what: Any, *arguments: Any, **named: Any) ->
 
 
 def test_what_the_server_adds(core: client.CoreV1Api, namespace: str) -> None:
-    """uid, time, version; a generation where there is a spec; all versions grow."""
+    """The server adds a uid, a creation time and the namespace. Resource versions increase."""
     one = core.create_namespaced_config_map(namespace, config_map("one", a="b")).metadata
     two = core.create_namespaced_config_map(namespace, config_map("two")).metadata
     assert one.uid != two.uid
@@ -46,7 +46,7 @@ def test_what_the_server_adds(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_a_config_map_has_a_limit(core: client.CoreV1Api, namespace: str) -> None:
-    """1 MiB of names and values, when it is made and when it is changed."""
+    """The server limits names and values of a ConfigMap to 1 MiB, on creation and on change."""
     most = config_map("most", a="x" * ((1 << 20) - 1))
     core.create_namespaced_config_map(namespace, most)
     more = {"data": {"a": "x" * (1 << 20)}}
@@ -57,7 +57,7 @@ def test_a_config_map_has_a_limit(core: client.CoreV1Api, namespace: str) -> Non
 
 
 def test_names(core: client.CoreV1Api, namespace: str) -> None:
-    """They are DNS names, or generated."""
+    """An object gets a valid DNS name or a generated name; other names get 422."""
     wanted = config_map("x")
     wanted["metadata"] = {"generateName": "made-"}
     made = core.create_namespaced_config_map(namespace, wanted)
@@ -70,7 +70,10 @@ def test_names(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_the_same_name_twice(batch: client.BatchV1Api, namespace: str) -> None:
-    """409, with the words that tell it from a conflict."""
+    """A second object with the same name gets 409 with the reason AlreadyExists.
+
+    The reason distinguishes it from a conflict.
+    """
     wanted = job("train", ranks=0)
     batch.create_namespaced_job(namespace, wanted)
     message = refused(409, "AlreadyExists", batch.create_namespaced_job, namespace, wanted)
@@ -78,7 +81,7 @@ def test_the_same_name_twice(batch: client.BatchV1Api, namespace: str) -> None:
 
 
 def test_what_is_not_there(core: client.CoreV1Api, namespace: str) -> None:
-    """404 of an object, and of a namespace to create in."""
+    """A missing object gets 404, and also a creation in a missing namespace."""
     message = refused(404, "NotFound", core.read_namespaced_pod, "none", namespace)
     assert message == 'pods "none" not found'
     message = refused(
@@ -88,7 +91,7 @@ def test_what_is_not_there(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_a_stale_object_is_not_written(core: client.CoreV1Api, namespace: str) -> None:
-    """409 Conflict; a patch that names the version, too."""
+    """A replacement with an old version gets 409 Conflict, and also a patch with an old version."""
     core.create_namespaced_config_map(namespace, config_map("a", x="1"))
     stale = core.read_namespaced_config_map("a", namespace)
     core.patch_namespaced_config_map("a", namespace, {"data": {"x": "2"}})
@@ -104,7 +107,7 @@ def test_a_stale_object_is_not_written(core: client.CoreV1Api, namespace: str) -
 def test_a_custom_object_is_only_replaced_with_its_version(
     shared_cluster: Cluster, namespace: str
 ) -> None:
-    """422 without; a patch of another uid is 422, too."""
+    """A replacement of a custom object without its version gets 422; also a patch of its uid."""
     custom = client.CustomObjectsApi(shared_cluster.admin)
     place = ("scheduling.volcano.sh", "v1beta1", namespace, "podgroups")
     thing = {
@@ -123,7 +126,7 @@ def test_a_custom_object_is_only_replaced_with_its_version(
 
 
 def test_what_did_not_change_keeps_its_version(core: client.CoreV1Api, namespace: str) -> None:
-    """A patch that changes nothing is no event."""
+    """A patch that changes nothing keeps the resource version of the object."""
     made = core.create_namespaced_config_map(namespace, config_map("a", x="1"))
     same = core.patch_namespaced_config_map("a", namespace, {"data": {"x": "1"}})
     assert same.metadata.resource_version == made.metadata.resource_version
@@ -132,7 +135,10 @@ def test_what_did_not_change_keeps_its_version(core: client.CoreV1Api, namespace
 def test_the_generation_counts_changes_of_the_spec(
     batch: client.BatchV1Api, namespace: str
 ) -> None:
-    """Not those of labels or of the status; and what is sent as status is not heard."""
+    """The generation increases with changes of the spec, not with changes of labels.
+
+    The server ignores a status that is sent with an object or a patch.
+    """
     wanted = job("train", ranks=0, suspend=True)
     wanted["status"] = {"failed": 7}
     made = batch.create_namespaced_job(namespace, wanted)
@@ -147,7 +153,10 @@ def test_the_generation_counts_changes_of_the_spec(
 
 
 def test_label_selectors(core: client.CoreV1Api, namespace: str) -> None:
-    """Equality, sets, presence and absence."""
+    """Label selectors support equality, sets, presence and absence.
+
+    An invalid selector gets 400.
+    """
     for name, labels in {"a": {"x": "1"}, "b": {"x": "2", "y": "1"}, "c": {}}.items():
         wanted = config_map(name)
         wanted["metadata"]["labels"] = labels
@@ -169,7 +178,7 @@ def test_label_selectors(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_field_selectors(core: client.CoreV1Api, namespace: str) -> None:
-    """By name and by node; others are refused."""
+    """Field selectors select by name, node and phase. An unsupported field gets 400."""
     core.create_namespaced_pod(namespace, pod("one"))
     core.create_namespaced_pod(namespace, pod("two"))
 
@@ -185,7 +194,7 @@ def test_field_selectors(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_lists_in_pieces(core: client.CoreV1Api, namespace: str) -> None:
-    """limit and continue, each object once."""
+    """A list with limit and continue returns each object once."""
     for number in range(5):
         core.create_namespaced_config_map(namespace, config_map(f"m{number}"))
     names, token = [], None
@@ -198,7 +207,10 @@ def test_lists_in_pieces(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_a_dry_run_leaves_nothing(core: client.CoreV1Api, namespace: str) -> None:
-    """Of a creation, a change, a deletion; what would be refused is."""
+    """A dry run of a creation, change or deletion changes nothing.
+
+    The server refuses a dry run for the same reasons as the request itself.
+    """
     core.create_namespaced_config_map(namespace, config_map("a"), dry_run="All")
     refused(404, "NotFound", core.read_namespaced_config_map, "a", namespace)
     core.create_namespaced_config_map(namespace, config_map("a"))
@@ -213,7 +225,7 @@ def test_a_dry_run_leaves_nothing(core: client.CoreV1Api, namespace: str) -> Non
 
 
 def test_unknown_fields_are_refused_on_demand(shared_cluster: Cluster, namespace: str) -> None:
-    """fieldValidation=Strict, in a pod's spec, too."""
+    """With fieldValidation=Strict, the server refuses an unknown field in a pod's spec with 400."""
     wanted = job("train", ranks=0)
     wanted["spec"]["template"]["spec"]["nodeSelektor"] = {}
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs?fieldValidation=Strict"
@@ -223,7 +235,10 @@ def test_unknown_fields_are_refused_on_demand(shared_cluster: Cluster, namespace
 
 
 def test_a_living_job_keeps_its_template(batch: client.BatchV1Api, namespace: str) -> None:
-    """422; what may change of a suspended one is in its own test."""
+    """A change of the template, completions or completion mode of a running Job gets 422.
+
+    `test_suspended_and_resumed_a_job_waits_for_no_back_off` covers changes of a suspended Job.
+    """
     batch.create_namespaced_job(namespace, job("train", ranks=1))
     patch: Object = {"spec": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}}
     message = refused(422, "Invalid", batch.patch_namespaced_job, "train", namespace, patch)
@@ -236,7 +251,7 @@ def test_a_living_job_keeps_its_template(batch: client.BatchV1Api, namespace: st
 
 
 def test_a_pod_keeps_its_spec(core: client.CoreV1Api, namespace: str) -> None:
-    """Image and more tolerations may change, its node selector may not."""
+    """The image of a pod can change, its node selector cannot."""
     core.create_namespaced_pod(namespace, pod("one"))
     patch: Object = {"spec": {"nodeSelector": {"a": "b"}}}
     message = refused(422, "Invalid", core.patch_namespaced_pod, "one", namespace, patch)
@@ -248,7 +263,7 @@ def test_a_pod_keeps_its_spec(core: client.CoreV1Api, namespace: str) -> None:
 
 
 def test_jobs_that_make_no_sense(batch: client.BatchV1Api, namespace: str) -> None:
-    """422, each with the field that is wrong."""
+    """The server refuses an invalid Job with 422 and names the invalid field."""
     always = job("a")
     always["spec"]["template"]["spec"]["restartPolicy"] = "Always"
     message = refused(422, "Invalid", batch.create_namespaced_job, namespace, always)

@@ -1,4 +1,4 @@
-"""Merge, strategic merge, and server-side apply."""
+"""Test merge patches, strategic merge patches and server-side apply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _APPLY = "application/apply-patch+yaml"
 
 
 class Deployed:
-    """A deployment without pods, to patch."""
+    """A deployment without pods that the tests patch."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
@@ -48,7 +48,7 @@ def deployed(shared_cluster: Cluster, namespace: str) -> Deployed:
 
 
 def test_containers_and_variables_are_merged_by_name(deployed: Deployed) -> None:
-    """A strategic merge changes what it names, and keeps the rest."""
+    """A strategic merge changes the named containers and variables, and keeps the others."""
     variables = [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}]
     spec = deployed.patch({"containers": [{"name": "main", "env": variables}]})
     container = spec["containers"][0]
@@ -58,13 +58,13 @@ def test_containers_and_variables_are_merged_by_name(deployed: Deployed) -> None
 
 
 def test_tolerations_are_one_value(deployed: Deployed) -> None:
-    """They have no key: a strategic merge replaces them."""
+    """A strategic merge replaces the list of tolerations, because tolerations have no key."""
     spec = deployed.patch({"tolerations": [{"key": "b", "operator": "Exists"}]})
     assert [each["key"] for each in spec["tolerations"]] == ["b"]
 
 
 def test_a_merge_patch_replaces_lists(deployed: Deployed) -> None:
-    """And null removes."""
+    """A merge patch replaces lists, and null removes a field."""
     containers = [{"name": "other", "image": "x"}]
     patch = {"containers": containers, "tolerations": None}
     spec = deployed.patch(patch, "application/merge-patch+json")
@@ -73,7 +73,7 @@ def test_a_merge_patch_replaces_lists(deployed: Deployed) -> None:
 
 
 def test_custom_kinds_take_no_strategic_merge(shared_cluster: Cluster, namespace: str) -> None:
-    """415."""
+    """A strategic merge of a custom object gets 415."""
     path = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
     shared_cluster.create(path, {"metadata": {"name": "a"}, "spec": {"minMember": 1}})
     code, _ = shared_cluster.call("PATCH", f"{path}/a", {"spec": {"minMember": 2}}, _STRATEGIC)
@@ -81,7 +81,10 @@ def test_custom_kinds_take_no_strategic_merge(shared_cluster: Cluster, namespace
 
 
 def test_apply_creates_and_changes(shared_cluster: Cluster, namespace: str) -> None:
-    """The first apply creates; the second removes the fields that it leaves out, and no others."""
+    """The first apply creates the object.
+
+    The second removes only fields that the first apply set.
+    """
     path = f"/api/v1/namespaces/{namespace}/configmaps/a"
 
     def apply(**data: str) -> int:
@@ -95,7 +98,7 @@ def test_apply_creates_and_changes(shared_cluster: Cluster, namespace: str) -> N
 
 
 def test_apply_of_a_job_again_changes_nothing(shared_cluster: Cluster, namespace: str) -> None:
-    """Defaults that the server has set stay."""
+    """A second apply of the same Job keeps the defaults of the server, so the generation stays."""
     path = f"/apis/batch/v1/namespaces/{namespace}/jobs/train?fieldManager=one"
     wanted = job("train", ranks=1)
     wanted["spec"]["suspend"] = True

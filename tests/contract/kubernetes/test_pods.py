@@ -1,4 +1,4 @@
-"""Pods: what their processes are given, how they end, and what is told of it."""
+"""Test pods: variables, volumes, restarts, logs, probes, and the status after the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def log(space: Space, name: str, **query: Any) -> str:
 
 
 def ended(space: Space, name: str) -> Object:
-    """The pod, once it is over."""
+    """Return the pod once it has succeeded or failed."""
     found: Object = space.cluster.until(
         space.pods,
         lambda found: found[name]["status"]["phase"] in ("Succeeded", "Failed") and found[name],
@@ -35,7 +35,10 @@ def terminated(thing: Object) -> Object:
 
 
 def test_variables(space: Space) -> None:
-    """Values that refer to others, fields, ConfigMaps and Secrets; $(NAME) in the command."""
+    """Variables get values from other variables, fields, ConfigMaps and Secrets.
+
+    The kubelet replaces $(NAME) in the command and its arguments.
+    """
     place = f"/api/v1/namespaces/{space.name}"
     space.cluster.create(f"{place}/configmaps", config_map("settings", one="1", two="2"))
     secret = {"metadata": {"name": "hidden"}, "stringData": {"word": "open"}}
@@ -63,7 +66,7 @@ def test_variables(space: Space) -> None:
 
 
 def test_what_is_missing_is_waited_for(space: Space) -> None:
-    """CreateContainerConfigError until the ConfigMap is there."""
+    """A pod waits with CreateContainerConfigError until its ConfigMap exists."""
     wanted = pod("one", "true")
     source = {"configMapKeyRef": {"name": "late", "key": "x"}}
     wanted["spec"]["containers"][0]["env"] = [{"name": "X", "valueFrom": source}]
@@ -81,7 +84,10 @@ def test_what_is_missing_is_waited_for(space: Space) -> None:
 
 
 def test_how_it_ended(space: Space) -> None:
-    """Exit codes, 128 and the signal, and the words that it left behind."""
+    """The status of an ended container has its message, and its exit code or 128 plus the signal.
+
+    `FallbackToLogsOnError` uses the end of the log as the message.
+    """
     told = 'echo told > "${TERMINATION_LOG:-/dev/termination-log}"; exit 75'
     space.cluster.create(space.pods, pod("code", told))
     space.cluster.create(space.pods, pod("signal", "kill -9 $$$$"))
@@ -95,7 +101,10 @@ def test_how_it_ended(space: Space) -> None:
 
 
 def test_crashes_are_waited_for_longer_and_longer(space: Space) -> None:
-    """Always: the first restart is at once, the second is CrashLoopBackOff; the last end stays."""
+    """With restartPolicy Always, a pod that fails again waits with CrashLoopBackOff.
+
+    `lastState` and the previous log keep the result of the last run.
+    """
     wanted = pod("one", "echo run; exit 3")
     wanted["spec"]["restartPolicy"] = "Always"
     space.cluster.create(space.pods, wanted)
@@ -120,7 +129,10 @@ def test_crashes_are_waited_for_longer_and_longer(space: Space) -> None:
 
 
 def test_a_rule_restarts_in_place(space: Space) -> None:
-    """restartPolicyRules on an exit code: the same pod, code and message stay in lastState."""
+    """A restart rule for an exit code restarts the container in the same pod.
+
+    `lastState` keeps the exit code.
+    """
     wanted = pod("one", "")
     rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [75]}}
     script = 'test -e "$HOME/again" && exec sleep 60; touch "$HOME/again"; exit 75'
@@ -147,7 +159,7 @@ def test_a_rule_restarts_in_place(space: Space) -> None:
     ],
 )
 def test_images_that_are_not_there(image: str, reason: str, space: Space) -> None:
-    """The pod is Pending, and its container says why."""
+    """If an image is missing or invalid, the pod is Pending and its container has the reason."""
     wanted = pod("one")
     wanted["spec"]["containers"][0]["image"] = image
     space.cluster.create(space.pods, wanted)
@@ -162,7 +174,10 @@ def test_images_that_are_not_there(image: str, reason: str, space: Space) -> Non
 
 
 def test_logs(space: Space) -> None:
-    """A tail, times, and following until the end."""
+    """A log request can follow the log to its end, limit its lines, and add times.
+
+    An unknown container and a missing previous run get 400.
+    """
     script = "for i in 1 2 3; do echo line $i; sleep 0.2; done"
     space.cluster.create(space.pods, pod("one", script))
     space.cluster.until(space.pods, lambda found: found["one"]["status"]["phase"] != "Pending")
@@ -183,7 +198,7 @@ def test_logs(space: Space) -> None:
 
 
 def test_a_log_ends_with_its_run(space: Space) -> None:
-    """Where it is followed, though the container is started again at once, and goes on."""
+    """A followed log ends with the run of its container, even if the container restarts."""
     wanted = pod("one", "echo run; mkdir $MADE 2>&- || sleep 600; sleep 3; exit 1")
     wanted["spec"]["restartPolicy"] = "OnFailure"
     wanted["spec"]["volumes"] = [{"name": "made", "emptyDir": {}}]
@@ -208,7 +223,7 @@ def test_a_log_ends_with_its_run(space: Space) -> None:
 
 
 def test_readiness(space: Space) -> None:
-    """A pod is ready once its probe succeeds, and a service sends there only then."""
+    """A pod with a failing readiness probe gets no requests through its service."""
     script = 'mkdir -p "$HOME/w"; cd "$HOME/w"; exec python3 -m http.server -b "$IP" 8000'
     wanted = pod("one", script, labels={"app": "web"})
     container = wanted["spec"]["containers"][0]
@@ -230,7 +245,10 @@ def test_readiness(space: Space) -> None:
 
 @pytest.mark.simulated
 def test_volumes(space: Space) -> None:
-    """ConfigMaps and empty folders, where the mount path is below the kubelet's root."""
+    """A container can read a ConfigMap volume and write to an emptyDir volume.
+
+    The simulated kubelet supports only mount paths below its root folder.
+    """
     cluster = space.cluster
     assert isinstance(cluster, Simulated)
     place = f"/api/v1/namespaces/{space.name}"
@@ -253,7 +271,7 @@ def test_volumes(space: Space) -> None:
 
 @pytest.mark.simulated
 def test_out_of_memory_on_demand(space: Space) -> None:
-    """137, with the reason that a kernel's verdict has."""
+    """The annotation oom-after ends a container with exit code 137 and the reason OOMKilled."""
     annotations = {"test.rekindle.dev/oom-after": "0.2"}
     space.cluster.create(space.pods, pod("one", annotations=annotations))
     found = terminated(ended(space, "one"))
@@ -262,7 +280,7 @@ def test_out_of_memory_on_demand(space: Space) -> None:
 
 @pytest.mark.simulated
 def test_nothing_outlives_its_pod(space: Space, tmp_path: Path) -> None:
-    """Not even what has made itself a session of its own."""
+    """If a pod ends, the kubelet also ends the processes that started their own session."""
     file = tmp_path / "pid"
     script = f"setsid sleep 60 & echo $! > {file}.part; mv {file}.part {file}; sleep 0.3"
     space.cluster.create(space.pods, pod("one", script))
@@ -272,7 +290,7 @@ def test_nothing_outlives_its_pod(space: Space, tmp_path: Path) -> None:
 
 @pytest.mark.simulated
 def test_nothing_outlives_a_killed_kubelet(cluster: Simulated, tmp_path: Path) -> None:
-    """Processes of pods end with it."""
+    """If the kubelet is killed, the processes of its pods end."""
     file = tmp_path / "pid"
     script = f"setsid sleep 60 & echo $! > {file}.part; mv {file}.part {file}; exec sleep 60"
     space = Space(cluster, "default")
@@ -284,7 +302,7 @@ def test_nothing_outlives_a_killed_kubelet(cluster: Simulated, tmp_path: Path) -
 
 
 def is_gone(process: int) -> bool:
-    """Whether a process has ended; nobody may have waited for it yet."""
+    """Return whether a process has ended; a zombie process counts as ended."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -293,7 +311,10 @@ def is_gone(process: int) -> bool:
 
 
 def test_init_containers_come_first(space: Space) -> None:
-    """One after the other; a failure is that of the pod."""
+    """Init containers run before the containers of the pod.
+
+    If an init container fails, the pod fails.
+    """
     wanted = pod("one", "true")
     init = {"name": "before", "image": IMAGE, "command": ["sh", "-c", "exit 4"]}
     wanted["spec"]["initContainers"] = [init]
@@ -305,7 +326,7 @@ def test_init_containers_come_first(space: Space) -> None:
 
 
 def test_secrets_are_encoded(space: Space) -> None:
-    """stringData is written, data is read."""
+    """The server stores `stringData` of a Secret, encoded, as `data`."""
     path = f"/api/v1/namespaces/{space.name}/secrets"
     made = space.cluster.create(path, {"metadata": {"name": "a"}, "stringData": {"x": "y"}})
     assert made["data"] == {"x": base64.b64encode(b"y").decode()}

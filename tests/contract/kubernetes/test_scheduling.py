@@ -1,4 +1,4 @@
-"""Which nodes pods go to, and what they say when there is none."""
+"""Test the scheduler: the selection of nodes, and the messages of unschedulable pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HOST = "kubernetes.io/hostname"
 
 
 def unschedulable(space: Space, name: str) -> str:
-    """The message, once the scheduler has given up."""
+    """Return the message of the condition that reports the pod as unschedulable."""
 
     def holds(found: dict[str, Object]) -> str | None:
         for each in found[name]["status"].get("conditions") or []:
@@ -46,7 +46,7 @@ def required(*expressions: Object, fields: tuple[Object, ...] = ()) -> Object:
 
 
 def test_affinity(space: Space, nodes: list[str]) -> None:
-    """In, NotIn, Exists, DoesNotExist, and fields."""
+    """The scheduler respects the operators and fields of a required node affinity."""
     last = nodes[-1]
     wanted = {
         "in": required({"key": _HOST, "operator": "In", "values": [last]}),
@@ -68,7 +68,7 @@ def test_affinity(space: Space, nodes: list[str]) -> None:
 
 
 def test_cordoned_nodes_get_nothing(space: Space, nodes: list[str]) -> None:
-    """And a pod that waits goes there once it is uncordoned."""
+    """A cordoned node gets no new pods; after it is uncordoned, it gets the waiting pod."""
     node = f"/api/v1/nodes/{nodes[0]}"
     space.cluster.patch(node, {"spec": {"unschedulable": True}})
     try:
@@ -82,7 +82,7 @@ def test_cordoned_nodes_get_nothing(space: Space, nodes: list[str]) -> None:
 
 
 def test_taints_and_tolerations(space: Space, nodes: list[str]) -> None:
-    """NoSchedule keeps away whoever does not tolerate it."""
+    """A NoSchedule taint keeps pods without a matching toleration off the node."""
     taint = {"key": f"example.com/{space.name}", "value": "bad", "effect": "NoSchedule"}
     node = f"/api/v1/nodes/{nodes[0]}"
     space.cluster.patch(node, {"spec": {"taints": [taint]}})
@@ -102,7 +102,7 @@ def test_taints_and_tolerations(space: Space, nodes: list[str]) -> None:
 
 
 def test_no_execute_ends_pods(space: Space, nodes: list[str]) -> None:
-    """At once, with a condition that says so."""
+    """A NoExecute taint ends running pods, and a condition of each pod names the reason."""
     thing = pod("one", "trap 'sleep 1; exit 0' TERM; while :; do sleep 0.1; done")
     thing["spec"]["nodeSelector"] = {_HOST: nodes[0]}
     thing["spec"]["terminationGracePeriodSeconds"] = 20
@@ -127,7 +127,7 @@ def test_no_execute_ends_pods(space: Space, nodes: list[str]) -> None:
 
 
 def test_pods_that_keep_apart(space: Space, nodes: list[str]) -> None:
-    """Required anti-affinity by host: one on each node, and the next waits."""
+    """Required anti-affinity by host places one pod on each node; one more pod is unschedulable."""
     term = {"topologyKey": _HOST, "labelSelector": {"matchLabels": {"app": "apart"}}}
     apart = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
     names = [f"p{number}" for number in range(len(nodes) + 1)]
@@ -141,7 +141,7 @@ def test_pods_that_keep_apart(space: Space, nodes: list[str]) -> None:
 
 @pytest.mark.simulated
 def test_extended_resources(space: Space, nodes: list[str]) -> None:
-    """Of which each node has eight."""
+    """A pod is unschedulable if no node has enough of an extended resource."""
     for name in [f"p{number}" for number in range(len(nodes) + 1)]:
         thing = pod(name)
         limits = {"limits": {"example.com/npu": "8"}}
@@ -152,7 +152,7 @@ def test_extended_resources(space: Space, nodes: list[str]) -> None:
 
 
 def test_gates(space: Space) -> None:
-    """A gated pod is not scheduled before its gates are gone."""
+    """The scheduler ignores a pod until all its scheduling gates are removed."""
     thing = pod("one")
     thing["spec"]["schedulingGates"] = [{"name": "example.com/wait"}]
     space.cluster.create(space.pods, thing)

@@ -1,4 +1,4 @@
-"""Deployments, and the way to them through the server."""
+"""Test Deployments, and requests to them through the proxy of the API server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from waiting import join, wait_set, wait_until
 
 Object = dict[str, Any]
 
-# Answers with what it was sent; /slow comes in two pieces, and the second waits for a file.
+# The server returns each request as JSON. `/slow` sends two chunks and waits for a file before the
+# second.
 _SERVER = """
 import http.server, json, os, time
 
@@ -59,7 +60,7 @@ http.server.ThreadingHTTPServer((os.environ["IP"], 8080), Handler).serve_forever
 
 @pytest.fixture
 def service(space: Space) -> str:
-    """The path of the proxy to a deployment of one server."""
+    """Create a Deployment of one server, and return the path of its proxy."""
     spec = pod_spec()
     container = spec["containers"][0]
     container["command"] = ["python3", "-c", _SERVER]
@@ -90,7 +91,7 @@ def service(space: Space) -> str:
 
 
 def test_requests_pass(space: Space, service: str) -> None:
-    """All methods, path, query, body and code; what proves who asks does not."""
+    """The proxy passes on method, path, query, body and status code, but not the credentials."""
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         body = None if method == "GET" else {"a": 1}
         code, told = space.cluster.call(method, f"{service}/a/b?c=d%20e", body)
@@ -102,7 +103,10 @@ def test_requests_pass(space: Space, service: str) -> None:
 
 
 def test_ports_by_number_and_name(space: Space, service: str) -> None:
-    """With and without the scheme; a port that there is not is 503."""
+    """The proxy accepts a port by number and by name, with and without a scheme.
+
+    An unknown port gets 503, an unknown service 404.
+    """
     place = service.removesuffix("/http:s:http/proxy")
     for name in ("s:80", "s:http", "http:s:80", "s"):
         assert space.cluster.call("GET", f"{place}/{name}/proxy/x")[0] == 200
@@ -111,7 +115,7 @@ def test_ports_by_number_and_name(space: Space, service: str) -> None:
 
 
 def test_answers_are_streamed(space: Space, service: str) -> None:
-    """What has come is passed on before the rest is there."""
+    """The proxy passes on the first chunk of an answer before the second chunk exists."""
     pieces: list[bytes] = []
     first = threading.Event()
 
@@ -134,11 +138,11 @@ def test_answers_are_streamed(space: Space, service: str) -> None:
 
 
 def test_who_hangs_up_is_noticed(space: Space, service: str) -> None:
-    """A connection is a sign of life: the pod sees its end through the proxy."""
+    """If a client closes its connection, the pod detects this through the proxy."""
     response = space.cluster._request(
         "GET", f"{service}/hold", None, "application/json", preload_content=False
     )
-    pieces = response.stream(16)  # which closes the response once it is forgotten
+    pieces = response.stream(16)  # closing this iterator also closes the response
     assert next(pieces) == b"held"
     assert space.cluster.call("GET", f"{service}/x")[1]["x"] is False
     pieces.close()
@@ -147,7 +151,7 @@ def test_who_hangs_up_is_noticed(space: Space, service: str) -> None:
 
 
 def test_a_dead_pod_is_replaced(space: Space, service: str) -> None:
-    """Under another name and address; in between there is nobody to answer."""
+    """A Deployment replaces a deleted pod, under another name, and its service works again."""
     gone = space.running(1)
     name = next(iter(gone))
     space.cluster.delete(f"{space.pods}/{name}", gracePeriodSeconds=0)
@@ -161,7 +165,7 @@ def test_a_dead_pod_is_replaced(space: Space, service: str) -> None:
 
 
 def test_a_new_template_is_a_new_pod(space: Space, service: str) -> None:
-    """The old one has ended before the new one begins."""
+    """A changed template replaces the pod. With no replicas, the proxy answers 503."""
     gone = space.running(1)
     path = space.path("apps/v1", "deployments") + "/d"
     annotations = {"metadata": {"annotations": {"again": "yes"}}}

@@ -1,4 +1,4 @@
-"""Watches and lists: versions, bookmarks, and what is too old or too new."""
+"""Test watches and lists: versions, bookmarks, and versions that are too old or too new."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def maps(shared_cluster: Cluster, namespace: str) -> str:
 
 
 def events(cluster: Cluster, path: str, **query: Any) -> list[tuple[str, str]]:
-    """Type and name of each event of a watch that ends."""
+    """Return the type and the name of each event of a watch that ends."""
     text = "&".join(f"{name}={value}" for name, value in query.items())
     _, answer = cluster.call("GET", f"{path}?watch=1&{text}")
     lines = answer if isinstance(answer, str) else json.dumps(answer)
@@ -39,7 +39,7 @@ def version(cluster: Cluster, path: str) -> str:
 
 
 def test_a_watch_goes_on_from_a_version(shared_cluster: Cluster, maps: str) -> None:
-    """All that happened since, in its order."""
+    """A watch from a version returns all later events, in order."""
     before = version(shared_cluster, maps)
     shared_cluster.create(maps, config_map("a"))
     shared_cluster.patch(f"{maps}/a", {"data": {"x": "1"}})
@@ -49,13 +49,16 @@ def test_a_watch_goes_on_from_a_version(shared_cluster: Cluster, maps: str) -> N
 
 
 def test_without_a_version_a_watch_begins_with_what_is(shared_cluster: Cluster, maps: str) -> None:
-    """As ADDED."""
+    """A watch without a version starts with an ADDED event for each object."""
     shared_cluster.create(maps, config_map("a"))
     assert events(shared_cluster, maps, timeoutSeconds=1) == [("ADDED", "a")]
 
 
 def test_what_ceases_to_match_is_deleted(shared_cluster: Cluster, maps: str) -> None:
-    """And what begins to is added: a watch with a selector."""
+    """In a watch with a selector, an object that starts to match is ADDED.
+
+    An object that no longer matches is DELETED.
+    """
     shared_cluster.create(maps, config_map("a"))
     before = version(shared_cluster, maps)
     for value in ("yes", "no"):
@@ -65,7 +68,7 @@ def test_what_ceases_to_match_is_deleted(shared_cluster: Cluster, maps: str) -> 
 
 
 def test_a_watch_ends_with_a_bookmark(shared_cluster: Cluster, maps: str) -> None:
-    """If it is asked for: from its version the next watch goes on."""
+    """A watch with allowWatchBookmarks ends with a BOOKMARK event."""
     before = version(shared_cluster, maps)
     query = {"resourceVersion": before, "timeoutSeconds": 3, "allowWatchBookmarks": "true"}
     assert ("BOOKMARK", "") in events(shared_cluster, maps, **query)
@@ -73,7 +76,10 @@ def test_a_watch_ends_with_a_bookmark(shared_cluster: Cluster, maps: str) -> Non
 
 @pytest.mark.simulated
 def test_a_forgotten_version_is_an_error_event(shared_cluster: Simulated, maps: str) -> None:
-    """410 within the watch; the client asks once more, and then raises."""
+    """A watch from a version that the server no longer has gets an ERROR event with code 410.
+
+    The Kubernetes client retries once and then raises an ApiException.
+    """
     before = version(shared_cluster, maps)
     shared_cluster.compact()
     _, event = shared_cluster.call("GET", f"{maps}?watch=1&resourceVersion={before}")
@@ -94,7 +100,7 @@ def test_a_forgotten_version_is_an_error_event(shared_cluster: Simulated, maps: 
 def test_a_watch_that_runs_is_not_touched_by_forgetting(
     shared_cluster: Simulated, maps: str
 ) -> None:
-    """Only what begins from before is."""
+    """A running watch continues after the server drops old versions."""
     seen: list[str] = []
     began = threading.Event()
 
@@ -120,7 +126,7 @@ def test_a_watch_that_runs_is_not_touched_by_forgetting(
 
 
 def test_a_list_of_the_future_times_out(shared_cluster: Cluster, maps: str) -> None:
-    """504, with a cause that says why."""
+    """A list at a future version gets 504 with the cause ResourceVersionTooLarge."""
     code, answer = shared_cluster.call("GET", f"{maps}?resourceVersion=999999999")
     assert (code, answer["reason"]) == (504, "Timeout")
     assert "Too large resource version" in answer["message"]
@@ -128,7 +134,7 @@ def test_a_list_of_the_future_times_out(shared_cluster: Cluster, maps: str) -> N
 
 
 def test_nothing_is_lost_between_list_and_watch(shared_cluster: Cluster, maps: str) -> None:
-    """While another thread writes, and with watches that end all the time."""
+    """Consecutive watches miss no object and repeat none while another thread creates objects."""
     count = 60
 
     def write() -> None:

@@ -1,1 +1,1 @@
-"""The parts of docs/architecture.md that come from the source, or are checked against a run."""
+"""The parts of docs/architecture.md that come from the source, or that tests compare with a run."""

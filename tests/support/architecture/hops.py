@@ -1,4 +1,4 @@
-"""The hops of one fault, as a table in docs/architecture.md, and whether a trace has them."""
+"""Read the hops of a fault from a table in docs/architecture.md, and compare them with a trace."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ _BEGINNING = 0.0
 
 @dataclass(frozen=True)
 class Hop:
-    """One row. functions: (file, name) in the order of their calls.
+    """One row of the table.
 
-    after: numbers of earlier hops. any_of: one of them has to come first; False: all of them.
-    events, messages: names of what the process writes to the journal and sends.
+    `functions`: (file, name) in the order of their calls.
+    `after`: numbers of earlier hops.
+    `any_of`: True: one of the earlier hops must precede this hop; False: all of them must.
+    `events`: names of the events that the process writes to the journal.
+    `messages`: names of the messages that the process sends.
     """
 
     number: int
@@ -32,7 +35,7 @@ class Hop:
 
 
 def hops_of(page: str) -> list[Hop]:
-    """Read the table of hops."""
+    """Return the hops in the table of a page."""
     found = []
     for number, after, process, functions, text, message in _ROW.findall(page):
         hop = Hop(
@@ -54,11 +57,13 @@ def missing(
     processes: Mapping[str, Iterable[int]],
     line_of: Callable[[str, str], frozenset[int]],
 ) -> list[str]:
-    """Return what a trace lacks: each process of a hop has to call its functions in this order.
+    """Return the calls that a trace lacks.
 
-    A process that took part in an earlier hop continues after its own part. After a hop of other
-    processes it continues when all of them have done their parts.
-    line_of: the lines where a function may begin in the trace.
+    Each process of a hop must call the functions of the hop in this order. A process that took part
+    in an earlier hop continues after its own part. After a hop of other processes it continues when
+    all of them have done their parts.
+
+    `line_of`: the lines where a function can begin in the trace.
     """
     in_order = sorted(calls, key=lambda call: call.at)
     ends: dict[int, dict[int, float]] = {}  # by hop and process: the time of the last function

@@ -2,9 +2,9 @@
 
 `PYTHONPATH=tests/support python -m architecture.picture` writes it into the page.
 
-A box is a folder and names the processes that load modules of the folder. An arrow is an import; a
-path of arrows stands for the direct import as well. The contract in pyproject.toml gives the order
-of the boxes. The picture leaves out the files at the root of the package (errors, names, ...).
+A box is a folder and names the processes that load modules of the folder. An arrow is an import. A
+path of arrows includes the direct import. The contract in pyproject.toml gives the order of the
+boxes. The picture leaves out the files at the root of the package (errors, names, ...).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN = "<!-- written by architecture.picture: begin -->\n"
 END = "<!-- written by architecture.picture: end -->\n"
 
-# The modules that each process starts with. The fork server names those of the frameworks in
-# strings, so no import leads there.
+# The modules with which each process starts. The fork server names the modules of the frameworks in
+# strings, so no import leads to them.
 PROCESSES = {
     "flow": ("rekindle.flows.train",),
     "command": ("rekindle.cli.main",),
@@ -83,7 +83,7 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def folder_of(module: str) -> str:
-    """Return the folder of rekindle/ that has a module; for a file at the root its name."""
+    """Return the folder of rekindle/ that contains a module; for a file at the root, its name."""
     return module.partition(".")[2].partition(".")[0]
 
 

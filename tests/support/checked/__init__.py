@@ -1,1 +1,1 @@
-"""Nodes that are checked: simulated ones, and the trouble that real checkers are put to."""
+"""Simulated nodes for the node checks, and faults for real checkers."""

@@ -1,4 +1,4 @@
-"""Nodes that are measured as they are told to be, and random sets of sick ones."""
+"""Simulated nodes with given measurements, and random sets of faulty nodes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from rekindle.recovery.node_check.verdicts import NodeVerdict, verdicts
 
 SIZES = (4, 5, 6, 8, 16)
 LIMITS = NodeCheckLimits()
-NOISE = 0.02  # of each measurement, the best of several
+NOISE = 0.02  # relative noise of each measurement
 
 
 class Sick(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a node: it dies, cannot talk to others (each time, or now and then)..."""
+    """The faults of a node.
+
+    `dies`: its checker process ends in each round.
+    `cut`: the share of its collectives that fail.
+    `slow`: the factor by which each measurement takes longer.
+    """
 
     dies: bool = False
-    cut: float = 0.0  # the share of its collectives that fail
+    cut: float = 0.0
     slow: dict[Measurement, float] = {}
 
 
 class Cluster:
-    """Nodes that are measured as they are told to be."""
+    """A cluster of nodes with given faults, whose measurements have random noise."""
 
     def __init__(self, nodes: Iterable[int], sick: dict[int, Sick], seed: int) -> None:
         self.evidence = Evidence(nodes)
@@ -74,7 +79,10 @@ class Cluster:
 
 
 def sets(count: int, share: float) -> Iterable[tuple[int, set[int], random.Random]]:
-    """Random sets of at most this share of the nodes, of each size."""
+    """Yield (number of nodes, faulty nodes, random generator).
+
+    `share`: the maximum share of faulty nodes.
+    """
     chance = random.Random(20261123)
     for index in range(count):
         size = SIZES[index % len(SIZES)]
@@ -83,5 +91,5 @@ def sets(count: int, share: float) -> Iterable[tuple[int, set[int], random.Rando
 
 
 def any_fault(chance: random.Random) -> Sick:
-    """Something that makes a node faulty."""
+    """Return a random fault that makes a node faulty."""
     return chance.choice([Sick(dies=True), Sick(cut=1.0)])

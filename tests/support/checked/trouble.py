@@ -1,4 +1,4 @@
-"""Trouble for the checkers of a simulated host: they are killed, or made slow."""
+"""Faults for the checkers of a simulated host: a test kills them or slows their devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOW_DEVICE = Path(__file__).parent / "slow_device"
 
 
 def checkers(host: str, within: Path) -> Iterator[psutil.Process]:
-    """The checkers of a simulated host of the job in this folder, as they come and go."""
+    """Yield the running checkers of a simulated host of the job in this folder."""
     for process in psutil.process_iter(["name", "ppid"]):
         if process.info["name"] != NAME:
             continue
@@ -26,7 +26,7 @@ def checkers(host: str, within: Path) -> Iterator[psutil.Process]:
 
 
 class Killer:
-    """Kills each checker of a host as soon as it comes, until the end."""
+    """Kill each checker of a host as soon as it starts, until the context ends."""
 
     def __init__(self, host: str, within: Path) -> None:
         self._host, self._within = host, within
@@ -52,9 +52,9 @@ class Killer:
 
 
 def slow(*hosts: str, seconds: float, begins: Path | None = None) -> dict[str, str]:
-    """Return the environment in which a product takes these hosts' devices so much longer.
+    """Return the environment in which each matrix product of these hosts takes additional seconds.
 
-    begins: the file from whose creation on it does so; None: from the start.
+    `begins`: the file whose creation starts the delay; None: the delay exists from the start.
     """
     return {
         "PYTHONPATH": str(_SLOW_DEVICE),

@@ -1,5 +1,5 @@
-"""A small Kubernetes for tests: an API server with controllers, and a kubelet of processes.
+"""A small Kubernetes for tests: an API server with controllers, and a kubelet that runs processes.
 
-It imports nothing of Rekindle. What it does is what a real server was measured to do; the tests in
-`tests/contract/kubernetes` hold it to that, and run against a real cluster as well.
+It imports nothing of Rekindle. It behaves as measured on a real server. The tests in
+`tests/contract/kubernetes` verify this, and also run against a real cluster.
 """

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: tokens, roles and their bindings."""
+"""Authentication and authorization: tokens, roles and role bindings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASTERS = "system:masters"
 
 
 class User(msgspec.Struct, frozen=True):
-    """Whoever sent a request."""
+    """The user that sent a request."""
 
     name: str
     groups: tuple[str, ...]
@@ -33,18 +33,18 @@ ANONYMOUS = User("system:anonymous", ("system:unauthenticated",))
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What somebody wants to do, as rules speak of it."""
+    """The attributes of a request that RBAC rules evaluate."""
 
     verb: str
     group: str = ""
-    resource: str = ""  # with the subresource: pods/log
+    resource: str = ""  # with the subresource, for example pods/log
     namespace: str = ""
     name: str = ""
-    path: str = ""  # of what is no resource
+    path: str = ""  # the URL path of a request that is not for a resource
 
 
 class Users:
-    """Knows tokens: those of a file (token,user,uid,"groups"), and those that it has issued."""
+    """The users of the tokens in a file (token,user,uid,"groups") and of the tokens issued here."""
 
     def __init__(self, store: Store, file: Path) -> None:
         self._store = store
@@ -57,14 +57,17 @@ class Users:
         self._key = hashlib.sha256(file.read_bytes()).digest()
 
     def issue(self, account: Object) -> str:
-        """A token of a service account, good as long as that account is there."""
+        """Return a token of a service account. The token is valid as long as the account exists."""
         metadata = account["metadata"]
         told = f"{metadata['namespace']}/{metadata['name']}/{metadata['uid']}".encode()
         encoded = base64.urlsafe_b64encode(told).decode().rstrip("=")
         return f"sa.{encoded}.{self._sign(encoded)}"
 
     def of(self, header: str) -> User:
-        """Of an Authorization header."""
+        """Return the user of an Authorization header.
+
+        Raises Refused: the token is invalid (401).
+        """
         if not header:
             return ANONYMOUS
         scheme, _, token = header.partition(" ")
@@ -88,7 +91,7 @@ class Users:
 
 
 def allowed(store: Store, user: User, request: Request) -> str | None:
-    """Why it is allowed; nothing if it is not."""
+    """Return the reason why the request is allowed, or None if it is not."""
     if user.is_master:
         return "RBAC: system:masters"
     if request.path and "system:authenticated" in user.groups and _is_discovery(request.path):
@@ -106,7 +109,7 @@ def allowed(store: Store, user: User, request: Request) -> str | None:
 
 
 def denial(user: User, kind: Kind | None, request: Request) -> Refused:
-    """As a real server says it."""
+    """Return the refusal of a request that is not allowed, with the message of a real server."""
     if request.path:
         message = f'forbidden: User "{user.name}" cannot {request.verb} path "{request.path}"'
         return Refused(403, "Forbidden", message)

@@ -1,4 +1,4 @@
-"""The checks that let a pod into a namespace, or refuse it, as a real server words it."""
+"""The admission checks of pods and namespaces, with the messages of a real server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cluster.store import Store
 
 
 def check_namespace(store: Store, kind: Kind, thing: Object) -> None:
-    """Nothing new comes into one that is being deleted."""
+    """Refuse a new object in a namespace that is being deleted.
+
+    Raises Refused: the namespace has a deletion timestamp (403).
+    """
     namespace = thing["metadata"].get("namespace", "")
     found = store.look(kinds.NAMESPACES, "", namespace) if kind.namespaced else None
     if found is not None and "deletionTimestamp" in found["metadata"]:
@@ -23,7 +26,12 @@ def check_namespace(store: Store, kind: Kind, thing: Object) -> None:
 
 
 def check(store: Store, pod: Object) -> None:
-    """Check its account, its priority, the LimitRanges and the ResourceQuotas."""
+    """Check the account, the priority class, the LimitRanges and the ResourceQuotas of a pod.
+
+    Sets the priority of the pod.
+
+    Raises Refused: a check fails (403).
+    """
     metadata, spec = pod["metadata"], pod["spec"]
     account = spec["serviceAccountName"]
     if store.look(kinds.SERVICEACCOUNTS, metadata["namespace"], account) is None:
@@ -41,7 +49,7 @@ def check(store: Store, pod: Object) -> None:
 
 
 def _over_limits(store: Store, pod: Object) -> Iterator[str]:
-    """Yield what LimitRanges refuse. This server knows only `max` of containers."""
+    """Yield the violations of LimitRanges. This server supports only `max` of containers."""
     for each in store.all(kinds.LIMITS, pod["metadata"]["namespace"]):
         for rule in each["spec"]["limits"]:
             limits = (rule.get("max") or {}) if rule["type"] == "Container" else {}
@@ -54,7 +62,7 @@ def _over_limits(store: Store, pod: Object) -> Iterator[str]:
 
 
 def _over_quotas(store: Store, pod: Object) -> Iterator[str]:
-    """Yield what ResourceQuotas refuse. This server knows no scopes."""
+    """Yield the violations of ResourceQuotas. This server does not support scopes."""
     namespace = pod["metadata"]["namespace"]
     there = [each for each in store.all(kinds.PODS, namespace) if _counts(each)]
     for quota in store.all(kinds.QUOTAS, namespace):
@@ -81,7 +89,7 @@ def _counts(pod: Object) -> bool:
 
 
 def _use(pod: Object, resource: str) -> int | float:
-    """Return how much of a quota's resource a pod takes."""
+    """Return the amount of a quota's resource that a pod uses."""
     which, _, name = resource.partition(".")
     if which in ("pods", "count/pods"):
         return 1
@@ -92,7 +100,7 @@ def _use(pod: Object, resource: str) -> int | float:
 
 
 def _lacking(pod: Object, resource: str) -> str:
-    """Return the containers that do not specify what a quota on cpu or memory demands."""
+    """Return the names of the containers without a value that a quota on cpu or memory requires."""
     which, _, name = resource.rpartition(".")
     if which not in ("", "requests", "limits") or name not in ("cpu", "memory"):
         return ""
@@ -102,7 +110,7 @@ def _lacking(pod: Object, resource: str) -> str:
 
 
 def _resources(container: Object, which: str) -> Object:
-    """Return a container's limits, or its requests, which its limits stand in for."""
+    """Return the limits of a container, or its requests. A limit is the default of a request."""
     resources = container.get("resources") or {}
     limits: Object = resources.get("limits") or {}
     return limits if which == "limits" else {**limits, **(resources.get("requests") or {})}

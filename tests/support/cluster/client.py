@@ -1,4 +1,4 @@
-"""A test's hold on any cluster, by its kubeconfig."""
+"""A client of any cluster, from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 class Cluster:
-    """Any cluster, by its kubeconfig."""
+    """A client of the cluster that a kubeconfig names."""
 
     simulated = False
     time_scale = 1.0
@@ -38,7 +38,7 @@ class Cluster:
     def call(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """Code and answer of a plain request of the admin: `call("GET", "/api/v1/pods")`."""
+        """Return code and answer of a request as admin, such as `call("GET", "/api/v1/pods")`."""
         response = self._request(method, path, body, content_type)
         text = response.data.decode()
         with contextlib.suppress(ValueError):
@@ -46,7 +46,10 @@ class Cluster:
         return response.status, text
 
     def get(self, path: str) -> Object:
-        """It must be there."""
+        """Return the object or list at this path.
+
+        Raises AssertionError: the server answers with another code than 200.
+        """
         code, found = self.call("GET", path)
         assert code == 200, found
         return dict(found)
@@ -57,7 +60,7 @@ class Cluster:
         return dict(made)
 
     def patch(self, path: str, patch: Any) -> Object:
-        """A merge patch."""
+        """Apply a merge patch and return the changed object."""
         code, found = self.call("PATCH", path, patch, "application/merge-patch+json")
         assert code == 200, found
         return dict(found)
@@ -76,9 +79,11 @@ class Cluster:
         timeout: float = 30,
         selector: str = "",
     ) -> Any:
-        """What holds says of the objects of a collection, by name, once that is something.
+        """Return the first true result of `holds`, which gets the objects of a collection by name.
 
-        It is asked after every change. A test fails if it takes longer than the timeout.
+        It runs at the start and after each change.
+
+        Raises AssertionError: `holds` returns no true result within the timeout.
         """
         limit_s = bound_s(timeout)
         deadline = time.monotonic() + limit_s
@@ -108,7 +113,7 @@ class Cluster:
         raise AssertionError(f"not within {limit_s:g} s: {json.dumps(found, indent=1)[-6000:]}")
 
     def token_for(self, account: str, namespace: str = "default") -> str:
-        """Of a service account; it is created if it is not there."""
+        """Return a token of a service account. If the account does not exist, create it."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
         self.call("POST", path, {"metadata": {"name": account}})
         made = self.create(
@@ -118,7 +123,7 @@ class Cluster:
         return str(made["status"]["token"])
 
     def kubeconfig_for(self, token: str, path: Path, namespace: str = "default") -> Path:
-        """A kubeconfig like its own, for another token."""
+        """Write a kubeconfig like the client's own, but with another token, and return its path."""
         told = yaml.safe_load(self.kubeconfig.read_text())
         told["users"] = [{"name": "user", "user": {"token": token}}]
         for each in told["contexts"]:
@@ -127,7 +132,7 @@ class Cluster:
         return path
 
     def scaled(self, seconds: float) -> float:
-        """So long does it take here what takes so many seconds in a real cluster."""
+        """Return the seconds that an operation takes here, from its seconds in a real cluster."""
         return seconds * self.time_scale
 
     def _request(self, method: str, path: str, body: Any, content_type: str, **more: Any) -> Any:

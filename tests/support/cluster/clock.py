@@ -1,4 +1,4 @@
-"""Times as objects have them."""
+"""Times in the formats of Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def now() -> datetime.datetime:
 
 
 def stamp(at: datetime.datetime | None = None) -> str:
-    """Whole seconds."""
+    """Return a time in whole seconds."""
     return (at or now()).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def micro(at: datetime.datetime | None = None) -> str:
-    """As leases and events have them."""
+    """Return a time in microseconds, the format of leases and events."""
     return (at or now()).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -24,5 +24,5 @@ def read(text: str) -> datetime.datetime:
 
 
 def since(text: str) -> float:
-    """Seconds from then until now."""
+    """Return the seconds since this time."""
     return (now() - read(text)).total_seconds()

@@ -1,4 +1,4 @@
-"""What the server fills in where an object says nothing."""
+"""The default values that the server sets in objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def fill(kind: Kind, thing: Object) -> None:
-    """Of a new or changed object."""
+    """Set the defaults of a new or changed object."""
     if kind is kinds.PODS:
         _pod(thing)
     elif kind is kinds.JOBS:
@@ -39,7 +39,7 @@ def fill(kind: Kind, thing: Object) -> None:
 
 
 def pod_spec(spec: Object) -> None:
-    """Of a pod or of a template of one."""
+    """Set the defaults of the spec of a pod or of a pod template."""
     _set(
         spec,
         restartPolicy="Always",

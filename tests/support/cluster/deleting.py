@@ -1,4 +1,4 @@
-"""Deleting: preconditions, grace periods of pods, and what happens to dependents."""
+"""Deletion: preconditions, grace periods of pods, and the propagation to dependents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOLDERS = {"Orphan": "orphan", "Foreground": "foregroundDeletion"}
 
 
 class DeleteOptions(msgspec.Struct, frozen=True):
-    """As they are in a body, or in a query."""
+    """The options of a deletion, from its body or its query."""
 
     grace: int | None = None
     policy: str = ""
@@ -26,7 +26,7 @@ class DeleteOptions(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, body: Object, query: Any) -> DeleteOptions:
-        """A body takes all from the query: what that says is not heard."""
+        """Return the options in the body, or, without a body, the options in the query."""
         if body:
             conditions = body.get("preconditions") or {}
             return cls(
@@ -56,7 +56,13 @@ def delete(
     name: str,
     options: DeleteOptions = BACKGROUND,
 ) -> Object:
-    """The object, as long as something holds it, else that it is gone."""
+    """Delete an object.
+
+    Return the object while a finalizer or grace period holds it, otherwise a success status. Return
+    the last state of a pod.
+
+    Raises Refused: the object is missing (404), or a precondition fails (409).
+    """
     thing = operations.get(kind, namespace, name)
     metadata = thing["metadata"]
     if options.uid and options.uid != metadata["uid"]:
@@ -101,7 +107,7 @@ def delete(
 
 
 def _hold(kind: Kind, metadata: Object, policy: str) -> None:
-    """Finalizers that have the collector see to the dependents first."""
+    """Set the finalizers that make the collector process the dependents first."""
     if not policy:
         policy = "Orphan" if kind is kinds.JOBS else "Background"
         finalizers = metadata.get("finalizers") or []

@@ -1,4 +1,4 @@
-"""What a client can find out about the server."""
+"""Discovery: the groups, versions and resources of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VERSION = {
 
 
 def answer(known: tuple[Kind, ...], path: str) -> Object | None:
-    """Of a path; nothing where there is nothing."""
+    """Return the answer of a discovery path, or None for an unknown path."""
     parts = path.strip("/").split("/")
     if parts == ["version"]:
         return VERSION

@@ -1,4 +1,4 @@
-"""Events: what controllers tell of objects."""
+"""Events with which controllers report about objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.refusals import Object
 
 
 def make(about: Kind, thing: Object, kind: str, reason: str, message: str) -> Object:
-    """kind: Normal or Warning."""
+    """Return an Event about an object. `kind` is Normal or Warning."""
     metadata = thing["metadata"]
     namespace = metadata.get("namespace", "default")
     return {

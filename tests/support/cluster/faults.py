@@ -1,4 +1,4 @@
-"""Faults that tests ask for, and the log of what was asked of the server."""
+"""Faults that tests inject, and the log of requests to the server."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 
 
 class Fault(msgspec.Struct):
-    """What the next requests of a kind meet. Without code, delay and cut it does nothing."""
+    """A fault of the next matching requests. It has an effect only with code, delay or cut."""
 
     verb: str = ".*"
-    resource: str = ".*"  # pods, pods/log, services/proxy, jobs.batch
+    resource: str = ".*"  # such as pods, pods/log, services/proxy, jobs.batch
     user: str = ".*"
     count: int = 1
     code: int = 0
     retry_after: int | None = None
     delay: float = 0.0
-    cut: bool = False  # the connection; a watch or a log at its next piece
-    after: int = 0  # pieces of a watch or a log that still come before the cut
+    cut: bool = False  # cuts the connection; a watch or log at its next piece
+    after: int = 0  # pieces of a watch or log before the cut
 
     def is_for(self, verb: str, resources: tuple[str, ...], user: str) -> bool:
         return (
@@ -32,7 +32,7 @@ class Fault(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One request."""
+    """One request to the server."""
 
     at: float
     user: str
@@ -44,14 +44,14 @@ class Call(msgspec.Struct):
 
 
 class Faults:
-    """Those that are to come, and all calls so far."""
+    """The faults that requests have not yet met, and all requests so far."""
 
     def __init__(self) -> None:
         self.waiting: list[Fault] = []
         self.calls: deque[Call] = deque(maxlen=100_000)
 
     def next(self, verb: str, resources: tuple[str, ...], user: str) -> Fault | None:
-        """The fault that this request meets."""
+        """Return the fault that this request meets, or None, and count it."""
         for fault in self.waiting:
             if fault.is_for(verb, resources, user):
                 fault.count -= 1
@@ -65,7 +65,7 @@ class Faults:
         return call
 
     def counted(self, since: float = 0.0) -> dict[str, dict[str, int]]:
-        """How often each verb was asked of each resource, by user."""
+        """Return the number of requests by user, and by verb and resource."""
         found: dict[str, Counter[str]] = {}
         for call in self.calls:
             if call.at >= since:

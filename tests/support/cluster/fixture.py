@@ -1,8 +1,8 @@
 """Fixtures: a cluster, and a namespace in one.
 
-`from cluster.fixture import cluster, namespace` in a conftest.py makes them known there. With
-REKINDLE_TEST_KUBECONFIG they are those of the cluster that it names; tests marked `simulated` are
-then left out.
+`from cluster.fixture import cluster, namespace` in a conftest.py makes them available. If
+REKINDLE_TEST_KUBECONFIG names a cluster, the fixtures use that cluster, and tests marked
+`simulated` are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def _real() -> str:
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """One for this test alone, which may break it; options of `start` by indirect parameters."""
+    """Yield a cluster for one test, which can break it.
+
+    Indirect parameters are options of `start`.
+    """
     if _real():
         if _is_simulated_only(request):
             pytest.skip("only the simulated cluster can do that")
@@ -45,7 +48,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One for all tests that leave it as it is, each in a namespace of its own."""
+    """Yield a cluster for all tests that leave it intact, each in its own namespace."""
     if _real():
         yield from _named()
         return
@@ -57,7 +60,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest, shared_cluster: Cluster) -> Iterator[str]:
-    """The name of a new namespace in the shared cluster."""
+    """Yield the name of a new namespace in the shared cluster."""
     if _is_simulated_only(request) and not shared_cluster.simulated:
         pytest.skip("only the simulated cluster can do that")
     name = f"test-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""What a Job must be like, and what of it may change."""
+"""Validation of Jobs: the rules for their fields, and the fields that can change."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def changes(before: Object, after: Object) -> list[Cause]:
 
 
 def _without_directives(template: Object) -> Object:
-    """A template without what a suspended Job may change in it."""
+    """Return the template without the fields that a suspended Job can change."""
     template = fresh(template)
     metadata = template.get("metadata") or {}
     metadata.pop("labels", None)

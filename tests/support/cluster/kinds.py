@@ -1,4 +1,4 @@
-"""The kinds of objects that the server has."""
+"""The kinds of objects that the server supports."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import msgspec
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One resource: where it is, and what its objects are like."""
+    """One resource: its group, version and names, and the properties of its objects."""
 
     group: str
     version: str
     plural: str
     kind: str
     namespaced: bool = True
-    has_status: bool = True  # of which `status` is a subresource
+    has_status: bool = True  # it has a `status` subresource
     counts_generations: bool = True
     custom: bool = False
     short: tuple[str, ...] = ()
@@ -24,12 +24,12 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def resource(self) -> str:
-        """As errors name it: plural, and the group if there is one."""
+        """The name in errors: the plural, and the group if there is one."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def qualified(self) -> str:
-        """As errors about its content name it."""
+        """The name in errors about the content of an object."""
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
     @property
@@ -37,7 +37,7 @@ class Kind(msgspec.Struct, frozen=True):
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """That of its objects, or of one."""
+        """Return the path of a collection, or of one object."""
         inner = f"/namespaces/{namespace}" if namespace else ""
         last = f"/{name}" if name else ""
         return f"{self.collection}{inner}/{self.plural}{last}"
@@ -99,12 +99,17 @@ PYTORCHJOBS = _custom("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 
 KINDS: tuple[Kind, ...] = tuple(each for each in list(globals().values()) if isinstance(each, Kind))
 
-# There are `jobs` of two groups.
+# The name has the group, because two groups have `jobs`.
 BY_NAME = {each.resource: each for each in KINDS}
 
 
 def choose(left_out: str) -> tuple[Kind, ...]:
-    """All kinds but those, named by plural or plural.group, separated by commas."""
+    """Return all kinds except the named ones.
+
+    `left_out`: plurals or plural.group, separated by commas.
+
+    Raises SystemExit: a name is unknown.
+    """
     names = {name for name in left_out.split(",") if name}
     known = {each.plural for each in KINDS if each.custom} | set(BY_NAME)
     if unknown := names - known:

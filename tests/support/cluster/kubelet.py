@@ -26,7 +26,7 @@ Object = dict[str, Any]
 
 
 class Kubelet:
-    """Brings pods to the machines that they are bound to."""
+    """Pass pods to the machines to which they are bound."""
 
     def __init__(self, kit: Kit, machines: list[Machine]) -> None:
         self.kit = kit
@@ -105,7 +105,7 @@ class Kubelet:
                 await response.write(line)
         if pod.uid not in {uid for each in self.machines.values() for uid in each.pods}:
             if request.transport is not None:
-                request.transport.abort()  # the node went down
+                request.transport.abort()  # the node is down
         return response
 
     def _find(self, namespace: str, name: str) -> Pod | None:
@@ -130,7 +130,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _labels(texts: list[str], node: str) -> dict[str, str]:
-    """`a=b,c=d` of all nodes, `node-0:a=b` of one."""
+    """Return the labels of a node: from `a=b,c=d` for all nodes, and `node-0:a=b` for one node."""
     found: dict[str, str] = {}
     for text in texts:
         name, colon, rest = text.partition(":")
@@ -168,7 +168,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _tell_if_late(late_s: float) -> None:
-    """Write what this process waits for into its log if its end takes so long."""
+    """Write the stacks of tasks and threads to the log if the process does not end in time."""
 
     def tell() -> None:
         for task in asyncio.all_tasks():

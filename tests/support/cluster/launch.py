@@ -1,4 +1,4 @@
-"""Starts the server and the kubelet, and breaks them."""
+"""Start the server and the kubelet, and inject faults into them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cluster.client import Cluster
 Object = dict[str, Any]
 
 KUBELET = "system:node:kubelet"
-# Faults are not for the kubelet, unless a test says so.
+# Faults do not apply to the kubelet, unless a test requests it.
 _END_S = 30.0  # for the end of all processes of pods
 EVERYBODY_ELSE = f"(?!{KUBELET}$).*"
 
 
 class Simulated(Cluster):
-    """The one of this package, with all that a test may do to it."""
+    """The simulated cluster, with the faults that a test can inject."""
 
     simulated = True
 
@@ -59,19 +59,20 @@ class Simulated(Cluster):
         _await_end(self._server, self.folder / "server.log")
 
     def ensure_server(self) -> None:
-        """Start the server if it was stopped."""
+        """Start the server if it is stopped."""
         if self._server.poll() is not None:
             self.start_server()
 
     def stop_server(self) -> None:
-        """Killed, as by a fault."""
+        """Kill the server with SIGKILL."""
         self._server.kill()
         self._server.wait()
 
     def start_server(self, deny_for: float = 0.0, **fault: Any) -> None:
-        """On its port, with the objects that it had.
+        """Start the server on its previous port, with its previous objects.
 
-        deny_for: seconds of 403 at first. fault: as inject() has them, met from the first request.
+        `deny_for`: the first seconds, in which the server answers 403 to all users except masters.
+        `fault`: a fault as in `inject`, active from the first request.
         """
         more = ["--fault", json.dumps({"user": EVERYBODY_ELSE, **fault})] if fault else []
         self._server = self._start_server(self.port, "--deny-for", str(deny_for), *more)
@@ -81,60 +82,64 @@ class Simulated(Cluster):
         self.start_server(deny_for)
 
     def complaints(self) -> str:
-        """What went wrong within the server or the kubelet; it should be nothing."""
+        """Return the logs of server and kubelet that contain a traceback; normally none."""
         logs = (self.folder / name for name in ("server.log", "kubelet.log"))
         return "".join(log.read_text() for log in logs if "Traceback" in log.read_text())
 
     def kill_kubelet(self) -> None:
-        """With all that its pods have started; all nodes fall silent."""
+        """Kill the kubelet and all processes of its pods. All nodes stop sending heartbeats."""
         self._kubelet.kill()
         self._kubelet.wait()
 
     def has_node(self, name: str) -> bool:
-        """Whether the kubelet runs a node of this name."""
+        """Return whether the kubelet runs a node of this name."""
         number = name.removeprefix("node-")
         return number.isdigit() and int(number) < self._node_count
 
     def kill_node(self, name: str) -> None:
-        """Its processes are killed, and it says nothing any more."""
+        """Kill the processes of a node and stop its heartbeats."""
         self._order(name, "crash")
 
     def revive_node(self, name: str) -> None:
         self._order(name, "back")
 
     def inject(self, verb: str = ".*", resource: str = ".*", **fault: Any) -> None:
-        """The next `count` requests that match meet a fault.
+        """Let the next `count` matching requests meet a fault.
 
-        code (with retry_after), delay in seconds, cut (of a watch or log: after so many pieces).
-        verb and resource are regular expressions of the whole: `list|watch`, `pods(/log)?`,
-        `jobs.batch`.
+        `verb`, `resource`: regular expressions that match completely, for example `list|watch`,
+        `pods(/log)?`, `jobs.batch`.
+        `fault`: code (with retry_after), delay in seconds, or cut. A cut ends a watch or log after
+        `after` pieces.
         """
         wanted = {"verb": verb, "resource": resource, "user": EVERYBODY_ELSE, **fault}
         code, answer = self.call("POST", "/test/faults", wanted)
         assert code == 200, answer
 
     def faults(self) -> list[Object]:
-        """Those that no request has met yet."""
+        """Return the faults that no request has met yet."""
         return list(self.call("GET", "/test/faults")[1])
 
     def clear_faults(self) -> None:
         self.call("DELETE", "/test/faults")
 
     def compact(self) -> None:
-        """No watch can begin before now."""
+        """Drop old versions, so that no watch can start at a version before now."""
         self.call("POST", "/test/compact", {})
 
     def cut(self, resource: str = ".*") -> int:
-        """Cut the watches of these resources; how many there were."""
+        """Cut the watches of these resources and return their number."""
         return int(self.call("POST", "/test/cut", {"resource": resource})[1]["cut"])
 
     def calls(self, since: float = 0.0, user: str = "") -> list[Object]:
-        """What was asked of the server, but by the kubelet. since: as time.time() has it."""
+        """Return the requests to the server, without the requests of the kubelet.
+
+        `since`: seconds, as returned by time.time().
+        """
         found = self.call("GET", f"/test/requests?since={since}")[1]["calls"]
         return [each for each in found if each["user"] != KUBELET and user in ("", each["user"])]
 
     def counts(self, since: float = 0.0) -> dict[str, dict[str, int]]:
-        """How often what was asked, by user: {"admin": {"list pods": 3}}."""
+        """Return the number of requests by user, for example {"admin": {"list pods": 3}}."""
         return dict(self.call("GET", f"/test/requests?since={since}")[1]["counts"])
 
     def _order(self, node: str, what: str) -> None:
@@ -167,7 +172,7 @@ class Simulated(Cluster):
         return self._start(command, port_file, "kubelet.log")
 
     def _start(self, command: list[Any], ready: Path, log: str) -> subprocess.Popen[bytes]:
-        # What pods import is what we do: a checkout may stand before the installed one.
+        # Pods import the same code as this process: PYTHONPATH precedes the installed packages.
         paths = filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH")))
         with (self.folder / log).open("ab") as output:
             process = subprocess.Popen(
@@ -189,9 +194,9 @@ class Simulated(Cluster):
 
 @contextlib.contextmanager
 def start(folder: Path, *, time_scale: float = 0.05, **options: Any) -> Iterator[Simulated]:
-    """A cluster of this package.
+    """Run a simulated cluster, and end it with the context.
 
-    options: nodes (3), labels (["zone=a", "node-0:disk=fast"]), capacity ("example.com/npu=8"),
+    `options`: nodes (3), labels (["zone=a", "node-0:disk=fast"]), capacity ("example.com/npu=8"),
     without ("jobsets,..."), node_grace (seconds).
     """
     folder.mkdir(parents=True, exist_ok=True)

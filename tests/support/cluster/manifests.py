@@ -1,4 +1,4 @@
-"""Objects that tests of clusters are made of."""
+"""Manifests of the objects that tests of clusters create."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 Object = dict[str, Any]
 
-# Of a real cluster it needs a shell and python3; the simulated one runs what this machine has.
+# A real cluster needs an image with a shell and python3. The simulated cluster uses the programs of
+# this machine.
 IMAGE = os.environ.get("REKINDLE_TEST_IMAGE", "python:3-slim")
 
 
 def pod_spec(script: str = "exec sleep 60", container: str = "main", **more: Any) -> Object:
-    """Of one container that runs this shell script."""
+    """Return the spec of a pod with one container that runs this shell script."""
     spec = {"name": container, "image": IMAGE, "command": ["sh", "-c", script]}
     return {
         "containers": [{**spec, **more}],
@@ -40,7 +41,7 @@ def config_map(name: str, **data: str) -> Object:
 
 
 def job(name: str, script: str = "exec sleep 60", ranks: int = 3, **spec: Any) -> Object:
-    """An Indexed Job whose ranks run this shell script."""
+    """Return an Indexed Job whose ranks run this shell script."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -57,7 +58,7 @@ def job(name: str, script: str = "exec sleep 60", ranks: int = 3, **spec: Any) -
 
 
 def rules(name: str, account: str, namespace: str, *listed: Object) -> tuple[Object, Object]:
-    """A Role of these rules, and its binding to an account."""
+    """Return a Role with these rules, and its binding to an account."""
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -75,7 +76,7 @@ def rules(name: str, account: str, namespace: str, *listed: Object) -> tuple[Obj
 
 
 def jobset(name: str, script: str = "exec sleep 60", **spec: Any) -> Object:
-    """Of two Jobs `w` with two pods each."""
+    """Return a JobSet of two Jobs `w` with two pods each."""
     template = job("x", script, ranks=2, backoffLimit=0)["spec"]
     replicated = {"name": "w", "replicas": 2, "template": {"spec": template}}
     return {
@@ -87,7 +88,7 @@ def jobset(name: str, script: str = "exec sleep 60", **spec: Any) -> Object:
 
 
 def ascend_job(name: str, script: str = "exec sleep 60", workers: int = 2, **run: Any) -> Object:
-    """A PyTorch one: a master and workers. run: its runPolicy."""
+    """Return a PyTorch AscendJob: a master and workers. `run` is its runPolicy."""
     template = {"spec": pod_spec(script, "ascend")}
     policy = {"restartPolicy": "Never", "template": template}
     return {
@@ -106,7 +107,7 @@ def ascend_job(name: str, script: str = "exec sleep 60", workers: int = 2, **run
 
 
 def pytorch_job(name: str, script: str = "exec sleep 60") -> Object:
-    """A master and two workers."""
+    """Return a PyTorchJob: a master and two workers."""
     each = {"restartPolicy": "Never", "template": {"spec": pod_spec(script, "pytorch")}}
     replicas = {"Master": {"replicas": 1, **each}, "Worker": {"replicas": 2, **each}}
     return {
@@ -118,7 +119,7 @@ def pytorch_job(name: str, script: str = "exec sleep 60") -> Object:
 
 
 def volcano_job(name: str, script: str = "exec sleep 60", **spec: Any) -> Object:
-    """One task `w` of three pods."""
+    """Return a Volcano Job of one task `w` with three pods."""
     task = {"name": "w", "replicas": 3, "template": {"spec": pod_spec(script)}}
     return {
         "apiVersion": "batch.volcano.sh/v1alpha1",
@@ -135,7 +136,7 @@ def volcano_job(name: str, script: str = "exec sleep 60", **spec: Any) -> Object
 
 
 def training_runtime(name: str, script: str = "exec sleep 60", **spec: Any) -> Object:
-    """A TrainingRuntime; spec: of its JobSet."""
+    """Return a TrainingRuntime. `spec` extends the spec of its JobSet."""
     template = job("x", script, ranks=1, backoffLimit=0)["spec"]
     template["template"]["spec"] = pod_spec(script, "node")
     label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}

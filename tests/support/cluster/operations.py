@@ -1,4 +1,4 @@
-"""What can be done with objects, by requests and by controllers alike."""
+"""The operations on objects, for requests and for controllers."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SYSTEM = (
 
 
 class Options(msgspec.Struct, frozen=True):
-    """How a request wants it done; a controller leaves all as it is."""
+    """The options of a request. Controllers use the defaults."""
 
     dry_run: bool = False
-    manager: str = ""  # who applies
+    manager: str = ""  # the field manager of an apply
     strict: bool = False
     subresource: str = ""
 
@@ -49,12 +49,12 @@ PLAIN = Options()
 
 
 def suffix() -> str:
-    """What makes a generated name one of its own."""
+    """Return the random end of a generated name."""
     return "".join(random.choices(_ALPHABET, k=5))
 
 
 class Operations:
-    """Creates, changes and deletes objects in a store, and refuses to."""
+    """Create, change and delete objects in a store, or refuse to."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -99,7 +99,10 @@ class Operations:
     def replace(
         self, kind: Kind, namespace: str, wanted: Object, options: Options = PLAIN
     ) -> Object:
-        """Write the object as a whole (PUT)."""
+        """Replace an object (PUT).
+
+        Raises Refused: the object is missing, invalid, or has another version.
+        """
         thing = fresh(wanted)
         self._check_place(kind, namespace, thing)
         if options.strict:
@@ -126,7 +129,10 @@ class Operations:
         how: Callable[[Object], Object],
         options: Options = PLAIN,
     ) -> Object:
-        """Write what is made of the object as it is (PATCH)."""
+        """Apply `how` to the current object and write the result (PATCH).
+
+        Raises Refused: the object is missing, or the result is invalid.
+        """
         before = self.get(kind, namespace, name)
         after = how(fresh(before))
         if not isinstance(after, dict) or not isinstance(after.get("metadata"), dict):
@@ -143,7 +149,10 @@ class Operations:
     def apply(
         self, kind: Kind, namespace: str, name: str, wanted: Object, options: Options
     ) -> Object:
-        """Server-side apply."""
+        """Create or change an object with server-side apply.
+
+        Raises Refused: the field manager is missing, or the version or the uid differs.
+        """
         if not options.manager:
             raise refusals.bad_request(
                 "PatchOptions.meta.k8s.io is invalid: fieldManager: Required"
@@ -173,7 +182,10 @@ class Operations:
         return self._write(kind, live, patches.apply(live, last, wanted), options, managed)
 
     def set_status(self, kind: Kind, thing: Object, **status: Any) -> Object | None:
-        """A controller's own: merge these into the status, if the object is still there."""
+        """Merge fields into the status of an object, for a controller.
+
+        Return the object, or None if it is gone. A field with the value None is removed.
+        """
         metadata = thing["metadata"]
         found = self.store.get(kind, metadata.get("namespace", ""), metadata["name"])
         if found is None or found["metadata"]["uid"] != metadata["uid"]:
@@ -186,7 +198,7 @@ class Operations:
         return self.store.put(kind, {**found, "status": after})
 
     def edit(self, kind: Kind, thing: Object, how: Callable[[Object], None]) -> Object | None:
-        """A controller's own: change the object in place, if it is still there."""
+        """Change an object in place, for a controller. Return the object, or None if it is gone."""
         metadata = thing["metadata"]
         found = self.store.get(kind, metadata.get("namespace", ""), metadata["name"])
         if found is None or found["metadata"]["uid"] != metadata["uid"]:
@@ -200,7 +212,10 @@ class Operations:
         return self.settle(kind, after)
 
     def settle(self, kind: Kind, thing: Object) -> Object:
-        """Write it, or let go of it if it is deleted and nothing holds it any more."""
+        """Write the object.
+
+        Remove it if it is deleted and no finalizer or grace period holds it.
+        """
         metadata = thing["metadata"]
         done = "deletionTimestamp" in metadata and not metadata.get("finalizers")
         if kind is kinds.PODS and metadata.get("deletionGracePeriodSeconds"):
@@ -213,7 +228,7 @@ class Operations:
         return self.store.remove(kind, metadata.get("namespace", ""), metadata["name"]) or thing
 
     def event(self, about: Kind, thing: Object, kind: str, reason: str, message: str) -> None:
-        """Tell of it, as `kubectl describe` shows it."""
+        """Record an event about an object, which `kubectl describe` shows."""
         self.store.put(kinds.EVENTS, events.make(about, thing, kind, reason, message))
 
     def _write(
@@ -271,13 +286,13 @@ class Operations:
 
 
 def _managed(thing: Object | None) -> list[Object]:
-    """What each manager has applied last; the server keeps it as it came."""
+    """Return the fields that each manager applied last. The server stores them unchanged."""
     found: list[Object] = (thing or {"metadata": {}})["metadata"].get("managedFields") or []
     return found
 
 
 def _keep(now: Object, metadata: Object) -> None:
-    """What only the server sets stays as it is."""
+    """Restore the fields of the metadata that only the server sets."""
     for field in (*_SYSTEM, "generation", "resourceVersion"):
         metadata.pop(field, None)
         if field in now:
@@ -285,5 +300,5 @@ def _keep(now: Object, metadata: Object) -> None:
 
 
 def ends(seconds: float) -> str:
-    """When it is over."""
+    """Return the time stamp that is this many seconds from now."""
     return clock.stamp(clock.now() + datetime.timedelta(seconds=seconds))

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.refusals import Object
 
-# By which key the elements of a list are told apart, wherever in an object it is.
+# The keys that identify the elements of a list, by the name of the list in any object.
 _KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -27,7 +27,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 
 
 def merge(target: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Apply a merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -40,12 +40,12 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic(target: Any, patch: Any) -> Any:
-    """Merge maps, and lists whose elements have a key."""
+    """Apply a strategic merge patch: merge maps, and lists whose elements have a key."""
     return _merge("", target, patch, None)
 
 
 def apply(live: Object, last: Object, wanted: Object) -> Object:
-    """Merge in the same way, and remove fields of `last` that `wanted` does not have."""
+    """Apply like `strategic`, and remove fields of `last` that `wanted` does not have."""
     result: Object = _merge("", live, wanted, last)
     return result
 
@@ -70,7 +70,7 @@ def _merge(name: str, old: Any, new: Any, last: Any) -> Any:
 
 
 def _key(name: str, elements: list[Any]) -> str:
-    """The key of all these elements; "" where the list is one value."""
+    """Return the key that all elements have, or "" if the list is merged as one value."""
     if not all(isinstance(each, dict) for each in elements):
         return ""
     known = _KEYS.get(name, ())

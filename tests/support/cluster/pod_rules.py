@@ -1,4 +1,4 @@
-"""What a pod must be like, and what of it may change."""
+"""Validation of pods: the rules for their fields, and the fields that can change."""
 
 from __future__ import annotations
 

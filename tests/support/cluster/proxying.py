@@ -10,7 +10,8 @@ from cluster.refusals import Object, Refused
 from cluster.store import Store
 from cluster.targets import Target
 
-# What ends at the server: of the connection, and what only the server may see.
+# The proxy does not forward these headers: they concern one connection, or only the server may see
+# them.
 _ENDS_HERE = {
     "authorization",
     "connection",
@@ -28,7 +29,7 @@ _ENDS_HERE = {
 async def proxy(
     store: Store, session: aiohttp.ClientSession, request: web.Request, target: Target
 ) -> web.StreamResponse:
-    """Pass a request on, and stream what is answered."""
+    """Forward a request and stream the answer."""
     host, port = find(store, target)
     path = request.rel_url.raw_path.split("/proxy", 1)[1] or "/"
     query = f"?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else ""
@@ -69,10 +70,13 @@ async def proxy(
 
 
 def find(store: Store, target: Target) -> tuple[str, int]:
-    """Address and port of a pod that is ready to answer."""
+    """Return the address and port of a pod that can answer.
+
+    Raises Refused: the service or pod is missing, or no pod is ready.
+    """
     parts = target.name.split(":")
     if len(parts) == 3:
-        parts = parts[1:]  # the scheme: it is always http
+        parts = parts[1:]  # drops the scheme, which is always http
     name, port = parts[0], parts[1] if len(parts) > 1 else ""
     if target.kind is kinds.PODS:
         pod = store.look(kinds.PODS, target.namespace, name)
@@ -95,7 +99,10 @@ def find(store: Store, target: Target) -> tuple[str, int]:
 
 
 def backing(store: Store, service: Object) -> list[Object]:
-    """Pods with an address that the service selects, and that are ready or need not be."""
+    """Return the running pods of a service that have an address.
+
+    Pods that are not ready are included only if the service publishes them.
+    """
     selector = service["spec"].get("selector")
     if not selector:
         return []

@@ -26,7 +26,7 @@ def amount(text: object) -> float:
 
 
 def requests(spec: Object) -> dict[str, float]:
-    """What a pod asks for, the extended resources that it names as limits alone included."""
+    """Return the resources that a pod requests. A limit without a request counts as a request."""
     total: dict[str, float] = {}
     for container in spec.get("containers") or []:
         resources = container.get("resources") or {}

@@ -1,4 +1,4 @@
-"""What the server refuses, in the words of a real one."""
+"""The refusals of the server, with the messages of a real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """Ends a request with a Status object."""
+    """A refusal that ends a request with a Status object."""
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -64,7 +64,10 @@ def forbidden(kind: Kind, name: str, why: str) -> Refused:
 
 
 def invalid(kind: Kind, name: str, *causes: tuple[str, str, str]) -> Refused:
-    """causes: field, reason (Invalid, Required, Forbidden and so on), text after its words."""
+    """Return a refusal of an invalid object.
+
+    `causes`: field, reason (Invalid, Required, Forbidden and so on), end of the message.
+    """
     words = {
         "Invalid": ("FieldValueInvalid", "Invalid value"),
         "Required": ("FieldValueRequired", "Required value"),
@@ -127,7 +130,7 @@ def unsupported_dry_run(asked: Iterable[str]) -> Refused:
 
 
 def injected(code: int, retry_after: int | None = None) -> Refused:
-    """What a fault that a test asked for says."""
+    """Return the refusal of an injected fault, with the message of a real server for this code."""
     reasons = {
         401: ("Unauthorized", "Unauthorized"),
         403: ("Forbidden", "forbidden: RBAC: the authorizer has not synced yet"),

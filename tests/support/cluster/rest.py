@@ -1,4 +1,4 @@
-"""Requests for objects: from HTTP to operations and back."""
+"""Requests for objects: from HTTP to operations, and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def answer(thing: Any, code: int = 200) -> web.Response:
 
 
 async def body(request: web.Request) -> Any:
-    """What was sent: JSON or YAML."""
+    """Return the JSON or YAML body of a request.
+
+    Raises Refused: the body is neither (400).
+    """
     data = await request.read()
     if not data:
         return {}
@@ -50,7 +53,7 @@ async def body_object(request: web.Request) -> Object:
 
 
 class Rest:
-    """The verbs of every kind."""
+    """The verbs of all kinds."""
 
     def __init__(self, operations: Operations, time_scale: float) -> None:
         self.operations = operations
@@ -59,7 +62,7 @@ class Rest:
         self.lines: set[watching.Line] = set()
 
     async def handle(self, request: web.Request, target: Target, verb: str) -> web.StreamResponse:
-        """One of a collection, of an object or of its status."""
+        """Answer a request for a collection, an object or its status."""
         options = _options(request, target.subresource)
         if verb == "list":
             return await self._list(request, target)
@@ -128,7 +131,7 @@ class Rest:
             try:
                 events = watching.changes(self.store, wanted, self.scale)
             except refusals.Refused as refused:
-                # A watch is refused within it, as the watch cache of a real server does.
+                # The refusal is an event of the watch, as in the watch cache of a real server.
                 await line.open("application/json")
                 told = {"type": "ERROR", "object": refused.status()}
                 await line.send(msgspec.json.encode(told) + b"\n")

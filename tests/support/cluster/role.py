@@ -1,4 +1,4 @@
-"""Gives an account of the cluster the rights that the repository hands out to flows."""
+"""Give an account of the cluster the rights that this repository grants to flows."""
 
 from __future__ import annotations
 

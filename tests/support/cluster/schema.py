@@ -1,4 +1,4 @@
-"""Which fields there are, as far as `fieldValidation=Strict` looks."""
+"""The known fields of objects, for `fieldValidation=Strict`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ _JOB = _names(
 
 
 def check(kind: Kind, thing: Object) -> None:
-    """Refuse fields that there are not."""
+    """Refuse unknown fields.
+
+    Raises Refused: the object has an unknown field (400).
+    """
     unknown = list(_unknown(kind, thing))
     if unknown:
         told = ", ".join(f'unknown field "{name}"' for name in unknown)
@@ -72,7 +75,7 @@ def check(kind: Kind, thing: Object) -> None:
 
 
 def pod_specs(thing: object, path: str = "") -> Iterator[tuple[str, Object]]:
-    """The pod specs in an object of any kind, with the path of each."""
+    """Yield the path and the spec of each pod in an object of any kind."""
     if isinstance(thing, dict):
         if isinstance(thing.get("containers"), list):
             yield path, thing

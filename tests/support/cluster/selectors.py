@@ -1,4 +1,4 @@
-"""Label and field selectors, as they are written in URLs and in objects."""
+"""Label and field selectors, in the syntax of URLs and of objects."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def labels(text: str) -> Test:
-    """Of a label selector such as `a=b,c in (d,e),!f`."""
+    """Return the test of a label selector such as `a=b,c in (d,e),!f`."""
     tests = [_label(term.strip()) for term in _terms(text)]
     return lambda thing: all(test(thing["metadata"].get("labels") or {}) for test in tests)
 
 
 def fields(text: str) -> Test:
-    """Of a field selector such as `metadata.name=x,status.phase!=Failed`."""
+    """Return the test of a field selector such as `metadata.name=x,status.phase!=Failed`."""
     tests = []
     for term in text.split(","):
         found = _PAIR.match(term.strip())
@@ -54,7 +54,7 @@ def fields(text: str) -> Test:
 
 
 def matches(selector: Object | None, found: dict[str, str]) -> bool:
-    """Of the selector in an object: matchLabels and matchExpressions."""
+    """Return whether labels match a selector with matchLabels and matchExpressions."""
     selector = selector or {}
     for name, value in (selector.get("matchLabels") or {}).items():
         if found.get(name) != value:
@@ -63,7 +63,7 @@ def matches(selector: Object | None, found: dict[str, str]) -> bool:
 
 
 def expression(each: Object, found: dict[str, str]) -> bool:
-    """One of matchExpressions, of labels or of a node's affinity."""
+    """Return whether labels match one of matchExpressions."""
     key, operator, values = each["key"], each["operator"], each.get("values") or []
     if operator == "In":
         return found.get(key) in values

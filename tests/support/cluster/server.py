@@ -1,4 +1,4 @@
-"""`python -m cluster.server`: the API server, with its controllers."""
+"""`python -m cluster.server`: the API server with its controllers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WHO_AM_I = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 class Server:
-    """Answers requests out of one store."""
+    """Answer requests from one store."""
 
     def __init__(self, store: Store, tokens: Path, settings: Settings, deny_for: float) -> None:
         self.store = store
@@ -106,7 +106,7 @@ class Server:
             raise access.denial(user, target.kind, asked)
 
     def _applies_anew(self, request: web.Request, target: Target, what: str) -> bool:
-        """Whether a patch makes an object."""
+        """Return whether a server-side apply creates the object."""
         if what != "patch" or request.content_type != APPLY_PATCH:
             return False
         return self.store.look(target.kind, target.namespace, target.name) is None
@@ -167,7 +167,7 @@ class Server:
         return answer(found)
 
     async def _test(self, request: web.Request) -> web.Response:
-        """What tests ask of this server alone."""
+        """Answer the requests that tests send only to the simulated server."""
         what = request.path.removeprefix("/test/")
         wanted = await body(request)
         if what == "faults":
@@ -224,7 +224,7 @@ async def _main() -> None:
         server.application(),
         access_log=None,
         shutdown_timeout=0.2,
-        handler_cancellation=True,  # who hangs up lets go of what is behind a proxy
+        handler_cancellation=True,  # a client that disconnects also ends the proxied request
     )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", arguments.port, reuse_address=True)

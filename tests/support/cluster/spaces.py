@@ -1,4 +1,4 @@
-"""A namespace, with the words of tests that run jobs in it."""
+"""A namespace, with helpers for tests that run jobs in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Space:
-    """Paths in a namespace, and waits for what happens there."""
+    """Paths in a namespace, and waits for changes of its objects."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -24,13 +24,16 @@ class Space:
         return f"/apis/{group}/namespaces/{self.name}/{plural}"
 
     def has(self, group: str) -> bool:
-        """Whether the cluster knows kinds of that group and version."""
+        """Return whether the cluster supports this group and version."""
         return self.cluster.call("GET", f"/apis/{group}")[0] == 200
 
     def running(
         self, count: int = 3, besides: tuple[str, ...] = (), timeout: float = 30
     ) -> dict[str, Object]:
-        """Pods by name, once so many run that are none of these uids."""
+        """Return the running pods by name, once there are `count` of them.
+
+        `besides`: the uids of pods that do not count.
+        """
 
         def holds(found: dict[str, Object]) -> dict[str, Object] | None:
             them = {
@@ -46,12 +49,12 @@ class Space:
         return found
 
     def ranks(self, count: int = 3, besides: tuple[str, ...] = ()) -> dict[int, Object]:
-        """The running pods of an Indexed Job, by index."""
+        """Return the running pods of an Indexed Job by index."""
         found = self.running(count, besides).values()
         return {int(pod["metadata"]["labels"][INDEX]): pod for pod in found}
 
     def condition(self, path: str, name: str, *kinds: str, timeout: float = 30) -> Object:
-        """The first of these conditions of that object that is True."""
+        """Return the first of these conditions of an object that becomes True."""
 
         def holds(found: dict[str, Object]) -> Object | None:
             for each in (found.get(name, {}).get("status") or {}).get("conditions") or []:

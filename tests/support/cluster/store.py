@@ -1,7 +1,7 @@
-"""All objects, their versions, and what happened to them lately.
+"""All objects, their versions, and the latest events.
 
-The objects are in a journal, so a server that was killed goes on with them. What happened is in
-memory only: after a restart the oldest version that can be watched from is the newest one.
+A journal holds the objects, so a killed server continues with them after a restart. The events are
+only in memory: after a restart, a watch can start only at the newest version.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _decode = msgspec.json.Decoder().decode
 
 
 def fresh(value: Any) -> Any:
-    """A copy that shares nothing."""
+    """Return an independent deep copy."""
     return _decode(_encode(value))
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened: created without before, deleted without after."""
+    """A change of an object. A creation has no `before`, a deletion no `after`."""
 
     version: int
     kind: Kind
@@ -59,23 +59,23 @@ class Store:
         self._journal.close()
 
     def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """A copy of it."""
+        """Return a copy of the object, or None."""
         found = self.look(kind, namespace, name)
         return None if found is None else fresh(found)
 
     def look(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """The object itself: not to be changed."""
+        """Return the object itself, or None. Callers must not change it."""
         return self._objects.get(kind, {}).get((namespace, name))
 
     def all(self, kind: Kind, namespace: str = "") -> Iterator[Object]:
-        """The objects themselves, in the order of their names: not to be changed."""
+        """Yield the objects themselves, sorted by name. Callers must not change them."""
         objects = self._objects.get(kind, {})
         for key in sorted(objects):
             if (not namespace or key[0] == namespace) and key in objects:
                 yield objects[key]
 
     def put(self, kind: Kind, thing: Object) -> Object:
-        """Write it under the next version."""
+        """Write the object with the next version and return a copy."""
         self.version += 1
         thing = fresh(thing)
         metadata = thing["metadata"]
@@ -88,7 +88,7 @@ class Store:
         return fresh(thing)
 
     def remove(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """Forget it; gives it as watchers see it for the last time."""
+        """Remove the object and return its last version, or None if it is missing."""
         before = self._objects[kind].pop((namespace, name), None)
         if before is None:
             return None
@@ -100,11 +100,11 @@ class Store:
         return last
 
     def since(self, version: int) -> list[Event]:
-        """What happened after that version; all of it is remembered."""
+        """Return all events after this version, which must not be older than `oldest`."""
         return list(reversed_until(self._events, version))[::-1]
 
     def compact(self) -> None:
-        """Forget what happened: nothing older than now can be watched from."""
+        """Drop all events, so that no watch can start at an older version."""
         self.version += 1
         self.oldest = self.version
         self._events.clear()
@@ -134,12 +134,12 @@ class Store:
                 self._objects[kinds[resource]].pop((namespace, name), None)
             else:
                 self._objects[kinds[resource]][namespace, name] = thing
-        if torn:  # its writer was killed; whoever asked for it got no answer
+        if torn:  # the server was killed during this write, so the client got no answer
             journal.write_bytes(b"".join(line + b"\n" for line in whole))
 
 
 def reversed_until(events: deque[Event], version: int) -> Iterator[Event]:
-    """Events, the newest first, that are newer than that version."""
+    """Yield the events that are newer than this version, the newest first."""
     for event in reversed(events):
         if event.version <= version:
             return

@@ -1,4 +1,4 @@
-"""Parts of objects with verbs of their own: binding, eviction, logs, tokens, reviews."""
+"""Subresources with special verbs: binding, eviction, logs, tokens and reviews."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from cluster.watching import Line
 
 
 def bind(operations: Operations, pod: Object, node: str) -> None:
-    """Give a pod to a node."""
+    """Assign a pod to a node.
+
+    Raises Refused: the pod already has a node (409).
+    """
 
     def how(thing: Object) -> None:
         thing["spec"]["nodeName"] = node
@@ -33,7 +36,7 @@ def bind(operations: Operations, pod: Object, node: str) -> None:
 
 
 def set_condition(thing: Object, condition: Object) -> None:
-    """Replace the condition of that type; its time is that of the last change of its status."""
+    """Replace the condition of this type. Keep its transition time if its status stays."""
     conditions = thing.setdefault("status", {}).setdefault("conditions", [])
     new = {"lastTransitionTime": clock.stamp(), **condition}
     for place, old in enumerate(conditions):
@@ -46,7 +49,7 @@ def set_condition(thing: Object, condition: Object) -> None:
 
 
 def disrupt(operations: Operations, pod: Object, reason: str, message: str) -> None:
-    """Say that a pod ends because of no fault of its own."""
+    """Set the condition that marks the end of a pod as a disruption, not as its own failure."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
     operations.edit(kinds.PODS, pod, lambda thing: set_condition(thing, condition))
 
@@ -83,14 +86,14 @@ async def token(
 
 
 def who(user: User) -> web.Response:
-    """Who am I?"""
+    """Answer a SelfSubjectReview: name and groups of the user."""
     status = {"userInfo": {"username": user.name, "groups": list(user.groups)}}
     made = {"kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1"}
     return answer({**made, "metadata": {}, "status": status}, 201)
 
 
 async def review(operations: Operations, user: User, request: web.Request) -> web.Response:
-    """May I?"""
+    """Answer a SelfSubjectAccessReview: whether the user may do this."""
     wanted = await body_object(request)
     spec = wanted.get("spec") or {}
     attributes = spec.get("resourceAttributes")
@@ -117,7 +120,7 @@ async def review(operations: Operations, user: User, request: web.Request) -> we
 async def log(
     operations: Operations, session: aiohttp.ClientSession, request: web.Request, target: Target
 ) -> web.StreamResponse:
-    """From the kubelet of the pod's node."""
+    """Stream a log from the kubelet of the pod's node."""
     pod = operations.get(kinds.PODS, target.namespace, target.name)
     container = _container(pod, request.query.get("container", ""))
     _check_started(pod, container, request.query.get("previous") in ("true", "True", "1"))
@@ -141,7 +144,7 @@ async def log(
                 if not await line.send(data):
                     break
     except (aiohttp.ClientError, OSError) as error:
-        if line.response.prepared:  # the node is gone in the midst of it
+        if line.response.prepared:  # the node failed during the answer
             line.cut()
             return line.response
         message = f'Get "{url}": dial tcp {address}:{port}: {error}'

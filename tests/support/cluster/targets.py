@@ -1,4 +1,4 @@
-"""Which object a URL means, and what a request wants with it."""
+"""The object of a URL, and the verb of a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A collection, an object, or a part of one."""
+    """A collection, an object or a subresource."""
 
     kind: Kind
     namespace: str = ""
@@ -28,13 +28,13 @@ class Target(msgspec.Struct, frozen=True):
         return f"{plural}/{self.subresource}" if self.subresource else plural
 
     def request(self, verb: str) -> Request:
-        # A namespace is in itself.
+        # For access rules, a namespace is inside itself.
         inside = self.name if self.kind is kinds.NAMESPACES else self.namespace
         return Request(verb, self.kind.group, self.resource, inside, self.name)
 
 
 def find(known: tuple[Kind, ...], path: str) -> Target | None:
-    """Of a URL's path; nothing where there is no such resource."""
+    """Return the target of a URL's path, or None if the resource does not exist."""
     parts = path.strip("/").split("/")
     if parts[:2] == ["api", "v1"]:
         group, version, parts = "", "v1", parts[2:]
@@ -65,7 +65,7 @@ def find(known: tuple[Kind, ...], path: str) -> Target | None:
 
 
 def verb(method: str, target: Target, query: Mapping[str, str]) -> str:
-    """As rules and the log of requests have it."""
+    """Return the verb of a request, as access rules and the log of requests use it."""
     if method in _VERBS:
         return _VERBS[method]
     if method == "DELETE":

@@ -1,4 +1,4 @@
-"""Restores a shared cluster after tests: its server, its nodes, its cluster-wide objects."""
+"""Restore a shared cluster after tests: its server, its nodes and its cluster-wide objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
 
 
 def tidy(cluster: Simulated) -> None:
-    """Leave the server running, all nodes ready and free, and no object of a test."""
+    """Start the server, make all nodes ready and schedulable, and delete the objects of tests."""
     cluster.ensure_server()
     cluster.clear_faults()
     for node in cluster.get(_NODES)["items"]:
@@ -32,7 +32,7 @@ def tidy(cluster: Simulated) -> None:
 
 
 def free(cluster: Simulated, node: Object) -> None:
-    """Have a node answer, take pods, and complain of nothing."""
+    """Make a node ready and schedulable, without pressure conditions. Delete a node of a test."""
     name = node["metadata"]["name"]
     if not cluster.has_node(name):
         cluster.delete(f"{_NODES}/{name}")

@@ -1,4 +1,4 @@
-"""What an object must be like, and what of it may change."""
+"""Validation of objects: the rules for their fields, and the fields that can change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUBDOMAIN_TEXT = (
     " '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used"
     f" for validation is '{_SUBDOMAIN.pattern}')"
 )
-_MOST_DATA = 1 << 20  # bytes of a ConfigMap's keys and values
+_MOST_DATA = 1 << 20  # bytes of keys and values of a ConfigMap
 _IMMUTABLE = "field is immutable"
 _POD_CHANGE = (
     "pod updates may not change fields other than `spec.containers[*].image`,"
@@ -34,7 +34,10 @@ _POD_CHANGE = (
 
 
 def name_of(kind: Kind, metadata: Object) -> None:
-    """Refuse names that are none, and labels that are none."""
+    """Refuse invalid names and labels.
+
+    Raises Refused: a name or a label is invalid (422).
+    """
     name, causes = metadata.get("name", ""), []
     if not name:
         causes.append(("metadata.name", "Required", "name or generateName is required"))
@@ -63,7 +66,10 @@ def name_of(kind: Kind, metadata: Object) -> None:
 
 
 def created(kind: Kind, thing: Object) -> None:
-    """Refuse what may not be created."""
+    """Refuse the creation of an invalid object.
+
+    Raises Refused: the object is invalid (422).
+    """
     causes: list[Cause] = []
     spec = thing.get("spec") or {}
     if kind is kinds.PODS:
@@ -86,7 +92,10 @@ def _config_map(thing: Object) -> list[Cause]:
 
 
 def changed(kind: Kind, before: Object, after: Object) -> None:
-    """Refuse changes of what is immutable."""
+    """Refuse changes of immutable fields.
+
+    Raises Refused: the change is invalid (422).
+    """
     old, new = before.get("spec") or {}, after.get("spec") or {}
     name = after["metadata"]["name"]
     causes: list[Cause] = []
@@ -126,7 +135,10 @@ def _changed_other(kind: Kind, before: Object, after: Object) -> list[Cause]:
 
 
 def _changed_jobset(old: Object, new: Object) -> list[Cause]:
-    """Of a JobSet only `suspend` may change here: the engine changes nothing else."""
+    """Return the invalid changes of a JobSet.
+
+    Only `suspend` can change, and the engine changes nothing else.
+    """
     return [
         (f"spec.{name}", "Invalid", f"{brief(new.get(name))}: {_IMMUTABLE}")
         for name in sorted((set(old) | set(new)) - {"suspend"})

@@ -1,4 +1,4 @@
-"""Watches: what happens to the objects of a kind, as lines of JSON."""
+"""Watches: the changes of a kind's objects, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BOOKMARKS_S = 60.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which objects, and from when."""
+    """The objects and the first version of a watch."""
 
     kind: Kind
     namespace: str
@@ -30,11 +30,14 @@ class Wanted(msgspec.Struct, frozen=True):
     version: str
     timeout: float
     bookmarks: bool
-    initial: bool  # first the state, then a bookmark that says so
+    initial: bool  # first the existing objects, then a bookmark that ends them
 
 
 def changes(store: Store, wanted: Wanted, scale: float = 1.0) -> AsyncGenerator[Object, None]:
-    """Events, until the time is over. Refuses versions that are forgotten."""
+    """Return the events of a watch until its timeout.
+
+    Raises Refused: the version is older than the events of the store (410).
+    """
     queue: deque[Event] = deque()
     replay: list[Object] = []
     if wanted.version in ("", "0") or wanted.initial:
@@ -82,13 +85,16 @@ async def _follow(
             with contextlib.suppress(asyncio.TimeoutError):
                 until = min(next_bookmark if wanted.bookmarks else deadline, deadline) - now
                 await asyncio.wait_for(woken.wait(), max(0.01, min(until, 1.0)))
-            yield {}  # whoever writes it looks whether anybody listens
+            yield {}  # lets the writer check whether the client is still connected
     finally:
         store.subscribers.remove(hear)
 
 
 def _told(event: Event, wanted: Wanted) -> Iterator[Object]:
-    """An object that begins or ceases to match appears or disappears."""
+    """Yield an event.
+
+    An object that starts to match is ADDED; one that stops to match is DELETED.
+    """
     if wanted.namespace and event.newest["metadata"].get("namespace") != wanted.namespace:
         return
     was = event.before is not None and wanted.matches(event.before)
@@ -134,7 +140,7 @@ class Line:
             self.request.transport.abort()
 
     async def send(self, data: bytes) -> bool:
-        """Whether somebody still listens."""
+        """Send data and return whether the client is still connected."""
         if self._left == 0:
             self.cut()
         if self._left is not None:
@@ -149,7 +155,7 @@ class Line:
 
 
 async def send_all(line: Line, events: AsyncGenerator[Any, None]) -> None:
-    """Write events as lines until there are none, or nobody listens."""
+    """Write events as lines until they end or the client disconnects."""
     encode = msgspec.json.encode
     async with contextlib.aclosing(events) as them:
         async for event in them:

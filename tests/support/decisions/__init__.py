@@ -1,4 +1,4 @@
-"""Faults to decide about, and decisions about them."""
+"""Faults, and the recovery decisions about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fault(kind: FaultKind, rank: int = 0, finished: int = 5, signature: str = "E
 
 
 def judge(what: Fault, past: list[tuple[Fault, Strategy]], policy: Policy, **more: Any) -> Decision:
-    """Decide about a fault of a job that trains through a Session, if nothing else is said."""
+    """Return the decision about a fault. By default, the job trains with a Session."""
     settings = {"session": True, "formed": True, "newest": 5} | more
     before = tuple(Past(fault=seen, strategy=chosen, newest=seen.finished) for seen, chosen in past)
     return decide(policy, Situation(fault=what, past=before, **settings))

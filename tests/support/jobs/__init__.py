@@ -1,6 +1,7 @@
-"""`rekindle run` under test: real processes in a home of their own, and what they leave behind.
+"""`rekindle run` in tests: real processes, a home folder for each test, and checks for leaks.
 
-`driver`, `simulated` and `settling` are for the coordinator's machine, without any process.
+The modules `driver`, `simulated` and `settling` test the coordinator's state machine without
+processes.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ MODULES = {
     "agent": "agent.process",
     "fork server": "agent.fork_server_process",
 }
-_LOOK_S = 0.05  # between two looks at all processes of the machine, which cost some ms each
+_LOOK_S = 0.05  # seconds between two searches of all processes, each of which takes some ms
 
 
 class Run(JobHandle):
-    """One `rekindle` command. `out`, `err`: files that hold what it printed so far.
+    """One `rekindle` command.
 
-    program: what runs the command; by default it runs as it is. interpreter: Python.
+    `out`, `err`: files with the output so far.
+    `program`: a command that runs the `rekindle` command, such as a tracer; empty: none.
+    `interpreter`: the Python executable.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Run(JobHandle):
             )
         place.runs.append(self)
 
-    # ---- what it printed
+    # ---- output
 
     @property
     def stdout(self) -> str:
@@ -70,23 +73,26 @@ class Run(JobHandle):
         return self.err.read_bytes().decode(errors="replace")
 
     def story(self) -> str:
-        """Return all that is known about the run, for the message of a failed assertion."""
+        """Return output and journal of the run, for the message of a failed assertion."""
         events = "\n".join(str(event)[:300] for event in self.events())
         return f"\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}\n-- journal\n{events}"
 
     def log(self, rank: int, stream: str = "stdout", restart: int = 0) -> str:
-        """What one rank printed, by its file."""
+        """Return the output of one rank from its log file."""
         folder = self.directory.path / names.LOGS_DIRECTORY / f"attempt_{restart}" / str(rank)
         return (folder / f"{stream}.log").read_bytes().decode(errors="replace")
 
-    # ---- what became of it
+    # ---- end of the run
 
     def has_ended(self) -> bool:
-        """Whether the command has ended."""
+        """Return whether the command has ended."""
         return self.process.poll() is not None
 
     def end(self, status: int | None = None) -> Run:
-        """Wait for its end, and for that of all its processes; `status` is the exit expected."""
+        """Wait until the command and all its processes have ended.
+
+        `status`: the expected exit status; None: any.
+        """
         self.wait_until(self.has_ended, "the end of the run")
         self.place.wait_for_silence()
         if status is not None:
@@ -97,7 +103,7 @@ class Run(JobHandle):
         self.process.send_signal(number)
 
     def wait_for_output(self, rank: int, text: str) -> None:
-        """Wait until a rank has printed something: then it runs the script."""
+        """Wait until a rank has printed a text."""
 
         def shown() -> bool:
             try:
@@ -107,10 +113,10 @@ class Run(JobHandle):
 
         wait_until(shown, f"{text!r} of rank {rank}")
 
-    # ---- its processes
+    # ---- processes of the run
 
     def endpoint(self) -> Endpoint:
-        """Where the coordinator listens, once it does."""
+        """Return the address of the coordinator, once it listens."""
 
         def announced() -> Endpoint | None:
             try:
@@ -122,11 +128,14 @@ class Run(JobHandle):
         return wait_until(announced, "the coordinator's endpoint")
 
     def only(self, module: str) -> psutil.Process:
-        """The one process of the job that runs this module of the runtime."""
+        """Return the first process of the job that runs this module, once it exists."""
         return wait_until(lambda: self.all(module), f"a process of {module}")[0]
 
     def all(self, module: str) -> list[psutil.Process]:
-        """The processes that run this module, without ranks, which look like a fork server."""
+        """Return the processes that run this module.
+
+        Ranks do not count, although their name matches.
+        """
         name = f"rekindle.{MODULES[module]}"
         found = [p for p in self.place.processes() if name in _cmdline(p)]
         if module == "fork server":
@@ -134,14 +143,14 @@ class Run(JobHandle):
         return found
 
     def forked(self) -> list[psutil.Process]:
-        """Children of agents that lead a session of their own: ranks, the store, a reserve."""
+        """Return the child processes of agents that lead a session: ranks, the store, a reserve."""
         agents = {agent.pid for agent in self.all("agent")}
         found = [p for p in self.place.processes() if _session(p) == p.pid]
         return [p for p in found if p.ppid() in agents]
 
 
 class Place:
-    """A folder with a home of jobs, and all processes that were started from it."""
+    """A folder with a home of jobs, and all processes that tests start there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -157,12 +166,12 @@ class Place:
         self.close()
 
     def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
-        """The environment of whatever is started here; it tells whose child a process is."""
+        """Return the environment of processes that start here. It identifies them as such."""
         ours = {names.ENV_HOME: str(self.home), "TMPDIR": str(self.temporary)}
         return dict(os.environ) | ours | dict(more)
 
     def script(self, text: str, name: str = "train.py") -> str:
-        """Write a script; return its name."""
+        """Write a script and return its name."""
         (self.folder / name).write_text(text, encoding="utf-8")
         return name
 
@@ -171,12 +180,15 @@ class Place:
         return Run(self, ["--job-id", job_id, *arguments], job_id, **popen)
 
     def start_quick(self, script: str, *options: str, job_id: str = "job", **popen: Any) -> Run:
-        """Start `rekindle run` of a script that does without torch: nothing imports it."""
+        """Start `rekindle run` of a script without torch.
+
+        This is faster, because no process imports torch.
+        """
         program = ["--no-python", sys.executable, "-u", script]
         return self.start(*options, *program, job_id=job_id, **popen)
 
     def join(self, run: Run, *options: str, secret: str | None = None, spare: bool = False) -> Run:
-        """Start node 1 of a job, or a spare, as from another machine."""
+        """Start the agent of node 1, or of a spare, as on another machine."""
         where = run.endpoint()
         assign_node_rank = ("--spare",) if spare else ("--node-rank", "1")
         known = run.directory.secret() if secret is None else secret
@@ -187,10 +199,10 @@ class Place:
             env=self.environment({names.ENV_SECRET: known}),
         )
 
-    # ---- what is left
+    # ---- remaining processes and files
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes that were started from here, ourselves not counted."""
+        """Return the live processes that were started here, except the test process."""
         home = f"{names.ENV_HOME}={self.home}\0".encode()
         found = []
         for process in psutil.process_iter():
@@ -199,7 +211,7 @@ class Place:
         return found
 
     def wait_for_silence(self) -> None:
-        """Wait until nothing runs here any more."""
+        """Wait until no process of this folder runs."""
 
         wait_until(
             lambda: not self.processes(),
@@ -208,11 +220,14 @@ class Place:
         )
 
     def left(self) -> list[str]:
-        """What still runs here, in words."""
+        """Return a description of each process that still runs here."""
         return [f"{p.pid}: {' '.join(_cmdline(p))[-120:]}" for p in self.processes()]
 
     def close(self) -> None:
-        """End what a failed test has left, by its id; then look for memory and folders left."""
+        """Kill remaining processes by their ids.
+
+        Fail if a process, folder or shared memory is left.
+        """
         left = self.left()
         for process in self.processes():
             _kill(process)
@@ -225,7 +240,7 @@ class Place:
 
 
 def _environ(pid: int) -> bytes:
-    """The environment that a process was started with; empty: it is gone, or not ours."""
+    """Return the initial environment of a process; empty if it has ended or is not readable."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

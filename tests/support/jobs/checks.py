@@ -1,4 +1,4 @@
-"""What holds for the coordinator's machine and its commands, whatever came in."""
+"""Invariants of the coordinator's state machine and its commands, for all inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.recovery.faults.fault import FaultKind
 
 
 def check_counts(roster: Roster) -> None:
-    """What is counted as it changes is what a look at every rank and node finds."""
+    """Compare the incremental counters of the roster with counts over all ranks and nodes."""
     for status, counted in roster.census.status.items():
         assert counted == {rank.rank for rank in roster.world if rank.status is status}
     assert roster.all_stepped == all(rank.stepped for rank in roster.world)
@@ -28,7 +28,7 @@ def check_counts(roster: Roster) -> None:
 
 
 def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) -> None:
-    """A coordinator that takes over knows what the dead one knew, by the journal alone."""
+    """Check that a new coordinator restores the state of the failed one from the journal alone."""
     assert list(past.past) == old.job.incidents.past, "a decision is lost, or about another fault"
     assert (past.profile, past.traced) == (old.switch.profile, old.switch.traced)
     if left is None:
@@ -51,12 +51,12 @@ def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) 
 
 
 class Checks:
-    """What holds for every command, whatever came in."""
+    """Invariants of all commands, for all inputs."""
 
     def __init__(self, generation: int) -> None:
         self._generation = generation
         self._forming: set[int] = set()
-        self._alive: set[int] = set()  # ranks that were started and did not end
+        self._alive: set[int] = set()  # ranks that were started and have not ended
         self._arrived: set[int] = set()
         self._pid = 100
         self._ended = False
@@ -66,7 +66,7 @@ class Checks:
         return self._pid
 
     def message(self, message: p.Message, pids: dict[int, int]) -> None:
-        """Follow what the machine is told."""
+        """Follow a message that the state machine gets."""
         match message:
             case p.Exited(rank=rank, pid=pid) if pids.get(rank) in (None, pid):
                 self.gone([rank])
@@ -76,21 +76,21 @@ class Checks:
                 self._arrived.add(rank)
 
     def gone(self, ranks: Iterable[int]) -> None:
-        """These ranks have no process."""
+        """Record that these ranks have no process."""
         self._alive -= set(ranks)
         self._arrived -= set(ranks)
 
     def described(self, ranks: Iterable[int], hello: p.Hello) -> None:
-        """An agent tells a new coordinator which of its ranks live."""
+        """Record the live ranks that an agent reports to a new coordinator."""
         self._alive -= set(ranks)
         self._alive |= {live.rank for live in hello.ranks}
 
     def forget_arrivals(self) -> None:
-        """Whoever arrived has to tell the new coordinator."""
+        """Forget arrivals: ranks that have arrived must report again to the new coordinator."""
         self._arrived, self._forming = set(), set()
 
     def command(self, command: Command, nodes: dict[int, int]) -> None:
-        """Fail if the command must never be given now."""
+        """Fail if the command is invalid in the current state."""
         refusal = isinstance(command, Send) and isinstance(command.message, p.Bye)
         refusal = refusal and bool(command.message.refused)
         assert refusal or not self._ended, f"after the end: {command}"
@@ -105,9 +105,9 @@ class Checks:
                 self._alive |= set(spawn.ranks)
                 self._arrived -= set(spawn.ranks)
             case Send(connection, p.Promote() | p.Welcome() | p.Bye()):
-                pass  # to spares, too
+                pass  # spares can also get these
             case Send(connection, message) if isinstance(message, p.CheckOrder):
-                pass  # to agents that are no nodes yet, too
+                pass  # agents without a node can also get this
             case Send(connection) if not refusal:
                 assert connection in nodes
             case End():

@@ -1,6 +1,6 @@
-"""The coordinator's machine driven without I/O: messages in, commands out.
+"""The coordinator's state machine, driven without I/O: messages in, commands out.
 
-Every command is held against what no machine may ever do, in whatever test it comes up.
+Each test also checks each command against the invariants.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ tables = functools.cache(Tables.load)
 
 
 def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
-    """A job that exists nowhere."""
+    """Return the spec of a job whose paths do not exist."""
     return JobSpec(
         job_id="simulated",
         entry=EntryKind.SCRIPT,
@@ -57,9 +57,10 @@ def spec_of(*, nodes: int, processes: int, **settings: object) -> JobSpec:
 
 
 class Driver:
-    """One machine, and what its agents would remember.
+    """One state machine, and the state that its agents would have.
 
-    commands: what the machine asked for because of the last event; timers: those that run.
+    `commands`: the commands after the last event.
+    `timers`: the running timers.
     """
 
     def __init__(
@@ -91,14 +92,14 @@ class Driver:
         self.history: list[journal.Event] = [started]
         self.timers: dict[str, float] = {}
         self.outcome: bool | None = None
-        self.nodes: dict[int, int] = {}  # node -> connection
-        self.pids: dict[int, int] = {}  # rank -> its process, as its agent knows it
+        self.nodes: dict[int, int] = {}  # node to connection
+        self.pids: dict[int, int] = {}  # rank to the process id that its agent has
         self.stores: list[tuple[int, p.HostStore]] = []
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
         self.examinations: list[tuple[int, ...]] = []
-        self._check: NodeCheckRun | None = None  # the newest of nodes that have become slow
-        self.promotions: list[tuple[int, int]] = []  # spares (connections) and the node they become
+        self._check: NodeCheckRun | None = None  # the newest check of slow nodes
+        self.promotions: list[tuple[int, int]] = []  # spares that are promoted: connection and node
         self._checks = Checks(self.machine.job.generation)
         self._connections = 0
         self.machine.takeover.start()
@@ -119,7 +120,7 @@ class Driver:
         return rank // self.machine.job.spec.processes_per_node
 
     def lose_coordinator(self) -> None:
-        """The coordinator dies; another one begins with the journal, and with no agent."""
+        """Replace the coordinator. The new one starts from the journal, without agents."""
         old, events = self.machine, self.history
         before, left = earlier(events), inheritance(events, old.job.attempt)
         check_inherited(old, before, left)
@@ -129,10 +130,10 @@ class Driver:
         self.machine.takeover.start(left)
         self.collect()
 
-    # ---- what came out
+    # ---- outputs
 
     def collect(self) -> None:
-        """Take the machine's commands, check them, and remember what agents have to do."""
+        """Take the commands of the state machine, check them, and store the orders for agents."""
         self.commands = self.machine.job.drain()
         check = self.machine.stragglers.check
         if check is not self._check and self.machine.stragglers.checked:
@@ -158,7 +159,7 @@ class Driver:
                     self.outcome = succeeded
 
     def deliver(self, node: int, message: p.Message) -> None:
-        """Remember what the agent of `node` is asked for, until a test lets it answer."""
+        """Store an order for the agent of `node` until the test makes the agent answer."""
         match message:
             case p.HostStore():
                 self.stores.append((node, message))
@@ -168,7 +169,7 @@ class Driver:
                 self.doomed += ranks
 
     def told(self, kind: type[M]) -> dict[int, M]:
-        """The messages of one kind among the last commands, by node (at most one each)."""
+        """Return the messages of one kind among the last commands, by node (at most one each)."""
         by_connection = {c: n for n, c in self.nodes.items()}
         found = [
             (by_connection.get(c.connection, -1), c.message)
@@ -179,42 +180,42 @@ class Driver:
         return dict(found)
 
     def sent(self, kind: type[p.Message]) -> list[Send]:
-        """The messages of one kind among the last commands, with their lines."""
+        """Return the messages of one kind among the last commands, with their connections."""
         return [c for c in self.commands if isinstance(c, Send) and isinstance(c.message, kind)]
 
     def refusals(self) -> list[str]:
-        """The reasons for which the last commands refuse agents."""
+        """Return the reasons with which the last commands refuse agents."""
         return [each.message.refused for each in self.sent(p.Bye) if each.message.refused]
 
     def spawned_now(self) -> list[int]:
-        """The ranks that the last commands start."""
+        """Return the ranks that the last commands start."""
         return sorted(rank for spawn in self.told(p.Spawn).values() for rank in spawn.ranks)
 
     def recorded(self, kind: type[E]) -> list[E]:
-        """The journal's events of one kind so far."""
+        """Return the events of one kind in the journal."""
         return [event for event in self.history if isinstance(event, kind)]
 
     def last(self, kind: type[E]) -> E:
-        """The newest event of one kind."""
+        """Return the newest event of one kind."""
         return self.recorded(kind)[-1]
 
-    # ---- what goes in
+    # ---- inputs
 
     def say(self, node: int, message: p.Message) -> None:
-        """The agent of `node` says something."""
+        """Deliver a message from the agent of `node`."""
         self.now += 0.001
         self._checks.message(message, self.pids)
         self.machine.on_message(self.nodes[node], message, self.now)
         self.collect()
 
     def hello(self, node: int = -1, **changes: object) -> int:
-        """An agent asks to be taken in; return its connection."""
+        """Let a new agent ask for admission, and return its connection."""
         self._connections += 1
         self.hello_again(self._connections, node, **changes)
         return self._connections
 
     def hello_again(self, connection: int, node: int, **changes: object) -> None:
-        """The agent on this line says hello."""
+        """Let the agent on this connection send Hello."""
         spec = self.machine.job.spec
         fields: dict[str, object] = {
             "job_id": spec.job_id,
@@ -238,7 +239,7 @@ class Driver:
         self.nodes = {n.node: n.connection for n in self.machine.job.roster.nodes.values()}
 
     def lose(self, node: int) -> None:
-        """The line to the agent of `node` is cut."""
+        """Cut the connection to the agent of `node`."""
         connection = self.nodes.pop(node)
         self._forget(node)
         self.now += 0.001
@@ -246,12 +247,15 @@ class Driver:
         self.collect()
 
     def lose_spare(self, connection: int) -> None:
-        """The line to a spare is cut."""
+        """Cut the connection to a spare."""
         self.machine.losses.on_agent_lost(connection, self.now)
         self.collect()
 
     def end(self, node: int) -> None:
-        """The agent of `node`, which was told to, has ended with its ranks; its line is no more."""
+        """End the agent of `node` and its ranks, after an order to end.
+
+        Its connection is closed.
+        """
         self._forget(node)
 
     def _forget(self, node: int) -> None:
@@ -264,12 +268,12 @@ class Driver:
         self.doomed = [rank for rank in self.doomed if rank not in lost]
 
     def store_up(self, port: int = 29500, error: str = "") -> None:
-        """The agent that was asked for a store has it, or could not."""
+        """Let the agent report the requested store, or that it could not start the store."""
         node, order = self.stores.pop()
         self.say(node, p.StoreUp(serial=order.serial, port=port, error=error))
 
     def spawned(self) -> None:
-        """Every agent that was told to start ranks has done so."""
+        """Let all agents start the requested ranks."""
         while self.unstarted:
             node, spawn = self.unstarted.pop(0)
             self.pids |= {rank: self._checks.new_pid() for rank in spawn.ranks}
@@ -277,7 +281,7 @@ class Driver:
             self.say(node, p.Spawned(ranks=live, generation=spawn.generation))
 
     def fail_to_start(self, ranks: Iterable[int], error: str = "cannot fork") -> None:
-        """The newest order to start ranks fails for these; the others are started."""
+        """Let the newest start order fail for these ranks and succeed for the others."""
         node, spawn = self.unstarted.pop()
         left = tuple(rank for rank in spawn.ranks if rank not in ranks)
         if left:
@@ -295,7 +299,7 @@ class Driver:
         finished: int = 0,
         at: float = 0.0,
     ) -> None:
-        """A rank's process ends."""
+        """End the process of a rank."""
         message = p.Exited(
             rank=rank,
             pid=self.pids.pop(rank),
@@ -307,12 +311,12 @@ class Driver:
         self.say(self.node_of(rank), message)
 
     def raises(self, rank: int, text: str = "ValueError: no", *, at: float = 0.0) -> None:
-        """A rank ends with an exception of the script."""
+        """End a rank with an exception of the script."""
         record = ErrorRecord(message=text, traceback=f"Traceback: {text}", at=at)
         self.exits(rank, code=1, error=record)
 
     def killed(self) -> None:
-        """The ranks that had to be killed have ended; an agent carries out older orders first."""
+        """End the ranks that must be killed. An agent executes older orders first."""
         self.spawned()
         doomed, self.doomed = self.doomed, []
         for rank in dict.fromkeys(doomed):
@@ -320,7 +324,7 @@ class Driver:
                 self.exits(rank, signal=15)
 
     def arrive(self, ranks: Iterable[int], finished: int | None = None, **more: Any) -> None:
-        """Ranks wait for a generation, with the state of the last one if nothing else is said."""
+        """Let ranks wait for a generation, by default with the state of the current one."""
         generation = self.machine.job.generation
         for rank in ranks:
             said = {"generation": generation, "made": generation, **more}
@@ -328,17 +332,17 @@ class Driver:
             self.say(self.node_of(rank), arrived)
 
     def ready(self, ranks: Iterable[int], error: str = "") -> None:
-        """Ranks have their state, or could not get it."""
+        """Let ranks report that they have their state, or that the restore failed."""
         for rank in ranks:
             ready = p.StateReady(rank=rank, generation=self.machine.job.generation, error=error)
             self.say(self.node_of(rank), ready)
 
     def step(self, finished: int) -> None:
-        """Every rank finishes its first step of the generation."""
+        """Let each rank finish its first step of the generation."""
         self.step_of(self.ranks, finished)
 
     def step_of(self, ranks: Iterable[int], finished: int) -> None:
-        """These ranks finish their first step of the generation."""
+        """Let these ranks finish their first step of the generation."""
         for rank in ranks:
             done = p.StepDone(rank=rank, generation=self.machine.job.generation, finished=finished)
             self.say(self.node_of(rank), done)
@@ -350,7 +354,7 @@ class Driver:
         kind: FaultKind = FaultKind.LINK,
         clean: int | None = None,
     ) -> None:
-        """A rank's step raised; a collective, if nothing else is said."""
+        """Let the step of a rank fail, by default in a collective."""
         of = self.machine.job.generation if generation is None else generation
         self.say(
             self.node_of(rank),
@@ -365,34 +369,34 @@ class Driver:
         )
 
     def fire(self, name: str) -> None:
-        """A time limit passes."""
+        """Let a time limit expire."""
         del self.timers[name]
         self.now += 1000.0
         self.machine.on_timer(Timer(name), self.now)
         self.collect()
 
     def stop(self, *, at_once: bool = False) -> None:
-        """The job is told to end."""
+        """Stop the job."""
         self.machine.endings.stop("stopped by a test", at_once=at_once)
         self.collect()
 
-    # ---- ways to somewhere
+    # ---- paths to common states
 
     def start(self) -> None:
-        """All agents come, and all ranks are started."""
+        """Connect all agents and start all ranks."""
         for node in range(self.machine.job.spec.nodes):
             self.hello(node)
         self.store_up()
         self.spawned()
 
     def form(self, finished: int | None = None) -> None:
-        """Every rank that does not wait yet arrives, and gets its state."""
+        """Let all other ranks arrive, and let all ranks restore their state."""
         waiting = [rank for rank in self.ranks if self.status(rank) is not Status.WAITING]
         self.arrive(waiting, finished)
         self.ready(self.ranks)
 
     def train(self, finished: int = 1) -> None:
-        """Bring the job from its start to where each rank has finished so many steps."""
+        """Bring the job to the state in which each rank has finished `finished` steps."""
         self.start()
         self.form()
         self.step(finished)

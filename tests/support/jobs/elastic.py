@@ -1,4 +1,4 @@
-"""Jobs whose world may shrink, brought to where a test begins."""
+"""Jobs whose world can shrink, in the states in which tests begin."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rekindle.recovery.policy.policy import Policy
 
 
 def trained(*, nodes: int = 3, least: int = 1, policy: Policy | None = None) -> Driver:
-    """A job of so many nodes with two ranks each that trains, and may go on with `least`."""
+    """Return a training job with two ranks per node that can continue with `least` nodes."""
     driver = Driver(nodes=nodes, processes=2, least=least, policy=policy)
     driver.train(finished=5)
     return driver
 
 
 def shrunk(**settings: int) -> Driver:
-    """The same after the loss of node 1."""
+    """Return such a job after the loss of node 1."""
     driver = trained(**settings)
     driver.lose(1)
     driver.arrive([0, 1, 4, 5], finished=5)
@@ -24,7 +24,7 @@ def shrunk(**settings: int) -> Driver:
 
 
 def come_back(driver: Driver, node: int = 1) -> None:
-    """The node's agent comes, and its ranks arrive."""
+    """Connect the agent of the node and let its ranks arrive."""
     driver.hello(node)
     assert driver.spawned_now() == [2 * node, 2 * node + 1]
     driver.spawned()
@@ -32,14 +32,14 @@ def come_back(driver: Driver, node: int = 1) -> None:
 
 
 def hold(driver: Driver) -> None:
-    """The first rank of the world is asked to hold between two steps, and does."""
+    """Pause the first rank of the world between two steps, as the coordinator requests."""
     ((node, order),) = driver.told(p.PauseRequest).items()
     assert order.rank == driver.machine.job.roster.world[0].rank
     driver.say(node, p.Paused(rank=order.rank, generation=order.generation, finished=0))
 
 
 def grown() -> Driver:
-    """A world that has just been formed with a node that came back."""
+    """Return a job whose world has just grown by a node that returned."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.step_of([0, 1, 4, 5], 6)

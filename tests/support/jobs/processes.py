@@ -1,4 +1,4 @@
-"""Simulated agents and processes: what each of them knows, and what it says of itself."""
+"""Simulated agents and processes: their state and their messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import deque
 
 from rekindle.protocol import agent as p
 
-# What an agent keeps for the next coordinator; the rest was about a generation of the old one.
+# An agent keeps these messages for the next coordinator. The others concern a generation of the old
+# one.
 LASTING = (p.Exited, p.Snapshots, p.CheckpointWritten)
 
 
 class Doing(enum.Enum):
-    """What a simulated process does."""
+    """The activity of a simulated process."""
 
     STARTING = "runs towards its Session"
     WAITING = "has arrived"
@@ -24,7 +25,7 @@ class Doing(enum.Enum):
 
 
 class Process:
-    """A rank's process; it does what `Session` does."""
+    """The process of a rank. It behaves as `Session` does."""
 
     def __init__(self, rank: int, pid: int) -> None:
         self.rank = rank
@@ -51,9 +52,9 @@ class Process:
 
 
 class Agent:
-    """A node's agent: orders that it has not read yet, news that the coordinator has not.
+    """The agent of a node, with unread orders and unsent messages.
 
-    cut: its coordinator died, and it has not found another yet; it remembers what it has to tell.
+    `cut`: its coordinator failed, and it has not found another one. It keeps its lasting messages.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class Agent:
         self.news = deque(message for message in self.news if isinstance(message, LASTING))
 
     def find_coordinator(self) -> dict[str, object]:
-        """What it says of itself to a new coordinator; the news are what it says next."""
+        """Return the fields of its Hello to a new coordinator, and queue the next messages."""
         self.cut = False
         self.orders.clear()
         pids = {rank: process.pid for rank, process in self.ranks.items()}

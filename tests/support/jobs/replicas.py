@@ -1,4 +1,4 @@
-"""A replica server over real sockets, and callers of it."""
+"""A replica server on real sockets, and its clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEMORY = "memfd:rekindle-simulated-copy"
 
 
 def form_of(generation: int, step: int) -> protocol.FormGeneration:
-    """A generation that went on from a step."""
+    """Return the plan of a generation that resumed at a step."""
     return protocol.FormGeneration(
         generation=generation,
         step=step,
@@ -42,13 +42,13 @@ def form_of(generation: int, step: int) -> protocol.FormGeneration:
 
 
 def steps_of(kept: dict[int, tuple[Made, ...]]) -> dict[int, tuple[int, ...]]:
-    """The steps of what is kept of each rank."""
+    """Return the steps of the kept snapshots of each rank."""
     assert {made for each in kept.values() for _, made in each} <= {MADE_IN}
     return {rank: tuple(step for step, _ in each) for rank, each in kept.items()}
 
 
 class Kept:
-    """A replica server that listens, and what it has told of."""
+    """A replica server that listens, and the messages that it reported."""
 
     def __init__(self) -> None:
         self.told: list[dict[int, tuple[int, ...]]] = []
@@ -92,7 +92,7 @@ class Kept:
                 return bytes(file)
 
     async def line(self, known: Credentials = KNOWN) -> ReplicaConnection:
-        """A caller of our own."""
+        """Return a connection of a client."""
         loop = asyncio.get_running_loop()
         connection = socket.socket()
         connection.setblocking(False)
@@ -115,7 +115,7 @@ def empty_buffer(size: int) -> Iterator[SnapshotBuffer]:
 
 @contextlib.contextmanager
 def buffer_of(content: bytes, step: int) -> Iterator[SnapshotBuffer]:
-    """A sealed snapshot."""
+    """Yield a sealed snapshot."""
     with empty_buffer(len(content) + 100) as buffer:
         buffer.data[: len(content)] = content
         buffer.commit((step, MADE_IN), len(content))
@@ -124,7 +124,7 @@ def buffer_of(content: bytes, step: int) -> Iterator[SnapshotBuffer]:
 
 
 def memory() -> list[Path]:
-    """The copies' memory of this process; each is open twice."""
+    """Return a file descriptor of each copy in the memory of this process. Each copy has two."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -134,7 +134,7 @@ def memory() -> list[Path]:
 
 
 def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
-    """Do it with a replica server, which leaves nothing behind."""
+    """Run `body` with a replica server, and check that no memory or descriptor leaks."""
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Kept]:
@@ -149,7 +149,7 @@ def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
             await finished(body(kept))
         return kept
 
-    gc.collect()  # what earlier tests have left is closed by now, not meanwhile
+    gc.collect()  # closes the files of earlier tests now, not during this test
     files = len(list(Path("/proc/self/fd").iterdir()))
     kept = asyncio.run(main())
     assert memory() == []
@@ -158,13 +158,13 @@ def run(body: Callable[[Kept], Awaitable[None]]) -> Kept:
 
 
 async def served(kept: Kept) -> None:
-    """Whatever came before, the replica server keeps and gives."""
+    """Check that the replica server still stores and returns snapshots."""
     await kept.put(77, rank=1)
     assert await kept.fetch(77, rank=1) == CONTENT
 
 
 async def room_of(snapshots: NodeSnapshots, wanted: protocol.BufferRequest) -> list[int]:
-    """What a rank is given that asks for room: its buffers, by their descriptors."""
+    """Return the descriptors of the buffers that a rank gets on a request for room."""
     answers: asyncio.Queue[tuple[protocol.BufferGrant, list[int]]] = asyncio.Queue()
     snapshots.room(wanted, lambda *answer: answers.put_nowait(answer))
     answer, fds = await answers.get()

@@ -1,4 +1,4 @@
-"""A world of simulated processes goes on to its end, without further faults."""
+"""Run simulated processes to the end of the job, without further faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from rekindle.coordinator.machine.job_state import Phase
 
 
 def settle(world: World) -> None:
-    """Let all go on until nothing can; then time limits pass, the shortest first."""
+    """Run until no move is possible; then let time limits expire, the shortest first.
+
+    Raises AssertionError: the job has not ended after 20,000 moves.
+    """
     for _ in range(20_000):
         if world.outcome is not None:
             return
@@ -22,7 +25,7 @@ def settle(world: World) -> None:
 
 
 def _move(world: World) -> bool:
-    """Do one thing that can be done; False: nothing can."""
+    """Make one possible move; return False if there is none."""
     if world.cut_spares:
         world.spare_comes()
         return True
@@ -51,7 +54,7 @@ def _move(world: World) -> bool:
 
 
 def _break_the_blocked(world: World) -> bool:
-    """A step whose peer is dead or gone fails: the network says so, sooner or later."""
+    """Fail a collective whose peer has ended or left, as the network eventually does."""
     for rank, process in world.processes.items():
         in_group = process.doing in (Doing.STEPPING, Doing.RESTORING)
         if in_group and world.lacks_somebody(process):
@@ -61,7 +64,7 @@ def _break_the_blocked(world: World) -> bool:
 
 
 def _end_the_stuck(world: World) -> bool:
-    """Somebody ends what hangs, where the machine itself has no time limit for it."""
+    """Kill ranks that hang, if the state machine has no time limit for them."""
     stuck = [rank for rank, q in world.processes.items() if q.doing is Doing.STUCK]
     for rank in stuck:
         world.die(rank, signal=9)

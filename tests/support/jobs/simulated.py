@@ -1,7 +1,7 @@
-"""Simulated agents and ranks around one machine: every wire keeps its order, nothing else does.
+"""Simulated agents and ranks around one state machine. Only each connection preserves its order.
 
-A message lies on its wire until somebody takes it from there, so that what crosses on the way can
-be tried: orders that are late, news of processes that are dead already, nodes lost with both.
+A message stays on its connection until a move delivers it. So tests can cover crossing messages:
+late orders, messages from processes that have ended, and nodes that fail with undelivered messages.
 """
 
 from __future__ import annotations
@@ -18,26 +18,29 @@ from rekindle.recovery.policy.plan import StateSource
 
 
 class World(Driver):
-    """A job of simulated processes. `total`: steps of the training."""
+    """A job of simulated processes.
+
+    `total`: the number of steps of the training.
+    """
 
     def __init__(self, *, total: int = 6, **settings: Any) -> None:
         self.agents: dict[int, Agent] = {}
-        self.spares: set[int] = set()  # their lines
-        self.cut_spares = 0  # spares whose coordinator died
+        self.spares: set[int] = set()  # their connections
+        self.cut_spares = 0  # spares whose coordinator failed
         self.total = total
         self.stored: list[tuple[int, int]] = []  # checkpoints: step and generation, newest first
         self._next_pid = 100
         super().__init__(**settings)
 
-    # ---- what can go on
+    # ---- possible moves
 
     @property
     def processes(self) -> dict[int, Process]:
-        """The living processes by rank."""
+        """The live processes by rank."""
         return {r: q for agent in self.agents.values() for r, q in agent.ranks.items()}
 
     def moves(self) -> list[Callable[[], None]]:
-        """Return what can happen by itself now."""
+        """Return the moves that are possible now without a fault."""
         found: list[Callable[[], None]] = []
         for node, agent in self.agents.items():
             found += [lambda n=node: self.handle(n)] if agent.orders else []
@@ -51,18 +54,18 @@ class World(Driver):
         return found + [lambda n=node: self.join(n) for node in absent]
 
     def absent_nodes(self) -> list[int]:
-        """Nodes that the engine was asked for, or that have not come at the start."""
+        """Return nodes that the engine must provide, or that have not connected since the start."""
         return [node for node in range(self.machine.job.spec.nodes) if node not in self.agents]
 
     def join(self, node: int) -> None:
-        """An agent comes as this node; it has what the shared store has."""
+        """Connect an agent as this node. It has the checkpoints of the shared store."""
         if self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         self.agents[node] = Agent()
         self.hello(node, checkpoints=tuple(self.stored))
 
     def spare_comes(self) -> None:
-        """An agent comes to wait, or to wait again."""
+        """Connect a new spare, or reconnect one whose coordinator failed."""
         self.cut_spares = max(0, self.cut_spares - 1)
         if self.phase not in (Phase.STOPPING, Phase.ENDED):
             self.spares.add(self.hello(spare=True, checkpoints=tuple(self.stored)))
@@ -72,19 +75,22 @@ class World(Driver):
         self.lose_spare(connection)
 
     def take_place(self) -> None:
-        """A promoted spare takes the place, if nobody was faster; it may have died meanwhile."""
+        """Let a promoted spare replace a node, unless another agent did so or the spare is gone."""
         connection, node = self.promotions.pop(0)
         if connection not in self.spares or self.phase in (Phase.STOPPING, Phase.ENDED):
             return
         if node in self.agents and self.agents[node].cut:
-            self.lose(node)  # it will find its place taken, and end
+            self.lose(node)  # the old agent will find its node replaced, and end
         if node not in self.agents:
             self.agents[node] = Agent()
             self.spares.remove(connection)
         self.hello_again(connection, node, spare=True, checkpoints=tuple(self.stored))
 
     def lose_coordinator(self) -> None:
-        """Orders that were not read and news that were not sent are gone with the lines."""
+        """Replace the coordinator.
+
+        Unread orders and unsent messages are lost with the connections.
+        """
         for agent in self.agents.values():
             agent.lose_coordinator()
         self.cut_spares += len(self.spares)
@@ -92,15 +98,15 @@ class World(Driver):
         super().lose_coordinator()
 
     def find_coordinator(self, node: int) -> None:
-        """An agent finds the coordinator that took the dead one's place."""
+        """Connect an agent to the coordinator that replaced the failed one."""
         agent = self.agents[node]
         if self.phase in (Phase.STOPPING, Phase.ENDED):
-            del self.agents[node]  # it is refused, and ends with its ranks
+            del self.agents[node]  # the coordinator refuses it, and it ends with its ranks
             self._forget(node)
             return
         self.hello(node, checkpoints=tuple(self.stored), **agent.find_coordinator())
         if node not in self.nodes:
-            del self.agents[node]  # refused, for all ranks are started anew
+            del self.agents[node]  # refused, because all ranks restart
             self._forget(node)
 
     def deliver(self, node: int, message: p.Message) -> None:
@@ -108,13 +114,13 @@ class World(Driver):
             self.agents[node].orders.append(message)
 
     def hear(self, node: int) -> None:
-        """The coordinator reads the next news of a node, if it has not sent it home."""
+        """Deliver the next message of a node, unless the coordinator has dismissed the node."""
         news = self.agents[node].news.popleft()
         if node in self.machine.job.roster.nodes:
             self.say(node, news)
 
     def handle(self, node: int) -> None:
-        """The agent of a node carries out its next order."""
+        """Let the agent of a node execute its next order."""
         agent = self.agents[node]
         match agent.orders.popleft():
             case p.HostStore(serial=serial):
@@ -157,12 +163,15 @@ class World(Driver):
             process.doing = Doing.DISMISSED
 
     def _go_home(self, node: int) -> None:
-        """The agent is told to end; while the job goes on, it is one that the world left out."""
+        """End an agent on order.
+
+        While the job continues, this is a node that the world left out.
+        """
         if self.outcome is None:
             self._forget(node)
             del self.agents[node]
             line = self.nodes.pop(node, None)
-            if line is not None:  # else somebody else is there already
+            if line is not None:  # otherwise another agent already replaced it
                 self.lose_spare(line)
 
     def _spawn(self, agent: Agent, spawn: p.Spawn) -> None:
@@ -175,10 +184,10 @@ class World(Driver):
         live = tuple(p.LiveRank(rank=r, pid=agent.ranks[r].pid) for r in spawn.ranks)
         agent.news.append(p.Spawned(ranks=live, generation=spawn.generation))
 
-    # ---- what ranks do
+    # ---- moves of ranks
 
     def can_go_on(self, rank: int) -> bool:
-        """Whether the process of this rank can do anything by itself now."""
+        """Return whether the process of this rank can make a move without other events."""
         process = self.processes[rank]
         match process.doing:
             case Doing.WAITING:
@@ -192,7 +201,7 @@ class World(Driver):
         return True
 
     def go_on(self, rank: int) -> None:
-        """The process of this rank does the next thing that it can do."""
+        """Let the process of this rank make its next possible move."""
         process = self.processes[rank]
         match process.doing:
             case Doing.STARTING | Doing.BROKEN:
@@ -239,7 +248,7 @@ class World(Driver):
         self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
 
     def _peers_keep_up(self, process: Process) -> bool:
-        """Whether a step of this rank can end: all peers have come as far in this generation."""
+        """Return whether a step of this rank can end: all peers have finished as many steps."""
         peers = self._group(process)
         return process.finished >= self.total or (
             all(
@@ -252,11 +261,11 @@ class World(Driver):
         )
 
     def _group(self, process: Process) -> list[Process]:
-        """The living processes of its generation."""
+        """Return the live processes of its generation."""
         return [q for q in self.processes.values() if q.generation == process.generation]
 
     def lacks_somebody(self, process: Process) -> bool:
-        """Whether a process of its generation is dead, or in another one."""
+        """Return whether a process of its generation has ended or is in another generation."""
         assert process.form is not None
         return len(self._group(process)) < process.form.world_size
 
@@ -266,7 +275,7 @@ class World(Driver):
             self._tell(rank, process.arrived(self.total))
             return
         if process.hold == process.generation:
-            process.doing = Doing.BROKEN  # it waits until it is told that the generation is over
+            process.doing = Doing.BROKEN  # waits until the agent reports the end of the generation
             self._tell(
                 rank, p.Paused(rank=rank, generation=process.generation, finished=process.finished)
             )
@@ -286,7 +295,7 @@ class World(Driver):
                 self._tell(rank, written)
                 self.stored.insert(0, (written.step, written.generation))
 
-    # ---- what goes wrong
+    # ---- faults
 
     def die(
         self,
@@ -296,7 +305,7 @@ class World(Driver):
         code: int | None = None,
         error: ErrorRecord | None = None,
     ) -> None:
-        """The process of this rank ends, if there is one."""
+        """End the process of this rank, if there is one."""
         agent = self.agents[self.node_of(rank)]
         process = agent.ranks.pop(rank, None)
         if process is None:
@@ -317,7 +326,7 @@ class World(Driver):
         )
 
     def break_collective(self, rank: int) -> None:
-        """A collective of this rank fails, if it is in one."""
+        """Fail the collective of this rank, if it is in one."""
         process = self.processes[rank]
         if process.doing not in (Doing.STEPPING, Doing.RESTORING):
             return
@@ -335,7 +344,7 @@ class World(Driver):
             self._tell(rank, failed)
 
     def fail_restore(self, rank: int) -> None:
-        """This rank cannot take its state from where the plan says, if it has to."""
+        """Fail the restore of this rank from a snapshot or checkpoint, if it restores from one."""
         process = self.processes[rank]
         if process.doing is not Doing.RESTORING or self._severed(process):
             return
@@ -346,12 +355,12 @@ class World(Driver):
             self._tell(rank, ready)
 
     def lose(self, node: int) -> None:
-        """A node is gone with its agent, its ranks, and what they were just saying."""
+        """Remove a node with its agent, its ranks and their undelivered messages."""
         if self.agents.pop(node).cut:
             self._forget(node)
         else:
             super().lose(node)
 
     def hang(self, rank: int) -> None:
-        """This rank does nothing any more; only a signal ends it."""
+        """Let this rank hang, so that only a signal ends it."""
         self.processes[rank].doing = Doing.STUCK

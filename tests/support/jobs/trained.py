@@ -1,4 +1,4 @@
-"""A job of simulated ranks that trains, and what tests ask about it."""
+"""A training job of simulated ranks, and queries about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGKILL = 9
 
 
 def trained(finished: int = 1, **world: object) -> Driver:
-    """A job whose ranks have all finished so many steps."""
+    """Return a job whose ranks have all finished this many steps."""
     job = Driver(**world)
     job.train(finished)
     assert job.phase is Phase.TRAINING
@@ -22,18 +22,18 @@ def trained(finished: int = 1, **world: object) -> Driver:
 
 
 def sources(job: Driver) -> dict[int, StateSource]:
-    """Where each rank takes its state from, by the last commands."""
+    """Return the source of each rank's state, from the last commands."""
     forms = job.told(p.FormGeneration)
     return {rank: plan.source for form in forms.values() for rank, plan in form.plan.items()}
 
 
 def strategies(job: Driver) -> list[Strategy]:
-    """What was decided so far."""
+    """Return the strategies of all decisions so far."""
     return [decided.strategy for decided in job.recorded(journal.Decided)]
 
 
 def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driver:
-    """A job of a script without a Session: its ranks run, and say nothing."""
+    """Return a job of a script without a Session: its ranks run and send no messages."""
     job = Driver(policy=policy, **world)
     for node in range(job.machine.job.spec.nodes):
         job.hello(node, devices=devices)
@@ -43,7 +43,7 @@ def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driv
 
 
 def report(job: Driver, source: c.EventSource, what: str, *, node: int = 0, **more: object) -> str:
-    """Somebody reports a sign; return why it is refused."""
+    """Report a health event, and return the reason of a refusal."""
     refused = job.machine.health.on_sign(
         c.HealthEvent(source=source, what=what, node=node, **more), job.now
     )
@@ -52,7 +52,10 @@ def report(job: Driver, source: c.EventSource, what: str, *, node: int = 0, **mo
 
 
 def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
-    """The coordinator dies; all agents come to the next one, without these ranks."""
+    """Replace the coordinator, and connect all agents to the new one.
+
+    `dead`, `ended`: ranks without a process; `ended` ranks finished the script.
+    """
     generation, restart = job.machine.job.generation, job.machine.job.restarts
     hosts = {node.node: node.host for node in job.machine.job.roster.nodes.values()}
     job.lose_coordinator()

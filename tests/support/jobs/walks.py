@@ -1,10 +1,11 @@
-"""Seeded random walks of the coordinator's machine, and a digest of all commands of each walk.
+"""Seeded random walks of the coordinator's state machine, with a digest of all commands.
 
 A walk builds a random job of simulated agents and ranks. Then it takes random moves: the next
 action of an agent or a rank, a fault, or a message at any moment. It ends when the job has ended.
-The same seed gives the same commands as long as the machine decides the same.
+The same seed gives the same commands as long as the state machine makes the same decisions.
 
-Run as a program, it writes the digests of all seeds to a file, and prints what the walks met:
+Run as a program, it writes the digests of all seeds to a file, and prints the phases in which each
+message arrived:
 
     PYTHONPATH=tests/support python -m jobs.walks tests/unit/coordinator/machine/digests.txt
 """
@@ -36,20 +37,23 @@ from rekindle.recovery.faults.tables.verdict import Severity
 from rekindle.recovery.policy.policy import LADDER, Policy, Stragglers, Strategy
 
 SEEDS = 10_000
-MOVES = 400  # at most, before the walk lets the job end
-DIGITS = 16  # hexadecimal, of the sha256 of a walk
+MOVES = 400  # the maximum, before the walk lets the job end
+DIGITS = 16  # hexadecimal digits of the sha256 of a walk
 _ASKED = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
 
 Pairs = Counter[tuple[str, str]]
 
 
 def walk(seed: int, pairs: Pairs | None = None) -> str:
-    """Walk once; return the digest. pairs: counts message types by the phase that they met."""
+    """Run one walk and return its digest.
+
+    `pairs`: counts message types by the phase in which they arrived.
+    """
     return _Walk(seed, pairs if pairs is not None else Counter()).run()
 
 
 def encode(command: Command) -> bytes:
-    """Return a command as bytes: its type, and its fields in order, without sentences."""
+    """Return a command as bytes: its type and its fields in order, without sentences."""
     if hasattr(command, "message"):
         parts = [command.connection, type(command.message).__name__, command.message]
     elif hasattr(command, "event"):
@@ -61,7 +65,7 @@ def encode(command: Command) -> bytes:
 
 
 def _without_sentences(value: Any) -> Any:
-    """Replace texts that contain a space: a change of wording keeps the digests."""
+    """Replace texts that contain a space, so that a change of wording keeps the digests."""
     if isinstance(value, dict):
         return {key: _without_sentences(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -70,7 +74,7 @@ def _without_sentences(value: Any) -> Any:
 
 
 class _Recorded(World):
-    """Simulated agents around a machine whose commands are hashed."""
+    """Simulated agents and a state machine, with a hash of all commands."""
 
     def __init__(self, pairs: Pairs, **settings: object) -> None:
         self.digest = hashlib.sha256()
@@ -144,10 +148,10 @@ class _Walk:
                 chance.choice(self.events)()
         settle(world)
 
-    # ---- what happens besides
+    # ---- faults and events
 
     def _events(self) -> list[Callable[[], None]]:
-        """What breaks or arrives at any moment; what is listed often happens often."""
+        """Return the faults and events of a walk. Frequent ones are in the list several times."""
         return [
             *([self._break_rank] * 6),
             *([self._pass_time] * 3),
@@ -169,7 +173,7 @@ class _Walk:
         return self.chance.choice(ranks) if ranks else None
 
     def _node(self) -> int | None:
-        """A node whose agent is connected."""
+        """Return a node whose agent is connected, or None."""
         nodes = sorted(self.world.machine.job.roster.nodes)
         return self.chance.choice(nodes) if nodes else None
 
@@ -212,7 +216,7 @@ class _Walk:
             self.world.fire(name)
 
     def _fail_spawn(self) -> None:
-        """An agent cannot start ranks: there is no memory, or a device cannot be reset."""
+        """Let an agent fail to start ranks: memory is short, or a device reset fails."""
         for _, agent in sorted(self.world.agents.items()):
             if not agent.orders or agent.cut or not isinstance(agent.orders[0], p.Spawn):
                 continue
@@ -261,7 +265,7 @@ class _Walk:
             self.world.stop(at_once=self.chance.random() < 0.3)
 
     def _sign(self) -> None:
-        """A monitor reports a device or a pod."""
+        """Report a health event of a device or a pod."""
         world, chance = self.world, self.chance
         node = chance.randrange(world.machine.job.spec.nodes)
         source, text = chance.choice(
@@ -295,7 +299,7 @@ class _Walk:
         world.collect()
 
     def _stall(self) -> None:
-        """Agents find that a rank is late, and answer what they are asked about it."""
+        """Let an agent report a late rank, or let agents answer an inspection of ranks."""
         world, rank = self.world, self._rank()
         looking = world.machine.looks.looking
         if looking is not None:
@@ -328,7 +332,7 @@ class _Walk:
         return p.RanksInspected(serial=serial, looks=looks)
 
     def _message(self) -> None:
-        """An agent reports something that needs no simulated process."""
+        """Send a report that does not need a simulated process."""
         node = self._node()
         if node is not None and not (node in self.world.agents and self.world.agents[node].cut):
             self.world.say(node, self._any_message(node))
@@ -368,7 +372,7 @@ class _Walk:
 
 
 def table(pairs: Pairs) -> str:
-    """Return how often each message type, timer or request met each phase, as text."""
+    """Return a text with the number of each message type, timer or request by phase."""
     phases = [phase.value for phase in Phase]
     rows = [f"{'':20}" + "".join(f"{phase:>12}" for phase in phases)]
     for name in sorted({name for name, _ in pairs}):

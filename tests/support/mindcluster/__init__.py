@@ -1,7 +1,8 @@
-"""MindCluster's parts, as far as tests need them: they write ConfigMaps as the real ones do.
+"""The ConfigMaps of MindCluster's components, in the format of the real components.
 
-As in github.com/Ascend/mind-cluster: JSON as Go writes it, the check code over the inner document
-(component/ascend-device-plugin/pkg/kubeclient, component/noded, component/clusterd/pkg/domain).
+The format is from github.com/Ascend/mind-cluster: JSON in the encoding of Go, and a check code over
+the inner document (component/ascend-device-plugin/pkg/kubeclient, component/noded,
+component/clusterd/pkg/domain).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ RESOURCE = "huawei.com/Ascend910"
 
 
 def go(value: Any) -> str:
-    """JSON as Go's encoder writes it."""
+    """Return JSON in the encoding of Go."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -34,7 +35,7 @@ def configmap(name: str, data: Object, namespace: str = "kube-system", **labels:
 
 
 def card(chip: int | str, codes: str, level: str = "RestartBusiness", **more: Any) -> Object:
-    """One entry of a list of faults; the levels of its codes are all the same."""
+    """Return one entry of a list of faults. All its codes have the same level."""
     name = f"Ascend910-{chip}" if isinstance(chip, int) else chip
     names = [code.strip() for code in codes.split(",") if code.strip()]
     return {
@@ -51,7 +52,10 @@ def card(chip: int | str, codes: str, level: str = "RestartBusiness", **more: An
 
 
 def device_list(*cards: Object, updated: int = 1744182144, **lists: str) -> Object:
-    """What the device plugin knows of a host's chips; lists: by their suffix."""
+    """Return the device plugin's data about the chips of a host.
+
+    `lists`: texts of further lists, by the suffix of their names.
+    """
     return {
         "DeviceList": {
             RESOURCE: "Ascend910-0,Ascend910-1",
@@ -65,7 +69,10 @@ def device_list(*cards: Object, updated: int = 1744182144, **lists: str) -> Obje
 
 
 def device_info(host: str, *cards: Object, **more: Any) -> Object:
-    """The device plugin's own ConfigMap of a host. more: as in device_list, manual, switches."""
+    """Return the device plugin's ConfigMap of a host.
+
+    `more`: arguments of device_list, and `manual` and `switches`.
+    """
     manual, switches = more.pop("manual", ""), more.pop("switches", None)
     inner = device_list(*cards, **more)
     cover = {
@@ -109,20 +116,23 @@ def board(*codes: str) -> Object:
 
 
 def node_info(host: str, *codes: str) -> Object:
-    """NodeD's ConfigMap of a host."""
+    """Return NodeD's ConfigMap of a host."""
     inner = board(*codes)
     data = {"NodeInfo": go({"NodeInfo": inner, "CheckCode": code_of(go(inner))})}
     return configmap(f"mindx-dl-nodeinfo-{host}", data, "mindx-dl", **{CHIP_LABEL: "true"})
 
 
 def cluster_info(name: str, hosts: Object) -> Object:
-    """One of ClusterD's ConfigMaps of all hosts; an empty one if there is nothing to tell."""
+    """Return one of ClusterD's ConfigMaps of all hosts. Its text is empty without hosts."""
     text = go(hosts) if hosts else ""
     return configmap(name, {name: text}, "mindx-dl", **{CLUSTERD_LABEL: "true"})
 
 
 def reset_config(workload: str, namespace: str = "default", **said: Any) -> Object:
-    """What ClusterD or the device plugin writes about a job's recovery, by the names in Go."""
+    """Return a ConfigMap of ClusterD or the device plugin about the recovery of a job.
+
+    `said`: fields by their names in Go.
+    """
     inner = {
         "RankList": [],
         "UpdateTime": 1744182144,

@@ -1,1 +1,1 @@
-"""MindIO's published interface, and ranks that are driven through it, for tests."""
+"""MindIO's published interface, and ranks that use it, for tests."""

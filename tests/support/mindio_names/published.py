@@ -1,7 +1,8 @@
-"""MindIO TFT's published signatures, as its sources have them.
+"""The published signatures of MindIO TFT, from its sources.
 
-Read from github.com/Ascend/mind-cluster, folder component/mindio/tft/src/python, whose package
-mindio_ttp is on no index. Names and defaults alone; what they do is said in its documentation.
+They are from github.com/Ascend/mind-cluster, folder component/mindio/tft/src/python. No package
+index has its package mindio_ttp. This module has only names and defaults; the documentation of
+MindIO describes the functions.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def tft_register_zit_downgrade_rebuild_handler(func: Callable, ctx=None): ...
 def tft_register_decrypt_handler(decryptor: Callable): ...
 """
 
-# controller_ttp/ttp_controller.py at commit 9162a4c35ea8f6faa549223df3a7dea3fef7c1eb; its package
-# framework_ttp has the first three, too.
+# controller_ttp/ttp_controller.py at commit 9162a4c35ea8f6faa549223df3a7dea3fef7c1eb. The package
+# framework_ttp also has the first three.
 CONTROLLER = """
 def tft_init_controller(rank: int, world_size: int, enable_local_copy: bool, enable_arf=False,
                         enable_zit=False): ...
@@ -71,15 +72,16 @@ def tft_notify_controller_change_strategy(strategy: str, params: str = ""): ...
 def tft_notify_controller_dump(): ...
 """
 
-# utils/uce_utils.py at commit 492fde0c53f2579dc376833c3b753cbbc7bca0be; framework_ttp has the last.
+# utils/uce_utils.py at commit 492fde0c53f2579dc376833c3b753cbbc7bca0be. The package framework_ttp
+# also has the last.
 UTILS = """
 def tft_set_update_start_time(start_time: int = None): ...
 def tft_set_update_end_time(end_time: int = None): ...
 def tft_can_do_uce_repair(hbm_error_time: int, start_time: int = None, end_time: int = None): ...
 """
 
-# The numbers: of C++, at commit 22bb3d98 (src/csrc/common). Earlier ones have no RS_RETRY, and
-# count on without it; callers of either go by the names.
+# The order follows the numbers in C++ at commit 22bb3d98 (src/csrc/common). Earlier versions have
+# no RS_RETRY, so their later numbers are lower by one. Callers use only the names.
 ENUMS = {
     "ReportState": (
         "RS_NORMAL",
@@ -105,12 +107,12 @@ ENUMS = {
     "OptimizerType": ("ATTENTION", "MOE"),
 }
 
-# framework_ttp/__init__.py at commit 492fde0c53f2579dc376833c3b753cbbc7bca0be: what it has besides
-# the decorator's and the controller's.
+# Names in framework_ttp/__init__.py at commit 492fde0c53f2579dc376833c3b753cbbc7bca0be that are not
+# from the decorator or the controller.
 FROM_ELSEWHERE = ("tft_can_do_uce_repair", *ENUMS)
 
-# What the adaptors of MindSpeed-LLM 2.x (mindspeed_llm/core/high_availability) and MindSpore 2.10
-# (mindspore/utils/utils.py) import from there.
+# The imports from MindIO in the adaptors of MindSpeed-LLM 2.x
+# (mindspeed_llm/core/high_availability) and MindSpore 2.10 (mindspore/utils/utils.py).
 IMPORTED = """
 from mindio_ttp import framework_ttp as tft
 from mindio_ttp.framework_ttp import (

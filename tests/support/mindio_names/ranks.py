@@ -1,4 +1,4 @@
-"""Ranks as threads behind MindIO's names; the test is their agents and their coordinator."""
+"""Ranks as threads that use MindIO's names. The test acts as their agents and coordinator."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ T = TypeVar("T")
 
 
 class Rank:
-    """One rank, whose handlers take notes.
+    """One rank, whose handlers record their calls.
 
-    takes_in: with MindIO's ARF. calls: what handlers were called with, in their order. answers:
-    what they give, or raise.
+    `takes_in`: whether MindIO's ARF is on.
+    `calls`: the name and the arguments of each handler call, in order.
+    `answers`: what a handler returns, or a function that returns or raises it.
     """
 
     def __init__(self, rank: int, *, takes_in: bool = False) -> None:
         self.rank, self.calls, self.answers = rank, [], {}  # type: ignore[var-annotated]
         self._agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _all.append(self)  # never closed: a rank whose agent is gone kills its process
+        _all.append(self)  # never closed: a rank without an agent kills its process
         self._agent.settimeout(bound_s())
         handlers = Handlers()
         handlers.arguments = ARGUMENTS
@@ -57,7 +58,7 @@ class Rank:
         return note
 
     def hear(self, kind: type[M]) -> M:
-        """Receive a message of this kind, the next that comes."""
+        """Receive the next message and check its type."""
         message = wire.decode_from_rank(self._agent.recv(128 * 1024))
         assert isinstance(message, kind), message
         return message
@@ -70,7 +71,10 @@ class Rank:
 def form_of(
     rank: int, plan: RankPlan, ports: list[int], generation: int = 2, step: int = 2
 ) -> protocol.FormGeneration:
-    """What a rank is told of a generation. ports: of all of its world."""
+    """Return the message that forms a generation, for one rank.
+
+    `ports`: the ports of all ranks of the world.
+    """
     return protocol.FormGeneration(
         generation=generation,
         world_size=len(ports),
@@ -84,18 +88,18 @@ def form_of(
 
 
 class World:
-    """Some ranks, and the threads that they run in."""
+    """A number of ranks, and the threads in which they run."""
 
     def __init__(self, size: int, *, takes_in: bool = False) -> None:
         self.ranks = [Rank(number, takes_in=takes_in) for number in range(size)]
         self.pool = ThreadPoolExecutor(size)
 
     def on_all(self, what: Callable[[Processor], T]) -> list[Future[T]]:
-        """Do it on all ranks at the same time."""
+        """Call a function for all ranks at the same time."""
         return [self.pool.submit(what, rank.processor) for rank in self.ranks]
 
     def form(self, generation: int, step: int, plans: list[RankPlan]) -> list[protocol.Arrived]:
-        """Wait for all to arrive, and have them form a generation; returns what they said."""
+        """Wait until all ranks have arrived, form a generation, and return their messages."""
         arrived = [rank.hear(protocol.Arrived) for rank in self.ranks]
         ports = [each.port for each in arrived]
         for rank in self.ranks:
@@ -103,13 +107,13 @@ class World:
         return arrived
 
     def ready(self) -> None:
-        """Wait until all say that they have their state."""
+        """Wait until all ranks report that they have their state."""
         assert [rank.hear(protocol.StateReady).error for rank in self.ranks] == [""] * len(
             self.ranks
         )
 
     def start(self) -> World:
-        """All meet for the first time."""
+        """Form the first generation."""
         started = self.on_all(lambda each: each.start())
         self.form(1, 0, [RankPlan(source=StateSource.FRESH)] * len(self.ranks))
         self.ready()
@@ -118,13 +122,13 @@ class World:
         return self
 
     def step(self, number: int) -> None:
-        """All do a step."""
+        """Let all ranks do a step."""
         for rank in self.ranks:
             rank.processor.begin_update()
             rank.processor.end_update(number)
 
     def over(self, generation: int, finished: int, *, replaced: bool = False) -> None:
-        """Tell all that a generation is over."""
+        """Report the end of a generation to all ranks."""
         over = protocol.GenerationEnded(generation=generation, finished=finished, replaced=replaced)
         for rank in self.ranks:
             rank.tell(over)
@@ -132,15 +136,15 @@ class World:
     def replace(
         self, place: int, monkeypatch: pytest.MonkeyPatch, *, takes_in: bool = True
     ) -> Rank:
-        """Have a new process in this place, which is to join the others."""
-        self.ranks[place].processor.generations.gate.leave()  # as the end of the old one does
+        """Replace the process of a rank by a new one that joins the others."""
+        self.ranks[place].processor.generations.gate.leave()  # as the end of the old process does
         monkeypatch.setenv(names.ENV_JOINS, "1")
         self.ranks[place] = Rank(place, takes_in=takes_in)
         monkeypatch.delenv(names.ENV_JOINS)
         return self.ranks[place]
 
     def recover(self, *states: ReportState) -> list[Future[bool]]:
-        """Have each rank report its state, and wait until it is repaired."""
+        """Let each rank report its state and wait until it is repaired."""
 
         def retry(place: int) -> bool:
             processor = self.ranks[place].processor
@@ -150,7 +154,7 @@ class World:
         return [self.pool.submit(retry, place) for place in range(len(self.ranks))]
 
     def close(self) -> None:
-        """End all of it."""
+        """Close the gates of all ranks and end the threads."""
         for rank in self.ranks:
             rank.processor.generations.gate.leave()
         self.pool.shutdown()

@@ -1,5 +1,5 @@
-"""Small training runs of MindSpore for tests, in an environment of its own (`make setup`).
+"""Small training runs of MindSpore for tests, in a separate environment (`make mindspore`).
 
-`train` is the script, `tft_train` one with MindSpore's own fault tolerance; `job` runs them and
-reads what they have left.
+`train` is the script. `tft_train` is a script with MindSpore's fault tolerance. `job` runs them and
+reads their results.
 """

@@ -1,4 +1,4 @@
-"""Runs of MindSpore alone, with which recovered runs are compared. All workers share them."""
+"""Runs of MindSpore alone, for comparison with recovered runs. All test workers share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Baseline = Callable[..., MindSporeJob]
 
 @pytest.fixture(scope="session")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
-    """Return a run with so many ranks and such options of the script, without a Session."""
+    """Return a function that returns a run without a Session, by ranks and script options."""
     shared = shared_folder(tmp_path_factory, "mindspore-baselines")
 
     def run(ranks: int, *script: str) -> MindSporeJob:

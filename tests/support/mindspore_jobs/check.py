@@ -1,7 +1,7 @@
-"""Checkers of devices through MindSpore; this runs where MindSpore is, and serves its starter.
+"""Checkers of devices through MindSpore. The program runs in MindSpore's environment for a test.
 
-MindSpore is imported once. Each argument is for a checker, which is forked: the number of its line,
-MindSpore's name of the kind of device, and what goes wrong with the device, with colons between.
+It imports MindSpore once. It forks one checker for each argument LINE:TARGET:WRONG: the descriptor
+of the checker's connection, MindSpore's name of the kind of device, and the fault of the device.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rekindle.training.node_check.serving import serve
 
 
 def wrong_product(left: ms.Tensor, right: ms.Tensor) -> ms.Tensor:
-    """One element of many is wrong."""
+    """Return a product with one wrong element."""
     product = ops.matmul(left, right)
     product[5, 5] += 1
     return product
 
 
 def wrong_copy(self: ms.Tensor, source: ms.Tensor) -> ms.Tensor:
-    """Nothing is copied."""
+    """Copy nothing."""
     return self
 
 
 def check(target: str, wrong: str) -> None:
-    """Serve, and end the process."""
+    """Run a checker with a fault, and end the process."""
     if wrong == "copy":
         ms.Tensor.copy_ = wrong_copy
     elif wrong == "product":
@@ -47,7 +47,7 @@ def check(target: str, wrong: str) -> None:
 
 
 def main(*checkers: str) -> None:
-    """Fork the checkers, and wait for their ends."""
+    """Fork the checkers and wait for their ends."""
     for each in checkers:
         line, target, wrong = each.split(":")
         if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""A job of MindSpore: started in MindSpore's environment, and watched from here."""
+"""A job of MindSpore that runs in MindSpore's environment and that a test observes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.journal import journal
 from rekindle.testing.handle import JobHandle
 
-# Where `make mindspore` puts MindSpore, or wherever else somebody has it.
+# The default is the environment of `make mindspore`.
 PYTHON = Path(
     os.environ.get("REKINDLE_TEST_MINDSPORE") or ROOT / ".venv-mindspore" / "bin" / "python"
 )
 SCRIPT = Path(__file__).with_name("train.py")
 TFT_SCRIPT = Path(__file__).with_name("tft_train.py")
 STEPS = 30
-LIMIT_S = 150.0  # the start of all ranks takes 10 s at rest, and 30 beside other tests
+LIMIT_S = 150.0  # the start of all ranks takes 10 s on an idle machine and 30 s next to other tests
 
 E = TypeVar("E", bound=journal.Event)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ needs_mindspore = pytest.mark.skipif(
 
 
 class MindSporeJob(JobHandle):
-    """One job; a context manager that leaves nothing behind."""
+    """One job, as a context manager that ends all its processes."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MindSporeJob(JobHandle):
     def start(self) -> MindSporeJob:
         """Launch the job, or its next attempt."""
         own = {"REKINDLE_HOME": str(self.home), MARK: self.mark, "GLOG_v": "3"}
-        # The package under test, wherever the environment has another one from.
+        # The tests use this source, not a version that is installed in the environment.
         paths = os.pathsep.join(map(str, (ROOT, SUPPORT)))
         environment = os.environ | own | {"PYTHONPATH": paths} | dict(self._own)
         with (self.folder / "output").open("ab") as output:
@@ -85,65 +85,66 @@ class MindSporeJob(JobHandle):
         wait_until(lambda: not marked_processes(self.mark), "all processes of the job gone")
 
     def has_ended(self) -> bool:
-        """Whether the launcher has ended."""
+        """Return whether the launcher has ended."""
         return self._launcher is not None and self._launcher.poll() is not None
 
     def end(self) -> int:
-        """Wait for the launcher's end; return its status."""
+        """Wait for the end of the launcher and return its status."""
         assert self._launcher is not None
         self.wait(self.has_ended, "the job's end")
         return self._launcher.returncode
 
     def wait(self, true: Callable[[], T], what: str) -> T:
-        """Wait until `true()`."""
+        """Wait until `true()` returns a true value, and return it."""
         return self.wait_until(true, what, past_end=True)
 
     def wait_event(self, kind: type[E], **fields: object) -> E:
-        """Wait for an event of this kind; return the newest."""
+        """Wait for an event of this kind and return the newest."""
         super().wait_event(kind, **fields)
         return self.events_of(kind, **fields)[-1]
 
     def wait_step(self, step: int) -> None:
-        """Wait until all ranks have done so many steps."""
+        """Wait until all ranks have finished this number of steps."""
         self.wait(lambda: min(map(len, map(self.losses, range(self.ranks)))) >= step, f"{step}")
 
     def hold(self, step: int, *, between: bool = False) -> None:
-        """Have all ranks stand behind so many steps, until they are released.
+        """Pause all ranks after a number of steps, until `release`.
 
-        between: before they get the next batch; else with it, before its graph runs.
+        `between`: whether they pause before they get the next batch; otherwise they pause with the
+        batch, before its graph runs.
         """
         (self.folder / f"{'rest' if between else 'pause'}-{step}").touch()
 
     def release(self, step: int) -> None:
-        """Let them go on."""
+        """Let the ranks continue."""
         (self.folder / f"pause-{step}").unlink()
 
     def inject(self, rank: int, kind: InjectionKind, step: int) -> None:
-        """Have a fault injected into a rank in a step, once all are training."""
+        """Inject a fault into a rank in a step. Wait until all ranks train before."""
         self.wait_event(journal.Restored)
         super().inject(kind, rank=rank, step=step)
 
     def pids(self) -> list[int]:
-        """Return the ranks' processes, once all train."""
+        """Return the process ids of the ranks, once all train."""
         self.wait_event(journal.Restored)
         return [rank.pid for rank in self.status().ranks]
 
     def scheduler(self) -> psutil.Process:
-        """Return MindSpore's scheduler; its log tells it from the ranks, which are forked alike."""
+        """Return MindSpore's scheduler. Its log file distinguishes it from the ranks."""
         for told in marked_processes(self.mark):
             process = psutil.Process(int(told.partition(":")[0]))
             if any("/scheduler_" in file.path for file in process.open_files()):
                 return process
         raise AssertionError(f"no scheduler\n{self.story()}")
 
-    # ---- what it has left
+    # ---- results
 
     def losses(self, rank: int) -> dict[int, float]:
-        """Return the loss of each step, the newest of each."""
+        """Return the loss of each step; for repeated steps, the newest."""
         return {step: each.metrics["loss"] for step, each in self.records().get(rank, {}).items()}
 
     def results(self) -> dict[int, dict[str, Any]]:
-        """Return what the ranks' last processes have written at their end."""
+        """Return the results that the last process of each rank has written at its end."""
         found = {}
         for rank in range(self.ranks):
             newest = max(self.folder.glob(f"result-{rank}-*"), key=lambda p: p.stat().st_mtime_ns)
@@ -151,7 +152,7 @@ class MindSporeJob(JobHandle):
         return found
 
     def story(self) -> str:
-        """Return the newest events, logs and output, for a failed test."""
+        """Return the newest events, logs and output, for the message of a failed test."""
         output = (self.folder / "output").read_text(errors="replace")[-3000:]
         return f"{super().story()}\n---- output\n{output}\n{time.ctime()}"
 
@@ -159,9 +160,9 @@ class MindSporeJob(JobHandle):
 def assert_same(
     job: MindSporeJob, baseline: MindSporeJob, *, unwritten: Mapping[int, int] | None = None
 ) -> None:
-    """Every loss of every rank, each batch, and the parameters are the baseline's, to the bit.
+    """Check that losses, batches and parameters of all ranks equal the baseline's, bit by bit.
 
-    unwritten: of a rank that was killed, how many steps it may have done whose loss is not written.
+    `unwritten`: for a killed rank, the maximum number of finished steps whose loss is not written.
     """
     may_lack = unwritten or {}
     assert_same_results(job, baseline)
@@ -175,7 +176,7 @@ def assert_same(
 
 
 def assert_same_results(job: MindSporeJob, baseline: MindSporeJob) -> None:
-    """The same, as far as the ranks' last processes have seen it."""
+    """Check that the results of the ranks' last processes equal the baseline's."""
     results, wanted = job.results(), baseline.results()
     for rank in range(job.ranks):
         seen = {step: (loss, data) for _, step, loss, data in wanted[rank]["seen"]}

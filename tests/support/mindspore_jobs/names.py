@@ -1,8 +1,9 @@
-"""Whether calls fit MindSpore's signatures; runs where MindSpore is, not where the tests are.
+"""Check whether calls match MindSpore's signatures. The program runs in MindSpore's environment.
 
-Reads a JSON object of calls, {name: [arguments by place, names of the others]}, and prints one:
-MindSpore's version, of each call that does not fit, why, and what has no signature, being made in
-C++: of that no more is known than that it is there.
+It reads a JSON object of calls, {name: [number of positional arguments, names of keyword
+arguments]}. It prints a JSON object: MindSpore's version, the error of each call that does not
+match, and the names without a signature. Functions in C++ have no signature; for them it checks
+only the existence.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ BY_PLACE = object()
 
 
 def found(name: str) -> Any:
-    """Return what a dotted name means."""
+    """Return the object with a dotted name.
+
+    Raises ModuleNotFoundError: no module has this name.
+    """
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -31,7 +35,7 @@ def found(name: str) -> Any:
 
 
 def main() -> None:
-    """Check."""
+    """Check all calls on standard input and print the result."""
     wrong, without = {}, []
     for name, (places, keywords) in json.load(sys.stdin).items():
         try:

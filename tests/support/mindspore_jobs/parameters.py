@@ -1,7 +1,7 @@
-"""What a Session knows of parameters and updates, as JSON; runs where MindSpore is.
+"""Print what a Session detects about parameters and updates, as JSON.
 
-One process, without a job: a network with frozen weights, BatchNorm, and an optimizer whose update
-calls that of its base class.
+The program runs in MindSpore's environment, in one process without a job. Its network has frozen
+weights and BatchNorm. The update of its optimizer calls the update of the base class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WIDE = SMALL_BYTES // 4
 
 
 class Net(nn.Cell):
-    """Two layers; frozen weights that it uses."""
+    """Two layers, and frozen weights that it uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class Net(nn.Cell):
 
 
 class Clipped(nn.Momentum):
-    """As users write them."""
+    """An optimizer with gradient clipping, as users write it."""
 
     def construct(self, gradients: tuple[ms.Tensor, ...]) -> object:
         return super().construct(ops.clip_by_global_norm(gradients, 1.0))
 
 
 class Outer(nn.Cell):
-    """A step inside of another cell: its parameters' names begin with that."""
+    """A step inside another cell, whose name prefixes the names of the parameters."""
 
     def __init__(self, step: nn.Cell) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Outer(nn.Cell):
 
 
 class Counts(train.Callback):
-    """One of a user's."""
+    """A callback of a user."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Counts(train.Callback):
 
 
 def kept_by_callbacks() -> list[object]:
-    """What is kept, given to other callbacks in another order, and what these have then."""
+    """Load the state of callbacks into others, in another order, and return the loaded values."""
     stops = train.EarlyStopping(monitor="loss")
     plateau = train.ReduceLROnPlateau(monitor="loss")
     whole = train.EarlyStopping(monitor="loss", restore_best_weights=True)
@@ -85,7 +85,7 @@ def kept_by_callbacks() -> list[object]:
 
 
 def main() -> None:
-    """Train a few steps."""
+    """Run some steps and print the result."""
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     net = Net()

@@ -1,7 +1,7 @@
-"""One job of MindSpore that meets several faults; each fault is a row of a table.
+"""One job of MindSpore with several faults. Each fault is a row of a table.
 
-All ranks stand at the step of a row until the incidents of the rows before are closed. So each row
-has exactly one incident.
+All ranks pause at the step of a row until the incidents of earlier rows are closed. So each row has
+exactly one incident.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ _BEGIN = 1  # the step at which all faults are injected
 
 @dataclass(frozen=True)
 class Row:
-    """One fault, and what must follow from it.
+    """One fault, and its expected recovery.
 
-    name: of the test. step: the ranks stand at this step before the fault.
-    injected: the kind of a fault that ranks suffer in the step after they stand. ranks: those.
-    act: what is done to them where they stand. Without either the script breaks itself.
-    strategy: what must be decided in the end. first: what may be decided before.
-    back_to: the step that training goes back to; None: no step is lost.
-    message: a part of what the first fault reports.
-    closes: whether a step must follow for sure; else the row is the last one.
+    `name`: the name of the test.
+    `step`: the step at which the ranks pause before the fault.
+    `injected`: the kind of a fault that is injected in the step after the pause.
+    `ranks`: the ranks that get the injected fault.
+    `act`: a function that causes the fault during the pause. Without `injected` and `act`, the
+    script causes the fault.
+    `strategy`: the final strategy.
+    `first`: a strategy that the coordinator can choose before.
+    `back_to`: the step at which training resumes, or None if no step is lost.
+    `message`: a part of the message of the first fault.
+    `closes`: whether a step must follow. Otherwise the row is the last one.
     """
 
     name: str
@@ -46,15 +50,15 @@ class Row:
 
     @property
     def replaces(self) -> bool:
-        """Whether all ranks have new processes afterwards."""
+        """Return whether the recovery starts new processes for all ranks."""
         return self.strategy is not Strategy.RETRY
 
 
 @dataclass
 class Ended:
-    """A job that met all rows, and how far it came.
+    """A job that ran through the rows, and its progress.
 
-    pids: the ranks' processes at the step of each row, and at the end.
+    `pids`: the process ids of the ranks at the step of each row, and at the end.
     """
 
     job: MindSporeJob
@@ -63,7 +67,7 @@ class Ended:
     error: Exception | AssertionError | None = None
 
     def check(self, row: Row) -> None:
-        """Check what a row promises."""
+        """Check the expected recovery of a row."""
         number = self.rows.index(row)
         incidents = self.job.incidents()
         assert len(self.pids) > number + 1, self.error
@@ -80,21 +84,21 @@ class Ended:
         assert before.isdisjoint(after) if row.replaces else before == after
 
     def check_end(self) -> None:
-        """Check that the job ended well, with one incident for each row."""
+        """Check that the job ended without an error, with one incident for each row."""
         if self.error is not None:
             raise self.error
         assert len(self.job.incidents()) == len(self.rows), self.job.story()
 
 
 def end_well(job: MindSporeJob) -> None:
-    """See the job succeed."""
+    """Check that the job succeeds."""
     assert job.end() == 0, job.story()
 
 
 def meet(
     job: MindSporeJob, rows: Sequence[Row], end: Callable[[MindSporeJob], None] = end_well
 ) -> Ended:
-    """Run a job through all rows; an error of the job is kept for the tests of its rows."""
+    """Run a job through all rows. Keep an error of the job for the tests of its rows."""
     ended = Ended(job, rows)
     for step in (_BEGIN, *(row.step for row in rows)):
         job.hold(step)
@@ -117,7 +121,7 @@ def meet(
 
 
 def _inject_all(job: MindSporeJob, rows: Sequence[Row]) -> None:
-    """Inject all faults early. The next process of a rank gets those of later steps again."""
+    """Inject all faults early. The next process of a rank gets the faults of later steps again."""
     for row in rows:
         if row.injected is not None:
             for rank in row.ranks:
@@ -125,7 +129,7 @@ def _inject_all(job: MindSporeJob, rows: Sequence[Row]) -> None:
 
 
 def _wait_quiet(job: MindSporeJob, step: int, incidents: int) -> None:
-    """Wait until all ranks stand at a step and this number of incidents is closed."""
+    """Wait until all ranks pause at a step and this number of incidents is closed."""
 
     def quiet() -> bool:
         assert not job.events_of(journal.Ended), "the job has ended"

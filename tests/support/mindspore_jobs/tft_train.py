@@ -1,8 +1,8 @@
-"""The same training in MindSpore's own retry loop: TrainFaultTolerance upon Rekindle's names.
+"""The same training in MindSpore's retry loop: TrainFaultTolerance with Rekindle's MindIO names.
 
-Arguments: a folder. What is Ascend's own is left out, and what takes its place on CPU is here: a
-gate before each step instead of a device that is stopped, and a copy over TCP instead of Send and
-Receive. Runs where MindSpore is, not where the tests are.
+Argument: a folder. The script replaces the parts for Ascend by parts for CPU: a gate before each
+step instead of a device that stops, and a copy over TCP instead of Send and Receive. It runs in
+MindSpore's environment.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rekindle.training.mindspore.transfer import receive_state, send_state
 
 
 class FaultTolerance(TrainFaultTolerance):
-    """MindSpore's callback, as far as it goes on CPU."""
+    """MindSpore's callback, without its parts for Ascend."""
 
     def __init__(self, tft: Any, data: ds.Dataset, folder: Path) -> None:
-        Callback.__init__(self)  # its own __init__ refuses all but Ascend
+        Callback.__init__(self)  # its own __init__ refuses all devices except Ascend
         self.tft, self._data = tft, data
         self.envs = os.environ["MS_ENABLE_TFT"]
         self.save_cb, self.ckpt_save_path = None, str(folder)
@@ -50,7 +50,7 @@ class FaultTolerance(TrainFaultTolerance):
     def on_train_begin(self, run_context: Any) -> None:
         self.cb_params = run_context.original_args()
         self.tft.tft_set_step_args(self.cb_params)
-        # MindSpore counts from the step in the epoch.
+        # MindSpore counts steps within the epoch.
         self.cb_params.cur_step_num = self.tft.tft_get_repair_step()
 
     def on_train_step_begin(self, run_context: Any) -> None:
@@ -75,13 +75,13 @@ class FaultTolerance(TrainFaultTolerance):
         self.tft.tft_destroy_processor()
 
     def _is_params_consistent(self) -> bool:
-        return True  # the flag that tells is the optimizer wrapper's, which is Ascend's own
+        return True  # the optimizer wrapper for Ascend sets the flag that decides this
 
     def _reset_acc_grads(self) -> None:
-        """Between the repair and the next attempt: have the data begin at the global step.
+        """Set the dataset to the global step, between the repair and the next attempt.
 
-        MindSpore has given the dataset the step in the epoch: with shuffled data that is another
-        epoch's order.
+        MindSpore has set it to the step within the epoch. With shuffled data, that is the order of
+        another epoch.
         """
         self._data.set_init_step(self.tft.tft_get_repair_step())
 
@@ -119,7 +119,7 @@ def rollback(step: int, args: Any, ctx: FaultTolerance) -> None:
 
 
 class Leaving(Watch):
-    """Leaves the rank's result behind the last step, before it stands there."""
+    """Write the result of the rank after the last step, before the rank pauses there."""
 
     leave: Callable[[], None]
 
@@ -130,7 +130,7 @@ class Leaving(Watch):
 
 
 def main() -> None:
-    """Train."""
+    """Train, with the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     add_watched(parser)

@@ -1,7 +1,7 @@
-"""A small classifier trained with Model.train, in a Session or without one.
+"""A small classifier that Model.train trains, with or without a Session.
 
-Arguments: a folder, and options. Each rank writes `result-<rank>-<pid>.json` there at its end. Runs
-where MindSpore is, not where the tests are.
+Arguments: a folder, and options. Each rank writes `result-<rank>-<pid>.json` there at its end. It
+runs in MindSpore's environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPOCHS, PER_EPOCH, BATCH, FEATURES, CLASSES = 3, 10, 4, 32, 10
 
 
 class Net(nn.Cell):
-    """Two layers."""
+    """A network of two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Net(nn.Cell):
 
 
 class Accumulating(nn.TrainOneStepCell):
-    """Adds the gradients of two steps up before it updates."""
+    """Accumulate the gradients of two steps before each update."""
 
     def __init__(self, network: nn.Cell, optimizer: nn.Optimizer) -> None:
         super().__init__(network, optimizer)
@@ -74,7 +74,7 @@ def _clear_of(total: ms.Tensor) -> ms.Tensor:
 
 
 class Watch(Callback):
-    """Logs what each step has seen, is slow, waits, and dies where it is told to."""
+    """Record each step, and pause, end or stop the rank as the options specify."""
 
     def __init__(self, options: argparse.Namespace, rank: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Watch(Callback):
         self._dying = False
 
     def on_train_step_begin(self, run_context: object) -> None:
-        if self._dying:  # however fast a step is, no second one is done before the end
+        if self._dying:  # no second step can finish before the end, even if steps are fast
             threading.Event().wait()
         params = run_context.original_args()
         batch = params.train_dataset_element[0].asnumpy()
@@ -109,13 +109,13 @@ class Watch(Callback):
         self.wait(f"rest-{params.cur_step_num}")
 
     def wait(self, name: str) -> None:
-        """Stand as long as there is a file of this name."""
+        """Pause while a file of this name exists."""
         while (self._options.folder / name).exists():
             time.sleep(0.01)
 
 
 def add_watched(parser: argparse.ArgumentParser) -> None:
-    """Declare what `Watch` is told."""
+    """Declare the options of `Watch`."""
     die = "RANK:STEP:SECONDS, once, so long after the beginning of the step"
     parser.add_argument("--die", action="append", default=[], help=die)
     parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
@@ -127,7 +127,7 @@ def _die() -> None:
 
 
 def dataset(rank: int, world: int, *, augment: bool = False) -> ds.Dataset:
-    """Return this rank's share of made-up samples, in an order that is drawn anew each epoch."""
+    """Return this rank's share of random samples, in a new random order for each epoch."""
     random = np.random.RandomState(0)
     count = PER_EPOCH * BATCH * world
     x = random.randn(count, FEATURES).astype(np.float32)
@@ -135,7 +135,8 @@ def dataset(rank: int, world: int, *, augment: bool = False) -> ds.Dataset:
     shared = ds.NumpySlicesDataset((x, y), shuffle=True, num_shards=world, shard_id=rank)
     if augment:
         ds.config.set_fast_recovery(False)
-        shared = shared.map(_noisy, "column_0", num_parallel_workers=1)  # else in any order
+        # one worker keeps the order of the samples
+        shared = shared.map(_noisy, "column_0", num_parallel_workers=1)
     return shared.batch(BATCH, drop_remainder=True)
 
 
@@ -144,7 +145,7 @@ def _noisy(x: np.ndarray) -> np.ndarray:
 
 
 def digest(model: Model) -> str:
-    """Return a checksum of all parameters but the Session's own."""
+    """Return a checksum of all parameters except the Session's parameters."""
     total = hashlib.md5()
     for parameter in sorted(model.train_network.get_parameters(), key=lambda each: each.name):
         if not parameter.name.startswith("rekindle"):
@@ -153,7 +154,7 @@ def digest(model: Model) -> str:
 
 
 def main() -> None:
-    """Train."""
+    """Train, with the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")

@@ -1,1 +1,1 @@
-"""Steps that are made up, of ranks that become slow."""
+"""Simulated step times of ranks that become slow."""

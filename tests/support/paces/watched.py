@@ -1,4 +1,4 @@
-"""What a detector finds in steps with noise of known size."""
+"""The findings of a detector in simulated steps with noise of known size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.profiling.steps import StepTimes
 
 ONSET, STEPS, WITHIN = 35, 60, 20
 NOISE = 0.02
-Work = Callable[[int, int], float]  # of a rank in a step, in times of the usual one
+Work = Callable[[int, int], float]  # the work of a rank in a step, as a multiple of the usual work
 
 
 def watch(
@@ -27,12 +27,12 @@ def watch(
     steps: int = STEPS,
     seed: int = 5,
 ) -> tuple[list[Finding], Detector]:
-    """Return all that is found, and who has found it."""
+    """Return all findings, and the detector."""
     chance = random.Random(seed)
     detector = detector or Detector()
     found = []
     for step in range(steps):
-        all_ = 0.1 * chance.lognormvariate(0, 0.2)  # a longer batch is longer for all
+        all_ = 0.1 * chance.lognormvariate(0, 0.2)  # a longer batch takes longer on all ranks
         own = {r: all_ * work(r, step) * chance.lognormvariate(0, NOISE) for r in range(ranks)}
         waited = {r: 0.1 * loading(r, step) for r in range(ranks)}
         total = max(own[r] + waited[r] for r in range(ranks))
@@ -41,7 +41,7 @@ def watch(
             for name in groups or {}
         }
         links = {
-            # Whoever comes early waits for the last one of the group.
+            # Each rank waits for the last rank of the group.
             r: tuple(
                 (name, (took[name] + max(own[other] for other in members) - own[r],))
                 for name, members in (groups or {}).items()

@@ -1,7 +1,7 @@
-"""Real processes for tests of what ranks do together; every wait has an end.
+"""Real processes for tests of several ranks. Every wait has a bound.
 
-A test runs a function in each of a few processes, which are forked from a server that has torch
-imported already. The test's own process keeps the store, as an agent does.
+A test runs a function in several processes, which are forked from a server that has already
+imported torch. The process of the test hosts the store, as an agent does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from waiting import bound_s
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch.groups.generation_group import Group
 
-# torch asks the name service who its store's peers are; without one each question takes seconds.
+# torch resolves the names of its store's peers. Without a name server, each query takes seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -35,9 +35,9 @@ _context.set_forkserver_preload(
 
 @contextmanager
 def _tests_importable() -> Iterator[None]:
-    """Let a new process find the test's module, which pytest names after the root.
+    """Let a new process import the module of the test, whose name starts at the root.
 
-    It takes our path over as it starts; here the root stays off it.
+    The new process copies sys.path at its start. In this process, the root stays off sys.path.
     """
     sys.path.append(str(ROOT))
     try:
@@ -47,7 +47,7 @@ def _tests_importable() -> Iterator[None]:
 
 
 class Rank:
-    """What a rank's process has: who it is, the store, and a line to the test."""
+    """The state of a rank's process: its rank, the store, and a connection to the test."""
 
     def __init__(self, rank: int, world_size: int, port: int, line: Connection) -> None:
         self.rank = rank
@@ -66,7 +66,7 @@ class Rank:
 
 
 class Ranks:
-    """The test's side: speak with the ranks, kill them, collect what their function returned."""
+    """The test's view of the ranks: messages to and from them, kills, and results."""
 
     def __init__(self, body: Callable[..., Any], world_size: int, *args: Any) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -124,7 +124,7 @@ class Ranks:
 
 @contextmanager
 def started(body: Callable[..., Any], world_size: int, *args: Any) -> Iterator[Ranks]:
-    """Run `body(rank: Rank, *args)` in `world_size` processes; none outlives the block."""
+    """Run `body(rank: Rank, *args)` in `world_size` processes, which end with the context."""
     ranks = Ranks(body, world_size, *args)
     try:
         yield ranks
@@ -133,7 +133,7 @@ def started(body: Callable[..., Any], world_size: int, *args: Any) -> Iterator[R
 
 
 def run(body: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
-    """What `body(rank: Rank, *args)` returned in each of `world_size` processes."""
+    """Return the results of `body(rank: Rank, *args)` in `world_size` processes."""
     with started(body, world_size, *args) as ranks:
         return ranks.results()
 
@@ -145,7 +145,7 @@ def formed(
     timeout_s: float | None = None,
     page: HeartbeatPage | None = None,
 ) -> Group:
-    """The default process group of a generation, with all ranks in it."""
+    """Return the default process group of a generation with all ranks."""
     group = Group(page)
     group.form(
         store=rank.store,
@@ -173,4 +173,4 @@ def _main(
     except BaseException:
         outcome = ("raised", traceback.format_exc())
     line.send(outcome)
-    line.poll(bound_s())  # the test ends us; a rank that is done must not break its peers' sockets
+    line.poll(bound_s())  # a process that ends would break its peers' sockets, so the test kills it

@@ -1,4 +1,4 @@
-"""An agent of one rank, in the rank's own process, that says what a test wrote down before."""
+"""An agent of one rank, in the process of the rank, that sends prepared messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from rekindle.protocol import codec as wire
 
 
 class Agent:
-    """Answers each arrival with the next of `forms`, then with Dismiss; keeps what it heard.
+    """Answer each arrival with the next of `forms`, then with Dismiss.
 
-    A step that failed ends its generation.
+    Record all received messages.
+
+    A failed step ends its generation.
     """
 
     def __init__(self, forms: Iterable[protocol.FormGeneration]) -> None:

@@ -1,4 +1,4 @@
-"""Writes the generated pages, or names those that differ from the source (--check)."""
+"""Write the generated pages, or print those that differ from the source (--check)."""
 
 from __future__ import annotations
 

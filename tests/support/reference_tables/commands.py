@@ -1,4 +1,4 @@
-"""Every option of the command line, from its parsers."""
+"""The page of all commands and options, from the parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from reference_tables.markdown import check_names, code, codes, page, sentence, table
 from rekindle.cli.main import command_parser
 
-# The metavar of a number is its unit.
+# The unit of a number, by its metavar.
 UNITS = {
     "CHECKPOINTS": "checkpoints",
     "DAYS": "days",
@@ -47,8 +47,7 @@ _PUBLISHED = (
     "[Checkpoints](../recover/checkpoints.md) has examples, the states, and the failure cases."
 )
 
-# What the options alone do not show: how they work together, the output, failure cases, and where
-# more is.
+# Facts that the options do not show: their interaction, the output, failure cases and links.
 NOTES: dict[str, list[str]] = {
     "rekindle run": [
         "Without `--node-rank` and `--coordinator` the command starts all nodes of the job on this "
@@ -169,7 +168,7 @@ NOTES: dict[str, list[str]] = {
 def parsers(
     parser: argparse.ArgumentParser, name: str = "rekindle"
 ) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield each command that does something, with its parser."""
+    """Yield the name and the parser of each command without subcommands."""
     nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     if not nested:
         yield name, parser
@@ -257,7 +256,7 @@ def _row(action: argparse.Action) -> tuple[str, ...]:
 def _name(action: argparse.Action) -> str:
     if not action.option_strings:
         return code(_value(action))
-    # The spelling with underscores is left out; the page has a sentence about it.
+    # The column omits spellings with underscores; the page describes them in a sentence.
     dashed = [each for each in action.option_strings if "_" not in each]
     return codes(dashed)
 
@@ -282,7 +281,10 @@ def _type(action: argparse.Action) -> str:
 
 
 def unit(action: argparse.Action) -> str:
-    """Return the unit of a number. Raises ValueError: its metavar is no unit."""
+    """Return the unit of a number.
+
+    Raises ValueError: its metavar does not have a unit.
+    """
     if action.type not in (int, float):
         return UNITS[str(action.metavar)] if action.metavar in ("STEPS", "NODES", "RANKS") else ""
     if str(action.metavar) not in UNITS:

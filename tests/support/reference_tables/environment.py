@@ -1,4 +1,4 @@
-"""Every environment variable that Rekindle reads or sets."""
+"""The page of the environment variables that Rekindle reads or sets."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ _RULES = table(
 )
 _HEADS = ("Variable", "Meaning", "Unit", "Default", "Set by", "Read by")
 
-# A text above the table of a group.
+# Texts above the table of a group.
 _ABOVE = {
     "In pods": "`XDL_IP` and the variables below it exist only with `kubernetes.ascend.env`; this "
     "is the default if MindCluster recovers the job (`kubernetes.recovery: mindcluster`).",
 }
 
-# Texts of the source that look like the name of a variable.
+# Texts of the source that look like a variable but are not.
 _OTHERS = re.compile(
     r"F[68]_E\w+|RS_\w+|(?:DTYPE_CODES|TORCH_DTYPES|CONTACT_SUPPORT|SC_CLK_TCK|KILL_WORKER"
     r"|START_ALL_WORKER|WRONG_VERSION_NUMBER|MS_SCHED|MS_WORKER)"
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
-# Variables of one word, and one that a library reads.
+# Variables of one word, and one that only a library reads.
 _WORDS = {"RANK", "PATH", "PYTHONUNBUFFERED", "KUBECONFIG"}
 
 
@@ -93,7 +93,10 @@ def _texts(tree: ast.AST) -> Iterator[str]:
 
 
 def environment() -> str:
-    """Return the page of environment variables. Raises ValueError: one has no row here."""
+    """Return the page of environment variables.
+
+    Raises ValueError: a variable has no row here.
+    """
     check_names("environment", in_source(), [name for rows in GROUPS.values() for name in rows])
     parts = [
         _ABOUT,

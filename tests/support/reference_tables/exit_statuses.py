@@ -1,4 +1,4 @@
-"""Exit statuses of all commands."""
+"""The page of exit statuses of all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.recovery.faults.tables.loading import load
 
 _FAILED, _WRONG = str(RekindleError.exit_status), str(UsageError.exit_status)
 
-# What every command may end with.
+# Statuses of every command.
 _ALL = [
     ("0", "The command did its work."),
     (_FAILED, "The command could not do its work. The last line on stderr has the reason."),
@@ -72,7 +72,7 @@ _RANKS: list[tuple[tuple[int | str, ...], str]] = [
     (("SIGPIPE",), "The reader of its output ended."),
 ]
 
-# What a status means for one command, where that is more than above.
+# Statuses of one command that add to those above.
 _OWN: dict[str, list[tuple[str, str]]] = {
     "rekindle run": [
         ("0", "The job succeeded: all ranks ended with status 0."),
@@ -161,14 +161,17 @@ _OWN: dict[str, list[tuple[str, str]]] = {
     ],
 }
 
-# Rows below those of a command, for a way to call it.
+# Additional rows for one form of a command.
 _FURTHER = {"rekindle run": [(_JOINING, _JOINED)]}
 
 _HEADS = ("Status", "Meaning")
 
 
 def exit_statuses() -> str:
-    """Return the page of exit statuses. Raises ValueError: a command has no row here."""
+    """Return the page of exit statuses.
+
+    Raises ValueError: a command has no row here.
+    """
     check_names("exit_statuses", [name for name, _ in parsers(command_parser())], _OWN)
     rows = [
         (code(command), status, meaning)

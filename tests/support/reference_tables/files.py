@@ -1,4 +1,4 @@
-"""Files of a job directory and of the home directory."""
+"""The page of the files in a job directory and in the home directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rekindle import names
 from rekindle.tasks.report import REPORT_FILE, TIMELINE_FILE
 from rekindle.tasks.retraining import BROUGHT_DIRECTORY
 
-# (path below the directory, who writes it, content)
+# (path below the directory, writer, content)
 _JOB = [
     (
         names.SPEC_FILE,
@@ -168,7 +168,10 @@ _HEADS = ("Path", "Written by", "Content")
 
 
 def files() -> str:
-    """Return the page of files. Raises ValueError: a name of the source has no row here."""
+    """Return the page of files.
+
+    Raises ValueError: a name of the source has no row here.
+    """
     known = {
         value: name
         for name, value in vars(names).items()

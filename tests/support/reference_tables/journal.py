@@ -1,4 +1,4 @@
-"""Every event of the journal, with its fields."""
+"""The page of all journal events and their fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.recovery.journal.checkpoint_events import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
 from rekindle.recovery.policy.plan import StateSource
 
-# What each event means; by its tag.
+# The meaning of each event, by its tag.
 EVENTS = {
     "answered": "A person approved or refused a strategy, or the time for the answer passed.",
     "checkpoint-failed": "A checkpoint could not be written; training continues. It is an incident "
@@ -71,7 +71,7 @@ EVENTS = {
     "them again.",
 }
 
-# What each field means. A name with a dot is of one event alone.
+# The meaning of each field. A name with a dot applies to one event only.
 FIELDS = {
     "address": "Address of the agent's machine.",
     "answered.by": "The person, or the reason why there is no answer.",
@@ -144,7 +144,7 @@ FIELDS = {
     "would": "Whether the reaction only would follow (`stragglers_shadow`).",
 }
 
-# Values that several events have.
+# Values that occur in several events.
 PARTS = {
     Fault: {
         "kind": "Kind of the fault: [the kinds](../recover/faults.md).",
@@ -287,7 +287,10 @@ _QUESTIONS = (
 
 
 def events() -> str:
-    """Return the page of journal events. Raises ValueError: an event or field has no row here."""
+    """Return the page of journal events.
+
+    Raises ValueError: an event or field has no row here.
+    """
     kinds = sorted(get_args(journal.AnyEvent), key=_tag)
     check_names("journal", [_tag(kind) for kind in kinds], EVENTS)
     used = {_known(_tag(kind), name) for kind in kinds for name in kind.__struct_fields__}

@@ -1,4 +1,4 @@
-"""Markdown of generated pages: headings, tables and cells."""
+"""The Markdown of generated pages: headings, tables and cells."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; a cell may have any text."""
+    """Return a table. A cell can have any text."""
     lines = [list(map(_cell, row)) for row in rows]
     return "\n".join(
         f"| {' | '.join(cells)} |" for cells in (list(heads), ["---"] * len(heads), *lines)
@@ -21,17 +21,17 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: object) -> str:
-    """Return a text as code; empty: nothing."""
+    """Return a text as code. An empty text stays empty."""
     return f"`{text}`" if str(text) else ""
 
 
 def codes(texts: Iterable[object]) -> str:
-    """Return texts as code, with commas between."""
+    """Return texts as code, separated by commas."""
     return ", ".join(map(code, texts))
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital letter first and a full stop."""
+    """Return a text with an initial capital letter and a final full stop."""
     text = " ".join(text.split())
     if not text:
         return ""
@@ -39,18 +39,18 @@ def sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text that Markdown shows as it is, on one line."""
+    """Return a text on one line, with the characters escaped that Markdown would interpret."""
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
-    # Outside of code these characters have a meaning: emphasis, HTML.
+    # Outside of code, these characters start emphasis or HTML.
     plain = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
     parts[::2] = plain
     return "`".join(parts)
 
 
 def check_names(module: str, source: Iterable[str], rows: Iterable[str]) -> None:
-    """Compare the names of the source with the rows that a module of this package has.
+    """Compare the names of the source with the rows of a module of this package.
 
-    Raises ValueError: a name has no row, or a row has no name; it lists them.
+    Raises ValueError: names have no row, or rows have no name. The message lists them.
     """
     names, known = set(source), set(rows)
     if names != known:

@@ -1,4 +1,4 @@
-"""The generated pages, by the names of their files."""
+"""The generated pages, by their file names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports and connections: their listeners, encryption and authentication."""
+"""The page of ports and connections: listeners, encryption and authentication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONE = "no"
 _ANY = "any free port"
 _ALL = "all addresses"
 
-# What listens: (listener, clients, protocol, address, port, encrypted, authenticated)
+# Listeners: (listener, clients, protocol, address, port, encrypted, authenticated)
 _LISTENERS = [
     (
         "coordinator",
@@ -84,7 +84,7 @@ _LISTENERS = [
     ),
 ]
 
-# What Rekindle connects to: (peer, client, protocol, port, encrypted, authenticated)
+# Servers to which Rekindle connects: (peer, client, protocol, port, encrypted, authenticated)
 _PEERS = [
     (
         "Prefect API",
@@ -121,7 +121,7 @@ _PEERS = [
     ("ClusterD", "`rekindle kubernetes trace`", "gRPC", code(ADDRESS), _NONE, _NONE),
 ]
 
-# What happens with ports that a user sets, and with the secret.
+# Cases for ports that a user sets, and for the secret.
 _CASES = [
     (
         "`--listen HOST:PORT`, and the port is in use or the address does not exist",
@@ -164,7 +164,7 @@ _ALLOWED = [
     ("those of its nodes", "the job's own pods", "all"),
 ]
 
-# Where the source opens a port, or connects without TLS: each has a row above.
+# Source files that open a port, or connect without TLS. Each has a row above.
 _PLACES = {
     "agent/fork_server_process.py": "ranks' store, MindSpore's scheduler",
     "agent/snapshots/replica_server.py": "replica store",
@@ -186,7 +186,10 @@ def _opens(node: ast.AST) -> bool:
 
 
 def ports() -> str:
-    """Return the page of ports. Raises ValueError: a file opens a port and has no row here."""
+    """Return the page of ports.
+
+    Raises ValueError: a file that opens a port has no row here.
+    """
     package = ROOT / "rekindle"
     found = {
         path.relative_to(package).as_posix()

@@ -1,4 +1,4 @@
-"""Arguments of the Sessions, from their source: signatures and docstrings."""
+"""The page of the Sessions' arguments, from the signatures and docstrings in the source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _HEADS = ("Argument", "Type", "Unit", "Default", "Meaning")
 
 
 def session() -> str:
-    """Return the page of Session arguments. Raises ValueError: a docstring lacks an argument."""
+    """Return the page of Session arguments.
+
+    Raises ValueError: a docstring lacks an argument.
+    """
     torch, mindspore = _session_in("torch"), _session_in("mindspore")
     return page(
         "Session arguments",
@@ -60,7 +63,10 @@ def session() -> str:
 
 
 def _refused_of_ddp() -> list[str]:
-    """Return the arguments of DDP that a Session refuses, from the source: torch is slow."""
+    """Return the arguments of DDP that a Session refuses.
+
+    The source is read, because the import of torch is slow.
+    """
     path = ROOT / "rekindle" / "training" / "torch" / "groups" / "ddp.py"
     return [
         name
@@ -70,7 +76,7 @@ def _refused_of_ddp() -> list[str]:
     ]
 
 
-# What a torch Session refuses.
+# Mistakes that a torch Session refuses.
 _MISTAKES = (
     ("`model` is a DistributedDataParallel", "give the module itself, and `ddp=True`"),
     ("`optimizer` is not a `torch.optim.Optimizer`", "give others in `extra`"),
@@ -122,7 +128,7 @@ _MISTAKES = (
 
 
 def _session_in(framework: str) -> ast.ClassDef:
-    """Return the class of a framework from its source: MindSpore is not installed here."""
+    """Return the class of a framework from its source, because MindSpore is not installed here."""
     path = ROOT / "rekindle" / "training" / framework / "session.py"
     body = ast.parse(path.read_text()).body
     return next(n for n in body if isinstance(n, ast.ClassDef) and n.name == "Session")

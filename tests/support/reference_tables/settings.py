@@ -1,4 +1,4 @@
-"""Fields of settings: structs of msgspec with `Meta`, and models of pydantic with `Field`."""
+"""The pages of settings: structs of msgspec with `Meta`, and models of pydantic with `Field`."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _UNITS = {
 }
 _QUANTITIES = {"cpu": "CPUs", "memory": "bytes", "shared_memory": "bytes"}
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
-_UNLIMITED = 2**31 - 1  # a limit that no person reaches is left out
+_UNLIMITED = 2**31 - 1  # the table leaves out limits that no user reaches
 
 
 class Setting(NamedTuple):
-    """One field: what a table shows."""
+    """The row of one field in a table."""
 
     name: str
     type: str
@@ -71,7 +71,7 @@ class Setting(NamedTuple):
     meaning: str
 
 
-# What the descriptions of single fields do not show.
+# Rules that the descriptions of single fields do not show.
 _RULES = [
     (
         "name and id of the job",
@@ -248,7 +248,10 @@ def _table(rows: Iterator[Setting]) -> str:
 
 
 def of_struct(struct: type[msgspec.Struct]) -> Iterator[Setting]:
-    """Yield the fields of a struct. Raises ValueError: one has no description, or no unit."""
+    """Yield the fields of a struct.
+
+    Raises ValueError: a field has no description, or a number has no unit.
+    """
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
@@ -263,7 +266,10 @@ def of_struct(struct: type[msgspec.Struct]) -> Iterator[Setting]:
 
 
 def of_model(model: type[BaseModel]) -> Iterator[Setting]:
-    """Yield the fields of a model. Raises ValueError: one has no description, or no unit."""
+    """Yield the fields of a model.
+
+    Raises ValueError: a field has no description, or a number has no unit.
+    """
     for name, field in model.model_fields.items():
         hint = field.annotation
         if field.metadata:

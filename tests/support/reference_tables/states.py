@@ -1,4 +1,4 @@
-"""States of jobs, ranks and flow runs."""
+"""The page of the states of jobs, ranks and flow runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _RUNS = {
     "Stopping": "`RUNNING`. The ranks end, and nodes write the final checkpoint.",
 }
 
-# Prefect's own states.
+# The states that Prefect defines.
 _PREFECT = {
     "Completed": "`COMPLETED`. The job has succeeded.",
     "Failed": "`FAILED`. The job has failed or was stopped, or the flow raised another error. "
@@ -84,7 +84,10 @@ _HEADS = ("State", "Meaning")
 
 
 def states() -> str:
-    """Return the page of states. Raises ValueError: a state of the source has no row here."""
+    """Return the page of states.
+
+    Raises ValueError: a state of the source has no row here.
+    """
     check_names("states", [phase.value for phase in Phase], _JOB)
     check_names("states", [status.value for status in Status], _RANKS)
     texts = [(name, value) for name, value in vars(run_state).items() if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""Jobs to render, and what is looked for in what was rendered."""
+"""Jobs whose Kubernetes objects tests render, and queries on the rendered objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECRET = "of-this-job"
 
 
 def spec(**changes: Any) -> JobSpec:
-    """A job of 2 nodes x 4 ranks, whose environment holds a credential."""
+    """Return a job of 2 nodes x 4 ranks whose environment contains a credential."""
     said = JobSpec(
         job_id="demo",
         entry=EntryKind.SCRIPT,
@@ -34,7 +34,7 @@ def spec(**changes: Any) -> JobSpec:
 
 
 def pods(kind: str = "indexed-job", **said: Any) -> KubernetesSettings:
-    """Pods as a job file says them."""
+    """Return the settings of pods, with the fields of a job file."""
     return msgspec.convert(
         {"image": "example.com/train:1", "kind": kind} | said, KubernetesSettings
     )
@@ -47,17 +47,17 @@ def rendered(
     avoid: tuple[str, ...] = (),
     **said: Any,
 ) -> Manifests:
-    """All objects of a job of this kind."""
+    """Return all objects of a job of this kind."""
     return render(job or spec(), pods(kind, **said), secret=SECRET, avoid=avoid)
 
 
 def adapter_of(kind: str) -> Adapter:
-    """What knows this kind."""
+    """Return the adapter of this kind."""
     return adapter(WorkloadKind(kind))
 
 
 def templates(found: Manifests, kind: str) -> list[Manifest]:
-    """The pod templates of a job, wherever its kind keeps them."""
+    """Return the pod templates of a job of any kind."""
     places = [
         place
         for manifest in (*found.beside, found.workload)
@@ -68,13 +68,13 @@ def templates(found: Manifests, kind: str) -> list[Manifest]:
 
 
 def container(found: Manifests, kind: str) -> Manifest:
-    """The container in which a node's agent runs."""
+    """Return the container in which the agent of a node runs."""
     (only,) = templates(found, kind)[0]["spec"]["containers"]
     return only
 
 
 def of(found: Manifests, kind: str, name: str = "") -> Manifest:
-    """The one object of this kind (and name) in API words."""
+    """Return the only object of this API kind (and name)."""
     (only,) = [
         one
         for one in found.every

@@ -1,6 +1,7 @@
-"""Which fields an object may have: of Kubernetes' own kinds as the official client has them.
+"""Check the fields of Kubernetes objects.
 
-Of other kinds the tables below have what their published definitions allow, as far as it is used.
+For built-in kinds, the official client defines the fields. For other kinds, the tables below
+contain the used part of their published definitions.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ _PLAIN = {"str": str, "int": int, "bool": bool, "float": float, "datetime": str,
 
 
 def wrong_fields(manifest: dict[str, Any]) -> list[str]:
-    """What the API server would refuse in strict mode: fields and types that are not there."""
+    """Return the unknown fields and wrong types that the API server would refuse in strict mode."""
     what = (manifest["apiVersion"], manifest["kind"])
     if what in _OWN:
         return list(_of_type(manifest, _OWN[what], ""))

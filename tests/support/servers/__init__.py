@@ -1,4 +1,4 @@
-"""HTTP servers that answer as a test says."""
+"""HTTP servers with the answers of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @contextlib.contextmanager
 def serving(answer: Answer) -> Iterator[int]:
-    """Answer every request so; gives the port."""
+    """Answer each request with `answer`, and yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""What stands between a client and a server: a proxy, or an end of TLS."""
+"""Servers between a client and a server: an HTTP proxy, and a TLS endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD_END = b"\r\n\r\n"
 
 
 class Between(socketserver.ThreadingTCPServer):
-    """Passes bytes on. asked: the first line of each connection to a proxy."""
+    """Forward bytes. `asked` has the first line of each connection to a proxy."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -48,7 +48,7 @@ class _Handler(socketserver.BaseRequestHandler):
                     _join(client, server)
 
     def _asked(self, client: socket.socket) -> tuple[bytes, tuple[str, int]]:
-        """What is to be passed on of a proxy's first request, and where to."""
+        """Return the bytes to forward of a proxy's first request, and the target."""
         head = b""
         while _HEAD_END not in head:
             head += client.recv(65536)
@@ -64,7 +64,7 @@ class _Handler(socketserver.BaseRequestHandler):
 
 
 def _join(client: socket.socket, server: socket.socket) -> None:
-    """Pass on what either says, until one has ended."""
+    """Forward the bytes of both sides until one side ends."""
     other = {client: server, server: client}
     with selectors.DefaultSelector() as selector:
         for each in other:
@@ -81,14 +81,14 @@ def _join(client: socket.socket, server: socket.socket) -> None:
 
 @contextlib.contextmanager
 def proxy() -> Iterator[Between]:
-    """An HTTP proxy."""
+    """Run an HTTP proxy."""
     with _serving(Between(None, None)) as found:
         yield found
 
 
 @contextlib.contextmanager
 def tls(target: tuple[str, int], certificate: tuple[str, str]) -> Iterator[Between]:
-    """TLS in front of a server. certificate: files of it and its key."""
+    """Run a TLS endpoint in front of a server. `certificate`: the files of certificate and key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     with _serving(Between(target, context)) as found:

@@ -1,4 +1,4 @@
-"""Small worlds to simulate: every time is a round number, and nothing happens that is not asked."""
+"""Small simulated clusters: all times are round numbers, and only requested events occur."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rekindle.simulation.outcome import World
 from rekindle.simulation.progress import Cadence, Source
 from rekindle.simulation.trace import Cause, Strike
 
-# Seconds that each strategy takes here, and where its state comes from.
+# The seconds of each strategy here, the source of its state, and whether it leaves the faulty
+# place.
 TIMES = {
     Strategy.RETRY: (1.0, Source.LIVE, False),
     Strategy.RECOVER_IN_PLACE: (2.0, Source.LIVE, False),
@@ -35,7 +36,7 @@ NEW_NODE_S = 30.0
 
 
 def prices(detect_s: float = 0.0, **job: Any) -> Costs:
-    """Costs with the times above, the same for any number of devices."""
+    """Return costs with the times above, independent of the number of devices."""
     strategies = {
         strategy: StrategyRow(
             strategy=strategy, devices=[1], seconds=[seconds], state=state, moves=moves
@@ -51,7 +52,7 @@ def prices(detect_s: float = 0.0, **job: Any) -> Costs:
 
 
 def setting(policy: Policy, *, costs: Costs | None = None, **more: Any) -> Setting:
-    """Four nodes of two devices that never write a checkpoint, if nothing else is said."""
+    """Return a setting, by default of four nodes with two devices that never write a checkpoint."""
     plan = {"step": 10.0, "checkpoint": 1e9, "stall": 0.0, "snapshot": 100.0, "overhead": 0.0}
     world = {"nodes": 4, "per_node": 2}
     for name, value in more.items():
@@ -60,7 +61,7 @@ def setting(policy: Policy, *, costs: Costs | None = None, **more: Any) -> Setti
 
 
 def strike(at: float, kind: FaultKind, *, cause: Cause = Cause.NOTHING, **more: Any) -> Strike:
-    """A fault on device 0 of node 1, if nothing else is said."""
+    """Return a fault, by default on device 0 of node 1."""
     fields: dict[str, Any] = {"nodes": (1,), "device": 0, "seed": 0}
     row = {"name": kind.value, "weight": 1.0, "kind": kind}
     for name, value in more.items():
@@ -69,13 +70,16 @@ def strike(at: float, kind: FaultKind, *, cause: Cause = Cause.NOTHING, **more: 
 
 
 def plain_mix(rate: float, *kinds: FaultKind, **odds: Any) -> Mix:
-    """These kinds, equally often, `rate` a day for 1,000 devices; no lemons, groups or seconds."""
+    """Return a mix of equally frequent kinds, with `rate` faults a day for 1,000 devices.
+
+    By default, it has no lemons, no groups of faults, and no second faults.
+    """
     none = {"lemon_share": 0.0, "group_share": 0.0, "second_share": 0.0} | odds
     faults = tuple(FaultRow(name=kind.value, weight=1.0, kind=kind) for kind in kinds)
     return Mix("plain", MixRow(source="a test", per_1000_devices_per_day=rate, **none), faults)
 
 
 def with_strategy(prices: Costs, strategy: Strategy, **changed: Any) -> Costs:
-    """The same costs, but for one strategy."""
+    """Return the same costs, with one strategy changed."""
     row = msgspec.structs.replace(prices.strategies[strategy], **changed)
     return Costs({**prices.strategies, strategy: row}, prices.kinds, prices.job)

@@ -1,4 +1,4 @@
-"""States that go from some objects to others."""
+"""States, and their transfer from objects to other objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rekindle.training.torch.state.capture import CapturedState, finish, prepare
 
 
 def move(state: CapturedState, named: Mapping[str, Any]) -> None:
-    """As a transfer does: only the skeleton and the elements go over."""
+    """Move a state as a transfer does: with only the skeleton and the elements."""
     targets = prepare(named, state.skeleton)
     assert list(targets) == list(state.tensors)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def move(state: CapturedState, named: Mapping[str, Any]) -> None:
 
 
 def sealed(content: bytes) -> SnapshotBuffer:
-    """A snapshot with this content, as a rank finds it in its agent's memory."""
+    """Return a sealed snapshot with this content, like those in the memory of an agent."""
     fd = create_buffer("test", max(1, len(content)))
     try:
         buffer = SnapshotBuffer(fd)

@@ -1,4 +1,4 @@
-"""Checkpoints to write and to read, in this process and in others."""
+"""Checkpoints that tests write and read, in this process and in child processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.checkpoints.store import (
 
 LOCK = ".lock"
 
-# What a file may hold where a text or a JSON value is expected.
+# Arbitrary texts and JSON values for the content of a file.
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | texts,
@@ -31,7 +31,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 
-# What a child process needs to write the same checkpoints as the tests do.
+# The start of a child process that writes the same checkpoints as the tests.
 CHILD = """
 import itertools, os, resource, signal, sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def parts(byte, size):
     return {f"state-{i}.safetensors": CheckpointFile([data], (i,)) for i in range(2)}
 """
 
-# What a child process needs to be killed before a system call of this number.
+# The start of a child process that kills itself before the system call with a given number.
 CRASH_AT = """
 files._PIECE = 400
 
@@ -83,7 +83,7 @@ def manifest(step: int, generation: int = 1, job: str = "job") -> Manifest:
 
 
 def shard(value: int) -> memoryview:
-    """A small safetensors file as a snapshot holds it."""
+    """Return a small safetensors file in the format of a snapshot."""
     layout = plan_layout([("w", "U8", (4,))], 2)
     buffer = memoryview(bytearray([value]) * layout.total_bytes)
     write_header(layout, {}, buffer)
@@ -91,7 +91,7 @@ def shard(value: int) -> memoryview:
 
 
 def put(store: CheckpointStore, step: int, generation: int = 1) -> Written:
-    """Write a checkpoint of two files whose content tells the step."""
+    """Write a checkpoint of two files whose content depends on the step."""
     parts = {f"state-{i}.safetensors": CheckpointFile([shard(step + i)], (i,)) for i in range(2)}
     return store.write(manifest(step, generation), parts)
 
@@ -99,7 +99,7 @@ def put(store: CheckpointStore, step: int, generation: int = 1) -> Written:
 def write_parts(
     store: CheckpointStore, step: int, generation: int = 1, size: int = 200
 ) -> tuple[FileEntry, ...]:
-    """Two parts whose content tells step, generation and rank."""
+    """Write two parts whose content depends on step, generation and rank."""
     return tuple(
         store.write_part(step, generation, f"state-{rank}", CheckpointFile([data], (rank,)))
         for rank in range(2)
@@ -127,12 +127,12 @@ def content(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def tree(path: Path) -> dict[str, bytes]:
-    """Every file below, with its content."""
+    """Return the content of each file below a folder, by its path."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 def child(script: str, location: object, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process that runs the script after CHILD."""
+    """Start a Python process that runs the script after CHILD."""
     source = str(Path(rekindle.__file__).parents[1])
     return subprocess.Popen(
         [sys.executable, "-c", CHILD + script, str(location), *map(str, arguments)],

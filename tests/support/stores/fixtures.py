@@ -1,4 +1,4 @@
-"""Fixtures: a directory store of each test's own."""
+"""Fixtures: a directory store for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a store of any kind keeps its checkpoints, to look into it and to damage it."""
+"""The files of a store of any kind, which tests inspect and damage."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ LOCK = ".lock"
 
 
 class Place(ABC):
-    """The files, or objects, of a store by name, manifests and all.
+    """The files or objects of a store by name, including manifests.
 
-    creates_once: of two who commit one step at once, one alone is told that it did.
+    `creates_once`: if two writers commit one step at the same time, the store reports success to
+    only one of them.
     """
 
     def __init__(self, location: str, *, creates_once: bool = True) -> None:
@@ -29,11 +30,11 @@ class Place(ABC):
         return open_store(self.location)
 
     def tree(self) -> dict[str, bytes]:
-        """All that is there."""
+        """Return the content of all files."""
         return {name: self.get(name) for name in self.names()}
 
     def files(self, step: int, generation: int = 1) -> list[str]:
-        """The names of what there is of a checkpoint, the manifest first."""
+        """Return the names of a checkpoint's files, the manifest first."""
         start = f"step-{step:010d}-g{generation:06d}/"
         found = [name for name in self.names() if name.startswith(start)]
         return sorted(found, key=lambda name: (not name.endswith("manifest.json"), name))
@@ -104,6 +105,6 @@ class S3Place(Place):
     def unfinished_uploads(self) -> list[str]:
         try:
             answer = self.client.list_multipart_uploads(Bucket=BUCKET, Prefix=self.prefix)
-        except self.client.exceptions.NoSuchUpload:  # what rclone says of a bucket without any
+        except self.client.exceptions.NoSuchUpload:  # rclone's answer for a bucket without uploads
             return []
         return [found["Key"] for found in answer.get("Uploads", ())]

@@ -1,4 +1,4 @@
-"""A proxy between a store and its S3 server that breaks what a test says."""
+"""A proxy between a store and its S3 server that injects faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from waiting import bound_s, join
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a test decides by; number: of this request, from 0."""
+    """A request for which a test chooses a fault. `number` counts requests from 0."""
 
     number: int
     method: str
@@ -29,7 +29,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """This instead of the server's answer."""
+    """Answer the request instead of the server."""
 
     status: int
     code: str = ""
@@ -37,23 +37,23 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """The connection is reset; passed_on: after the server has carried the request out."""
+    """Reset the connection. With `passed_on`, the server processes the request before."""
 
     passed_on: bool = False
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """Half of the answer's body, then nothing."""
+    """Send half of the answer's body, then nothing."""
 
 
 class Late(msgspec.Struct, frozen=True):
-    """The answer comes so many seconds later."""
+    """Delay the answer by a number of seconds."""
 
     seconds: float
 
 
 class Flip(msgspec.Struct, frozen=True):
-    """A bit of the request's body, or if it has none of the answer's, is another one."""
+    """Flip a bit of the request's body, or of the answer's body if the request has none."""
 
 
 Fault = Answer | Reset | Stall | Late | Flip
@@ -61,9 +61,12 @@ Rule = Callable[[Request], Fault | None]
 
 
 class Proxy:
-    """rule: what is broken. seen: every request, also those that were broken.
+    """The proxy, with its fault rule and its records.
 
-    failures: what a rule raised. The thread of a request would otherwise hide it from the test.
+    `rule`: returns the fault of a request, or None.
+    `seen`: all requests, also those with a fault.
+    `failures`: the exceptions of `rule`. Without this list, the thread of a request would hide them
+    from the test.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -86,7 +89,7 @@ class Proxy:
             raise
 
     def parts(self) -> int:
-        """How many parts of uploads were sent since this was asked last."""
+        """Return the number of uploaded parts since the last call."""
         with self._lock:
             sent = sum(request.is_part for request in self.seen)
             self.seen.clear()
@@ -95,7 +98,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def proxied(upstream: int) -> Iterator[Proxy]:
-    """A proxy of the server at this port."""
+    """Run a proxy of the server at this port."""
     proxy = Proxy(upstream)
 
     class Handler(BaseHTTPRequestHandler):
@@ -114,7 +117,7 @@ def proxied(upstream: int) -> Iterator[Proxy]:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """Connections are broken on purpose."""
+            """Ignore errors, because the proxy breaks connections on purpose."""
 
     server = Quiet(("127.0.0.1", 0), Handler)
     proxy.port = server.server_port
@@ -183,7 +186,7 @@ def _reply(
     for name, value in headers:
         if name.lower() not in ("connection", "transfer-encoding", "content-length"):
             handler.send_header(name, value)
-    # A HEAD request is answered without its body.
+    # The answer to a HEAD request has no body.
     length = len(body) or next((int(v) for n, v in headers if n.lower() == "content-length"), 0)
     if status != 204:
         handler.send_header("Content-Length", str(length))
@@ -193,7 +196,7 @@ def _reply(
 
 
 def _reset(handler: BaseHTTPRequestHandler) -> None:
-    option = struct.pack("ii", 1, 0)  # linger for 0 s: closing it is a reset
+    option = struct.pack("ii", 1, 0)  # linger for 0 s, so that close() resets the connection
     handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, option)
     handler.close_connection = True
     handler.connection.close()

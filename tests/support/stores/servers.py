@@ -1,4 +1,4 @@
-"""S3 servers: rclone's, which keeps files in a directory, and moto's, which knows conditions."""
+"""S3 servers: rclone, which stores files in a directory, and moto, which supports conditions."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ class Server(msgspec.Struct, frozen=True):
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def location(self, prefix: str = "", *, port: int | None = None) -> str:
-        """That of a new store; port: of a proxy before the server."""
+        """Return the location of a new store.
+
+        `port`: the port of a proxy in front of the server.
+        """
         prefix = prefix or next(_prefixes)
         endpoint = f"{self.scheme}://127.0.0.1:{port or self.port}"
         return f"s3://{BUCKET}/{prefix}?endpoint={endpoint}&addressing=path"
 
     def client(self) -> Any:
-        """boto3's own, to look into the bucket and to damage it."""
+        """Return a boto3 client, with which tests inspect and damage the bucket."""
         import boto3
         from botocore.config import Config
 
@@ -70,7 +73,7 @@ class Server(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def rclone(root: Path, port: int = 0, *more: str) -> Iterator[Server]:
-    """`rclone serve s3` of this directory."""
+    """Run `rclone serve s3` on a directory."""
     (root / BUCKET).mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     scheme = "https" if "--cert" in more else "http"
@@ -83,7 +86,7 @@ def rclone(root: Path, port: int = 0, *more: str) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def moto(log: Path) -> Iterator[Server]:
-    """moto's server."""
+    """Run the server of moto."""
     port = free_port()
     with _running([_BIN / "moto_server", "-H", "127.0.0.1", "-p", str(port)], port, log):
         server = Server(port)
@@ -94,7 +97,7 @@ def moto(log: Path) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def later(root: Path, port: int, seconds: float) -> Iterator[None]:
-    """rclone's server of this directory, that comes so many seconds from now."""
+    """Start rclone on a directory after a number of seconds."""
     done = threading.Event()
 
     def serve() -> None:
@@ -112,7 +115,7 @@ def later(root: Path, port: int, seconds: float) -> Iterator[None]:
 
 
 def certificate(folder: Path, host: str = "127.0.0.1") -> tuple[Path, Path]:
-    """One for an address, or a host's name, that vouches for itself, and its key."""
+    """Write a self-signed certificate of an address or host name, and its key. Return the paths."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,5 +1,5 @@
-"""What surrounds the tests of one pytest run.
+"""The pytest plugins of a test run.
 
-`calibration` scales time limits, `durations` starts slow files first, `progress` shows how far the
-run is, and `rerun` runs failed tests again.
+`calibration` scales time limits. `durations` starts slow files first. `progress` shows the progress
+of the run. `changed` selects the tests that a change can affect. `rerun` runs failed tests again.
 """

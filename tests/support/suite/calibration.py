@@ -1,7 +1,7 @@
 """One factor for all time limits: how much slower this machine is than the reference.
 
 The process that the user started measures the factor once and puts it into the environment.
-Workers, reruns and all processes of a test read it there. A quiet 2-core machine has factor 1.
+Workers, reruns and all processes of a test read it there. An idle 2-core machine has factor 1.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import time
 import pytest
 from waiting import FACTOR_VARIABLE, factor
 
-# Wall seconds of `_measure` on the 2-core machine that the limits were chosen on, at rest.
+# Wall seconds of `_measure` on the idle 2-core machine for which the limits were chosen.
 REFERENCE_S = 0.2
 MAX_FACTOR = 8.0
-DEFAULT_TIMEOUT_S = 120.0  # for a test without a mark of its own
+DEFAULT_TIMEOUT_S = 120.0  # for a test without a timeout mark
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,7 +30,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Scale the time limit of each test; pytest-timeout uses the mark that is nearest."""
+    """Scale the time limit of each test. pytest-timeout uses the nearest mark."""
     for item in items:
         mark = item.get_closest_marker("timeout")
         seconds = mark.args[0] if mark and mark.args else DEFAULT_TIMEOUT_S
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _measure() -> float:
-    """Return the wall seconds in which two processes at once start and compute."""
+    """Return the wall seconds in which two simultaneous processes start and compute."""
     work = "import asyncio, json, subprocess, unittest; sum(i * i for i in range(3_000_000))"
     start = time.monotonic()
     running = [subprocess.Popen([sys.executable, "-I", "-c", work]) for _ in range(2)]

@@ -1,9 +1,10 @@
 """Run the tests that a change can affect: `--changed BASE` compares the work tree with BASE.
 
-A test file reaches the modules that it imports, and what those import. A test with processes also
-reaches the modules that strings name, because processes are started by name. A package below
-`tests/support` counts as one module, because tests run its scripts by path. A changed file that is
-no module affects the test files whose reach names it. A changed build file affects all tests.
+A test file reaches the modules that it imports, and the imports of these modules. A test with
+processes also reaches the modules that strings name, because tests start processes by name. A
+package below `tests/support` counts as one module, because tests run its scripts by path. A changed
+file that is not a module affects the test files whose reach names it. A changed build file affects
+all tests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EVERYTHING = (
     "tests/conftest.py",
     "tests/support/suite",
 )
-UNIT = "tests/unit/"  # no test in there starts a process
+UNIT = "tests/unit/"  # no test in this folder starts a process
 _NAMED = re.compile(r"\brekindle(?:\.\w+)+\.?")
 
 
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def changed_files(base: str) -> list[str]:
-    """List the paths that differ from a commit, untracked files included."""
+    """Return the paths that differ from a commit, including untracked files."""
     names = []
     for command in (["diff", "--name-only", base], ["ls-files", "--others", "--exclude-standard"]):
         found = subprocess.run(
@@ -59,7 +60,8 @@ class Tree:
     """The Python files of a checkout: the text of each unit, and the units that it needs.
 
     A unit is a module of the package (its dotted name), a package of `tests/support` (its folder),
-    or a test file (its path). `conftest.py` belongs to all test files of its folder and below.
+    or a test file (its path). A `conftest.py` belongs to all test files of its folder and of
+    folders below.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -81,7 +83,7 @@ class Tree:
         return cls({str(path.relative_to(root)): path.read_text() for path in paths})
 
     def reach(self, test: str) -> set[str]:
-        """Return all units that a test file needs, itself included."""
+        """Return all units that a test file needs, and the test file itself."""
         parents = [str(parent) for parent in Path(test).parents]
         todo = [test, *(f"{parent}/conftest.py" for parent in parents)]
         reached: set[str] = set()
@@ -119,7 +121,7 @@ def _named(nodes: Iterable[ast.AST]) -> Iterable[str]:
 
 
 def unit_of(path: str) -> str:
-    """Return the unit that a Python file belongs to."""
+    """Return the unit of a Python file."""
     parts = Path(path).with_suffix("").parts
     if parts[:2] == ("tests", "support"):
         return "/".join(parts[:3])

@@ -1,7 +1,7 @@
 """Start slow test files first, so that both workers end at about the same time.
 
-`durations.txt` lists the files that take seconds: the seconds of one run, and the path. A full run
-with `--save-durations` writes it. A file that is not listed counts as quick.
+`durations.txt` lists the slow files: the seconds of one run, and the path. A full run with
+`--save-durations` writes it. A file that is not listed counts as quick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 TABLE = Path(__file__).with_name("durations.txt")
-LEAST_S = 3.0  # quicker files are not listed
+LEAST_S = 3.0  # the table omits quicker files
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def file_of(nodeid: str) -> str:
-    """Return the path of the file that a test is in."""
+    """Return the path of a test's file."""
     return nodeid.partition("::")[0]
 
 
@@ -51,7 +51,7 @@ def rows(seconds: dict[str, float]) -> Iterable[str]:
 
 
 class _Recorder:
-    """Adds up the durations of all tests of each file."""
+    """Sum the durations of all tests of each file."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()

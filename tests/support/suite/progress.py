@@ -1,7 +1,7 @@
-"""Show every 20 seconds how many tests have ended, which tests run, and the time that is left.
+"""Show every 20 seconds the number of ended tests, the running tests, and the remaining time.
 
-The time left is the listed seconds of all files that have not ended, divided by the workers, and
-scaled by how fast this run has been so far.
+The remaining time is the listed seconds of all files that have not ended, divided by the workers
+and scaled by the speed of this run so far.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from suite import durations
 
 EVERY_S = 20.0
-QUICK_S = 0.02  # per test of a file that is not listed
+QUICK_S = 0.02  # for each test of a file that is not listed
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,14 +30,17 @@ def expected(tests: Counter[str], listed: dict[str, float]) -> dict[str, float]:
 
 
 def left_s(done: float, total: float, elapsed: float) -> float | None:
-    """Estimate the seconds left; None while too little has ended for an estimate."""
+    """Estimate the remaining seconds; None: too few tests have ended."""
     if done < 0.01 * total or not done:
         return None
     return elapsed * (total - done) / done
 
 
 class Progress:
-    """Runs in the process that the user started, which sees the start and end of each test."""
+    """The progress, in the process that the user started.
+
+    It sees the start and end of each test.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

@@ -1,9 +1,9 @@
 """Rerun failed tests alone: a flaky test passes, a broken test fails again.
 
-`--alone 5`: after all workers have ended, each failed test runs up to five more times. Each rerun
-is the only test of a fresh pytest process. A test that passes five times is flaky. Any other test
-is broken. The run fails if a test is broken or if more than two tests are flaky. It also fails if
-pytest stopped early.
+With `--alone 5`, each failed test runs up to five more times after all workers have ended. Each
+rerun is the only test of a new pytest process. A test that passes five times is flaky. Any other
+test is broken. The run fails if a test is broken or if more than two tests are flaky. It also fails
+if pytest stopped early.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 MAX_FLAKY = 2
-MAX_RERUN = 10  # with more failures the run has failed, and reruns would only take time
+MAX_RERUN = 10  # with more failures, the run fails without reruns
 LIMIT_S = 900.0  # for one rerun; the time limits of the tests are shorter
 
 
@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Reruns:
-    """Runs in the process that the user started, never in a worker."""
+    """Rerun failed tests in the process that the user started, never in a worker."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Reruns:
         return None
 
     def _run_once(self, test: str) -> str | None:
-        # The console script, as in the Makefile: `python -m pytest` would add the root to the path.
+        # The console script, as in the Makefile. `python -m pytest` would add the root to sys.path.
         script = Path(sys.executable).with_name("pytest")
         options = ["-n", "0"] if self._config.pluginmanager.hasplugin("xdist") else []
         options += ["-p", "no:cacheprovider", "-q", "-m", self._config.getoption("-m") or ""]
@@ -101,7 +101,7 @@ class Reruns:
         return None if finished.returncode == pytest.ExitCode.OK else finished.stdout
 
     def _count_as_flaky(self) -> None:
-        """Count flaky tests apart in pytest's last line."""
+        """Count flaky tests separately in the last line of pytest."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is None:
             return

@@ -1,1 +1,1 @@
-"""Which files of the package take part in one fault: a trace of all processes of a job."""
+"""A trace of all processes of a job, which shows the files that one fault involves."""

@@ -1,8 +1,8 @@
-"""One SIGKILL of a rank, traced in all processes of the job: which files recover from it.
+"""Trace one SIGKILL of a rank in all processes of the job, and list the files of the recovery.
 
 `python -m traced.fault` (with tests/support on PYTHONPATH) prints the files and their numbers. The
 processes call some functions at a fixed interval (heartbeats, the memory watch), so the numbers
-differ by a few from run to run. The command prints the median of `RUNS`.
+differ slightly between runs. The command prints the median of `RUNS`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rekindle.recovery.journal import journal
 
 PACKAGE = ROOT / "rekindle"
 RUNS = 5
-KILLED = 1  # the rank
+KILLED = 1  # the killed rank
 HOOK = Path(__file__).with_name("hook")
-# A call of a method with one of these names emits something.
+# A call of a method with one of these names sends or writes something.
 EMITS = {"send", "sendall", "write", "kill", "do", "record", "tell", "say"}
-# One with these changes what it is called on, which counts if that belongs to `self`.
+# A method with one of these names changes its object. It counts if the object belongs to `self`.
 CHANGES = {
     *("append", "appendleft", "put", "put_nowait", "add", "discard", "pop", "popleft", "clear"),
     *("update", "remove", "extend", "insert", "setdefault", "set", "close"),
@@ -40,7 +40,7 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class Call:
-    """A function that a process has called. file: below the package. line: of its `def`."""
+    """A call of a function. `file`: the path below the package. `line`: the line of its `def`."""
 
     at: float
     pid: int
@@ -52,8 +52,9 @@ class Call:
 class Trace:
     """The calls between the SIGKILL and the first step of the next generation.
 
-    processes: by what they do in the recovery, their pids. "every rank" has the new rank instead of
-    the killed one; "peers" are the others. events: of the journal, in the same time.
+    `processes`: the process ids by role in the recovery. "peers" are all ranks except the killed
+    one. "every rank" are the peers and the new rank.
+    `events`: the events of the journal in the same time.
     """
 
     calls: tuple[Call, ...]
@@ -67,7 +68,7 @@ class Trace:
 
     @cached_property
     def acting(self) -> frozenset[str]:
-        """The files with a called function that changes state or emits something."""
+        """The files with a called function that changes state, sends or writes something."""
         return frozenset(
             call.file for call in set(self.calls) if call.line in _acting_lines(call.file)
         )
@@ -109,15 +110,17 @@ def trace_sigkill(place: Place) -> Trace:
 
 
 def _newest_rank(calls: Iterable[Call], known: Iterable[int]) -> int:
-    """Return the process that runs the script for the killed rank."""
+    """Return the process id of the rank that replaces the killed rank."""
     (new,) = {call.pid for call in calls if call.file == "rank/program.py"} - set(known)
     return new
 
 
 def lines_of(file: str, name: str) -> frozenset[int]:
-    """Return the lines where a trace may have a function: its decorators' and its own.
+    """Return the lines of a function in a trace: its own and those of its decorators.
 
-    name: with its class, as in `Member.join`. Raises KeyError: the file has no such function.
+    `name`: the name with its class, as in `Member.join`.
+
+    Raises KeyError: the file has no such function.
     """
     found: list[ast.AST] = [ast.parse((PACKAGE / file).read_text())]
     for part in name.split("."):
@@ -152,7 +155,7 @@ def _read(path: Path) -> list[Call]:
 
 
 def _acting_lines(file: str) -> set[int]:
-    """Return the first lines of the functions of a file that change state or emit something."""
+    """Return the first lines of a file's functions that change state, send or write something."""
     found = set()
     for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _acts(node):
@@ -176,7 +179,7 @@ def _acts(function: ast.AST) -> bool:
 
 
 def _is_of_self(value: ast.expr) -> bool:
-    """Whether an expression begins at an attribute of `self`."""
+    """Return whether an expression starts at an attribute of `self`."""
     return any(isinstance(each, ast.Name) and each.id == "self" for each in ast.walk(value))
 
 

@@ -11,22 +11,22 @@ from training_jobs.job import Job
 
 
 def kill(*ranks: int) -> Callable[[Job], None]:
-    """Return what kills these ranks."""
+    """Return an act that kills these ranks."""
     return lambda job: job.kill(*ranks)
 
 
 def end(job: Job) -> None:
-    """End a job, as before a machine goes down."""
+    """End a job, as a platform does before it shuts a machine down."""
     os.kill(job.coordinator.pid, signal.SIGTERM)
 
 
 def lose(
     *nodes: int, checkpoint: int = 0, copies: int = 0, also: int = -1
 ) -> Callable[[Job], None]:
-    """Return what kills these nodes.
+    """Return an act that kills these nodes.
 
-    It waits for the checkpoint of step `checkpoint`, and for all copies of step `copies`. The rank
-    `also` of another node is killed at the same moment.
+    It waits for the checkpoint of step `checkpoint`, and for all copies of step `copies`. It kills
+    the rank `also` of another node at the same time.
     """
 
     def act(job: Job) -> None:
@@ -42,7 +42,7 @@ def lose(
 
 
 def lose_and_end(*nodes: int, **awaited: int) -> Callable[[Job], None]:
-    """Return what kills these nodes, and ends the job before others come (see `lose`)."""
+    """Return an act that kills these nodes and ends the job before new nodes join (see `lose`)."""
 
     def act(job: Job) -> None:
         lose(*nodes, **awaited)(job)

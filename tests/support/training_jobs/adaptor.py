@@ -1,6 +1,6 @@
 """A loop with MindIO's names, in the order of Megatron's and MindSpeed's adaptors, on gloo.
 
-Where they have torch-npu's `reinit_process_group`, groups are formed anew here. Runs as a script.
+The adaptors use torch-npu's `reinit_process_group`; this script creates new groups instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH, BATCH = 16, 4
 class Adaptor:
     """One rank: its model, its handlers and its loop.
 
-    joins: it is a new process among old ones.
+    `joins`: whether this process joins ranks that already train.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -56,27 +56,28 @@ class Adaptor:
         tft.tft_register_rebuild_group_handler(self.rebuild)
         tft.tft_register_repair_handler(self.repair)
         tft.tft_register_rollback_handler(self.rollback)
-        # What gloo says when a rank is gone; HCCL's words are known.
+        # The exception of gloo for a lost rank. Rekindle already knows HCCL's texts.
         tft.tft_register_exception_handler("gloo", "RS_HCCL_FAILED", lambda text: "gloo")
 
     def connect(self) -> None:
-        """Form the group of all ranks, at the store that the agent keeps."""
+        """Form the group of all ranks, with the store of the agent."""
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        # Nothing else that all know tells one group of a step from the next.
+        # The generation is the only value that all ranks know and that differs between groups.
         generation = str(framework.current().generation)
         dist.distributed_c10d._world.group_count = (
-            0  # names have it, and it counts those that failed
+            0  # names contain this counter, which also counts failed groups
         )
         dist.init_process_group(
             "gloo",
             store=dist.PrefixStore(generation, store),
             rank=self.rank,
             world_size=self.world,
-            timeout=timedelta(seconds=bound_s(15.0)),  # also for one that has died meanwhile
+            # also limits the wait for a peer that ended in between
+            timeout=timedelta(seconds=bound_s(15.0)),
         )
 
     def note(self, *call: Any) -> None:
-        """Write down what a handler was called with."""
+        """Record the arguments of a handler's call."""
         with (self.folder / f"calls-{self.rank}.jsonl").open("a") as calls:
             calls.write(json.dumps(call) + "\n")
 
@@ -129,7 +130,7 @@ class Adaptor:
 
     @tft.tft_exception_handler
     def train(self) -> None:
-        """Do all steps that are not done."""
+        """Run the remaining steps."""
         if self.joins:
             raise RuntimeError("ARF FINISH")
         with Path(os.environ[names.ENV_METRICS_FILE]).open("a") as metrics:
@@ -150,7 +151,7 @@ class Adaptor:
         line = {"step": self.finished, "metrics": {"loss": loss.item()}}
         metrics.write(json.dumps(line) + "\n")
         metrics.flush()
-        dist.barrier()  # with it no two ranks are more than an update apart
+        dist.barrier()  # keeps all ranks within one update of each other
         tft.tft_start_updating_os()
         self.faults.at("update")
         self.optimizer.step()
@@ -158,7 +159,7 @@ class Adaptor:
         tft.tft_end_updating_os(self.finished)
 
     def report(self) -> None:
-        """Write what the test looks at."""
+        """Write the result for the test."""
         parameters = [each.detach().numpy().tobytes() for each in self.model.parameters()]
         digest = hashlib.sha256(b"".join(parameters)).hexdigest()
         result = {"pid": os.getpid(), "digest": digest}

@@ -1,4 +1,4 @@
-"""Uninterrupted runs, with which recovered runs are compared. All workers share them."""
+"""Uninterrupted runs, for comparison with recovered runs. All workers share them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
 
 @pytest.fixture(scope="session")
 def baseline_of(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
-    """Return the record of the uninterrupted run of a variant, of so many ranks and steps."""
+    """Return a function that returns the record of an uninterrupted run.
+
+    Its arguments are the variant, the number of ranks, and the number of steps.
+    """
     shared = shared_folder(tmp_path_factory, "baselines")
 
     def run(variant: str, ranks: int = RANKS, steps: int = STEPS) -> Record:
@@ -54,5 +57,5 @@ def _train(folder: Path, variant: str, ranks: int, steps: int) -> None:
 
 @pytest.fixture(scope="session")
 def baseline(baseline_of: Baselines) -> Record:
-    """The uninterrupted run of the DDP variant."""
+    """Return the uninterrupted run of the DDP variant."""
     return baseline_of("ddp")

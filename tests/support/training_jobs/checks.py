@@ -1,4 +1,4 @@
-"""The properties that a recovered run must have, each an assertion of its own."""
+"""Assertions about the required properties of a recovered run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _TRAINED = ("digest", "position", "rate", "updates")
 def assert_same_training(
     run: Record, baseline: Record, *, wrong: Mapping[int, int] | None = None
 ) -> None:
-    """Every record of every step and every rank's final state are the baseline's, to the bit.
+    """Check that all losses and each rank's final state equal the baseline's, bit by bit.
 
-    Steps that were done again count too: they must have come out the same each time, but for those
-    that were wrong: by step, the newest generation in which it was.
+    Each record of a repeated step must also be equal, unless a fault made the step wrong.
+
+    `wrong`: by step, the newest generation in which the step was wrong.
     """
     wrong = wrong or {}
     for rank in range(run.ranks):
@@ -34,7 +35,7 @@ def assert_same_training(
 
 
 def assert_samples_once(run: Record) -> None:
-    """The samples of all steps and ranks are the sampler's stream: none lost, none twice."""
+    """Check that all steps and ranks use each sample of the sampler's stream exactly once."""
     samplers = [StepSampler(LENGTH, BATCH, seed=3) for _ in range(run.ranks)]
     for rank, sampler in enumerate(samplers):
         sampler.bind(rank, run.ranks)
@@ -46,7 +47,7 @@ def assert_samples_once(run: Record) -> None:
 
 
 def assert_pids_kept(run: Record, *, replaced: Collection[int] = ()) -> None:
-    """All ranks but the replaced ones are the processes that the run began with."""
+    """Check that all ranks except the replaced ones keep their first process."""
     for rank in set(range(run.ranks)) - set(replaced):
         assert len(run.lives(rank)) == 1, f"rank {rank} was started anew"
         assert run.result(rank)["pid"] == run.lives(rank)[0]
@@ -59,9 +60,9 @@ def assert_recovered(
     replaced: Collection[int],
     wrong: Mapping[int, int] | None = None,
 ) -> None:
-    """The job ended well, is the baseline to the bit, kept its healthy pids, and left nothing.
+    """Check that the job succeeded, equals the baseline, kept its healthy processes, and left none.
 
-    wrong: steps that a fault had spoiled before they were done again, see assert_same_training.
+    `wrong`: steps that a fault made wrong before the ranks repeated them, see assert_same_training.
     """
     ended = job.end()
     assert ended.outcome == "succeeded", f"{ended}{job.story()}"
@@ -73,5 +74,5 @@ def assert_recovered(
 
 
 def steps_lost(job: Job) -> list[int]:
-    """Return the steps lost in each incident."""
+    """Return the number of lost steps of each incident."""
     return [incident.steps_lost for incident in job.incidents()]

@@ -1,4 +1,4 @@
-"""A job that has met the rows of its plan, and the checks of what followed."""
+"""A job that ran a plan, and the checks of its rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ _RESTARTS = (Strategy.RESTART, Strategy.HANG_RESTART)
 
 @dataclass
 class Ended:
-    """The attempts of a job, and how far it came.
+    """The attempts of a job, and its progress.
 
-    error: what broke the job off. story: the job's story then.
-    numbers: the number of each row's first fault.
-    journals: the events of each attempt. ends: how the attempts ended.
-    seen: the results of the acts, by the names of the rows.
-    after: the results of `Attempt.after`, by the names of the attempts.
-    left: processes that lived after an attempt.
+    `error`: the exception that ended the run early.
+    `story`: the history of the job at that time.
+    `numbers`: the number of each row's first fault.
+    `journals`: the events of each attempt.
+    `ends`: the end of each attempt.
+    `seen`: the results of the acts, by the names of the rows.
+    `after`: the results of `Attempt.after`, by the names of the attempts.
+    `left`: processes that still ran after an attempt.
     """
 
     job: Job
@@ -48,7 +50,7 @@ class Ended:
     left: list[str] = field(default_factory=list)
 
     def only(self, which: int | str) -> Ended:
-        """Return one attempt alone, by its number or its name."""
+        """Return a copy with one attempt only, by its number or its name."""
         names = [attempt.name for attempt in self.attempts]
         number = names.index(which) if isinstance(which, str) else which
         own = {
@@ -57,7 +59,7 @@ class Ended:
         }
         return dataclasses.replace(self, **own)
 
-    # ---- what has happened
+    # ---- results
 
     @property
     def rows(self) -> list[Row]:
@@ -75,39 +77,39 @@ class Ended:
         return journal.incidents(self.events)
 
     def of(self, kind: type[E], row: Row | None = None) -> list[E]:
-        """Return the events of one kind: all, or those of a row."""
+        """Return the events of one kind. With a row, return only events of this row."""
         events = self.events if row is None else self.events_of(row)
         return [event for event in events if isinstance(event, kind)]
 
     def events_of(self, row: Row) -> list[journal.AnyEvent]:
-        """Return the events between a row's beginning and the next's."""
+        """Return the events between the start of a row and the start of the next row."""
         begin, end = self.window(row)
         return [event for event in self.events if begin <= event.at < end]
 
     def incidents_of(self, row: Row) -> list[journal.Incident]:
-        """Return the incidents of a row, as far as they are between its beginning and the next's.
+        """Return the incidents of a row, with their events before the start of the next row.
 
-        Rows of the same step share an incident: it closes when a step is finished.
+        Rows of the same step share an incident, because an incident closes when a step is finished.
         """
         return [each for each in journal.incidents(self.events_of(row)) if each.faults]
 
     def is_closed(self, incident: journal.Incident) -> bool:
-        """Whether training continued after an incident."""
+        """Return whether training continued after an incident."""
         return any(each.closed for each in self.incidents if each.number == incident.number)
 
     def began(self) -> tuple[int, dict[str, int]]:
-        """Return the finished steps of the first generation, and where its states came from."""
+        """Return the finished steps of the first generation, and the sources of its states."""
         [formed, *_] = self.of(journal.Formed)
         return formed.step, formed.sources
 
     def replaced_in(self, row: Row) -> set[int]:
-        """Return the ranks of which a process started between a row's beginning and the next's."""
+        """Return the ranks that got a new process between the start of a row and the next row."""
         begin, end = self.window(row)
         record = self.job.record
         return {r for r in range(record.ranks) if any(begin <= at < end for at in record.births(r))}
 
     def window(self, row: Row) -> tuple[float, float]:
-        """Return when a row began, and when the next row began or the attempt ended."""
+        """Return the start of a row, and the start of the next row or the end of the attempt."""
         rows = self.rows
         begin = self._begin(row)
         ends = [self._begin(later) for later in rows[rows.index(row) + 1 :]]
@@ -115,8 +117,8 @@ class Ended:
         return begin, min(ends, default=_FAR)
 
     def _begin(self, row: Row) -> float:
-        """Return when the earliest of a row's faults struck."""
-        if row not in self.numbers:  # its attempt has not begun
+        """Return when the first fault of a row occurred."""
+        if row not in self.numbers:  # its attempt has not started
             return _FAR
         first = self.numbers[row]
         marks = [reached(self.job.folder, first + n) for n in range(len(row.faults))]
@@ -125,7 +127,7 @@ class Ended:
     # ---- checks
 
     def check(self, row: Row) -> journal.Incident | None:
-        """Check what a row promises; return its last incident."""
+        """Check the expected recovery of a row, and return its last incident or None."""
         found = self.incidents_of(row)
         why = f"row {row}: {self.error}{self.story}"
         if row.strategies == ():
@@ -155,7 +157,7 @@ class Ended:
         return incident
 
     def check_ends(self) -> list[journal.Ended]:
-        """Check how the attempts ended, and that no process is left; return their ends."""
+        """Check the ends of the attempts, and that no process is left. Return the ends."""
         assert len(self.ends) == len(self.attempts), f"{self.error}{self.story}"
         for attempt, end in zip(self.attempts, self.ends, strict=True):
             assert end.outcome == attempt.outcome, f"{end}{self.story}"
@@ -164,7 +166,7 @@ class Ended:
         return self.ends
 
     def check_end(self, baseline: Record, *, wrong: Mapping[int, int] | None = None) -> None:
-        """Check how the attempts ended, and that the training is the baseline's, to the bit."""
+        """Check the ends of the attempts, and that the training equals the baseline bit by bit."""
         assert self.error is None, f"{self.error}{self.story}"
         self.check_ends()
         assert_same_training(self.job.record, baseline, wrong=wrong)
@@ -174,10 +176,10 @@ class Ended:
         assert of_rows == {each.number for each in self.incidents}, "an incident of no row"
 
     def check_processes(self) -> None:
-        """The journal names the start of each process, and each rank's last one has ended well.
+        """Check that the journal has all starts of processes, and that each last process succeeded.
 
-        A restart can end processes that were started before they begin the script. A coordinator
-        that dies may have started processes that the journal does not name.
+        A restart can end new processes before they reach the script. A coordinator can fail after
+        it started processes and before the journal has them.
         """
         record = self.job.record
         begin = self.events[0].at
@@ -195,5 +197,5 @@ class Ended:
 
 
 def _allows(wanted: int | Collection[int] | None, number: int) -> bool:
-    """Whether a number is the wanted one, or one of them; None: each is."""
+    """Return whether a number is the wanted one or one of the wanted ones; None: any number is."""
     return wanted is None or number in ((wanted,) if isinstance(wanted, int) else wanted)

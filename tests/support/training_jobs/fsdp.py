@@ -1,4 +1,4 @@
-"""The run with a model of FSDP2: cut up over all ranks, or over half of them and held twice."""
+"""The run with a model of FSDP2, sharded over all ranks (`fsdp`) or replicated twice (`hsdp`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from training_jobs.train import FEATURES, WIDTH, Run
 
 
 class Block(nn.Module):
-    """A residual block; `faults` may strike in its forward and in its backward pass."""
+    """A residual block with fault places in its forward and backward pass."""
 
     def __init__(self, number: int, faults: Injector) -> None:
         super().__init__()
         self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
         self.down, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.1)
-        self.scale = nn.Parameter(torch.ones(3))  # fewer rows than ranks: one has none
+        self.scale = nn.Parameter(torch.ones(3))  # fewer rows than ranks, so one rank has none
         self._number, self._faults = number, faults
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -34,19 +34,19 @@ class Block(nn.Module):
 
 
 class Optimizer(torch.optim.AdamW):
-    """AdamW; `faults` may strike when its update has begun."""
+    """AdamW with a fault place at the start of its update."""
 
     def __init__(self, model: nn.Module, faults: Injector) -> None:
         self._faults = faults
         super().__init__(model.parameters(), lr=1e-2, weight_decay=0.1)
 
-    def _init_group(self, group, *lists):  # called by step()
+    def _init_group(self, group, *lists):  # step() calls this
         self._faults.at("update")
         return super()._init_group(group, *lists)
 
 
 class FsdpRun(Run):
-    """One rank's training objects and its loop."""
+    """The training objects and the loop of one rank."""
 
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         init_placeholder_group()
@@ -56,7 +56,7 @@ class FsdpRun(Run):
         else:
             mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
         blocks = [Block(number, self.faults) for number in range(3)]
-        # 101 rows: pieces of different sizes.
+        # With 101 rows, the shards have different sizes.
         model = nn.Sequential(
             nn.Linear(FEATURES, 101), nn.Linear(101, WIDTH), *blocks, nn.Linear(WIDTH, 1)
         )

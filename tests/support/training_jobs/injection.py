@@ -1,8 +1,8 @@
-"""Faults that a training script inflicts upon itself, at an exact place of an exact step.
+"""Faults that the training script causes in its own process, at an exact place of an exact step.
 
-A test writes the faults to a file of the run's folder. A rank looks there when it starts, and
-suffers them where it passes a named place (`Injector.at`). Each fault strikes once, unless it is
-marked `again`.
+A test writes the faults to a file in the folder of the run. A rank reads the file when it starts,
+and causes a fault when it reaches the named place (`Injector.at`). Each fault occurs once, unless
+it is marked `again`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,43 @@ from waiting import bound_s
 
 from rekindle.training.devices import CpuDevice, Damage
 
-PAUSE_LIMIT_S = 600.0  # far above the bounds of tests, which end their ranks themselves
+PAUSE_LIMIT_S = 600.0  # much longer than the bounds of tests, which end their ranks themselves
 _FILE = "faults.json"
 _DAMAGE = {"uce": Damage.STATE, "uce-temporary": Damage.NONE, "uce-fatal": Damage.DEVICE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to `rank` at a place of the script.
+    """A fault of `rank` at a place of the script.
 
-    step: only in this step. life: only in the n-th process of the rank; 0: in any; -1: in none.
-    do: kill, segv, abrt, stop, raise, hang, exit; raise together, when all ranks that do so have
-        come; link, an error that reads like a broken link; wrapped, one of the script's own that
-        came from such an error;
-        hiccup, one that the script calls transient; uce, uce-temporary, uce-fatal, an error of the
-        device's memory that damaged the state, nothing that lasts, or the device for good; flip,
-        after which what the rank computes is wrong; ecc, the error that tells of it late; pause,
-        which waits until the test lets it go on, and compute, which computes until then; hold,
-        which waits until the rank was asked to stand still for a world that grows; over, which
-        waits until it has heard that this generation is; leave, after which the script leaves
-        its loop as if it had stopped early; or nothing, which only notes that the rank was here.
-    after: only when the fault that stands so many places before this one has struck; 0: at once.
+    `step`: only in this step, or None for each step.
+    `life`: only in the n-th process of the rank. 0 means each process, -1 none.
+    `do`: the action, see below.
+    `again`: whether the fault occurs at each pass of the place, instead of once.
+    `after`: only after the fault that is this number of places earlier in the list. 0 means no
+    condition.
+
+    The values of `do`:
+
+    `kill`, `segv`, `abrt`, `stop`: The process gets this signal.
+    `raise`: The script raises an error.
+    `raise together`: The same, once all ranks with this fault have reached it.
+    `link`: The script raises an error with the text of a broken link.
+    `wrapped`: The script raises an error that such an error caused.
+    `hiccup`: The script raises an error that it declares as transient.
+    `hang`: The process sleeps forever.
+    `exit`: The process exits with status 3.
+    `uce`: A memory error of the device damages the state.
+    `uce-temporary`: A memory error of the device has no lasting effect.
+    `uce-fatal`: A memory error damages the device permanently.
+    `flip`: The rank computes wrong values after it.
+    `ecc`: The script raises the error that reports a `flip` late.
+    `pause`: The rank waits until the test releases it.
+    `compute`: The rank computes until the test releases it.
+    `hold`: The rank waits until the agent asks it to pause for a growing world.
+    `over`: The rank waits until the agent reports the end of this generation.
+    `leave`: The script leaves its loop, as after an early stop.
+    `nothing`: The fault only records that the rank was here.
     """
 
     rank: int
@@ -54,14 +70,14 @@ class Fault:
 
 
 def held(fault: Fault) -> tuple[Fault, Fault]:
-    """The fault, and before it a pause at the same place."""
+    """Return a pause and the fault at the same place."""
     return dataclasses.replace(fault, do="pause"), fault
 
 
 def write_faults(folder: Path, faults: list[Fault], *, keep: bool = False) -> None:
-    """Lay out the run's folder with the faults that its ranks are to suffer.
+    """Prepare the folder of a run with the faults of its ranks.
 
-    keep: whether those that have struck remain known.
+    `keep`: whether to keep the marks of faults that have occurred.
     """
     (folder / "processes").mkdir(parents=True, exist_ok=True)
     for mark in () if keep else folder.glob("*-fault-*"):
@@ -70,21 +86,21 @@ def write_faults(folder: Path, faults: list[Fault], *, keep: bool = False) -> No
 
 
 def reached(folder: Path, number: int) -> Path:
-    """Return the file that appears when fault `number` strikes."""
+    """Return the file that appears when fault `number` occurs."""
     return folder / f"reached-fault-{number}"
 
 
 def release(folder: Path, number: int) -> None:
-    """Let a rank that pauses at fault `number` go on."""
+    """Let a rank that pauses at fault `number` continue."""
     (folder / f"release-fault-{number}").touch()
 
 
 class HiccupError(Exception):
-    """What the script's Session is told to be transient."""
+    """An error that the script's Session declares as transient."""
 
 
 def _own_error(what: str, text: str) -> Exception:
-    # The name of the file contains that of a backend.
+    # The file name contains the name of a backend.
     return HiccupError(text) if what == "hiccup" else RuntimeError(f"igloo.csv: {text}")
 
 
@@ -98,12 +114,12 @@ def _link_error(what: str) -> Exception:
 
 
 class Injector:
-    """The faults of one rank's process."""
+    """The faults of one process of a rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.step: int | None = None
         self.leaves = False
-        self.flaw = 0.0  # what is wrong in the model's outputs
+        self.flaw = 0.0  # the error of the model's outputs
         self._flipped_us = 0
         self._channel: Any = None
         self._folder = folder
@@ -119,7 +135,7 @@ class Injector:
         ]
 
     def at(self, place: str) -> None:
-        """Inject what is planned for this place."""
+        """Cause the faults that are planned for this place."""
         for number, fault in self._mine:
             if fault.place == place and fault.step in (None, self.step):
                 if fault.after and not reached(self._folder, number - fault.after).exists():
@@ -166,7 +182,7 @@ class Injector:
                 _die(what)
 
     def _meet(self, what: str) -> None:
-        """Wait for the other ranks that raise together: the first to fail ends the job."""
+        """Wait for the other ranks that raise together, because the first failure ends the job."""
         if what != "raise together":
             return
         marks = [
@@ -177,7 +193,7 @@ class Injector:
         _wait(lambda: all(mark.exists() for mark in marks), "not all ranks came")
 
     def watch(self, member: Any) -> None:
-        """Make places of the rank's messages to its agent, and of its snapshots and transfers."""
+        """Add fault places to the rank's messages to its agent, its snapshots and its transfers."""
         if member is None:
             return
         self._channel = channel = member.channel
@@ -217,9 +233,9 @@ class Injector:
 
 
 def _have_snapshots_sealed() -> None:
-    """Go on after a snapshot when the agent has sealed it: the next one is not left out then.
+    """Wait after each snapshot until the agent has sealed it, so that the next one is not skipped.
 
-    Steps of milliseconds would else outrun an agent on a busy machine.
+    Without this, steps of milliseconds would be faster than an agent on a busy machine.
     """
     from rekindle.rank.snapshot_writer import SnapshotWriter
 
@@ -252,5 +268,5 @@ def _die(how: str) -> None:
         "stop": signal.SIGSTOP,
     }[how]
     if number is signal.SIGSEGV:
-        ctypes.string_at(0)  # the real thing
+        ctypes.string_at(0)  # a real segmentation fault
     os.kill(os.getpid(), number)

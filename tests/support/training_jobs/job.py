@@ -1,4 +1,4 @@
-"""A training job on the local engine, as a test sees it: start it, wait for events, break it."""
+"""A training job on the local engine: start it, wait for events, and break it."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ from training_jobs.processes import (
 from training_jobs.record import Record
 
 STEPS = 24
-# Ranks that are paused by a test look as if they hung.
+# For the coordinator, a rank that a test pauses looks like a hung rank.
 _POLICY = Policy(hang_timeout_s=LIMIT_S)
 
 T = TypeVar("T")
 
 
 def pause_all(step: int, ranks: int = RANKS, *, life: int = 1) -> list[Fault]:
-    """Return the first faults of a job: they hold all ranks in a step, until the test is ready."""
+    """Return the first faults of a job, which pause all ranks in a step until the test is ready."""
     return [Fault(rank, "forward", step, life=life, do="pause") for rank in range(ranks)]
 
 
 class Job(JobHandle):
-    """One job of the training script; a context manager that leaves nothing behind.
+    """One job of the training script, as a context manager that ends all its processes.
 
-    nodes: simulated nodes, of all processes together.
-    hosts: whether nodes have simulated hosts, and what is learned of those is noted.
-    replaces: whether nodes that are wanted are brought. misfit: more environment for the ranks.
-    script: another one than the training script.
+    `nodes`: the number of simulated nodes, which share `processes`.
+    `hosts`: whether nodes have simulated hosts, whose events the engine records.
+    `replaces`: whether the job replaces nodes that the coordinator requests.
+    `misfit`: additional environment variables of the ranks.
+    `script`: a script instead of the training script.
     """
 
     def __init__(
@@ -105,18 +106,18 @@ class Job(JobHandle):
         )
         self.engine: LocalEngine | None = None
         self._attempt = -1
-        self._wanted = 0  # events of the journal that were looked at for nodes
+        self._wanted = 0  # number of journal events that were searched for requested nodes
         self._processes: list[subprocess.Popen[bytes]] = []
         self._node_killed = False
         self.plan(*faults)
 
     def plan(self, *faults: Fault) -> None:
-        """Set the faults that the ranks inflict upon themselves."""
+        """Set the faults that the ranks cause."""
         self.faults = list(faults)
         write_faults(self.folder, self.faults)
 
     def plan_more(self, *faults: Fault) -> int:
-        """Add faults, and return the number of the first; earlier ones no longer strike."""
+        """Add faults and return the number of the first. Earlier faults no longer occur."""
         for number, fault in enumerate(self.faults):
             if not reached(self.folder, number).exists():
                 self.faults[number] = dataclasses.replace(fault, life=-1)
@@ -124,10 +125,10 @@ class Job(JobHandle):
         write_faults(self.folder, self.faults, keep=True)
         return len(self.faults) - len(faults)
 
-    # ---- life
+    # ---- start and end
 
     def start(self, **changes: object) -> Job:
-        """Launch the job, or its next attempt; `changes` are to its description."""
+        """Launch the job, or its next attempt, with changes of its spec."""
         self._reap()
         self._attempt += 1
         self.spec = msgspec.structs.replace(self.spec, **changes)
@@ -142,11 +143,11 @@ class Job(JobHandle):
         return self
 
     def has_ended(self) -> bool:
-        """Whether the coordinator has ended."""
+        """Return whether the coordinator has ended."""
         return self.coordinator.poll() is not None
 
     def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
-        """Wait for the end of the job and of all its processes."""
+        """Wait until the job and all its processes have ended, and return the last end."""
         self.wait(self.has_ended, "the coordinator's end", limit_s)
         ended = self.events_of(journal.Ended)
         assert ended, f"the coordinator ended without a word{self.story()}"
@@ -176,23 +177,23 @@ class Job(JobHandle):
         own = [self.engine.coordinator, *self.engine.agents]
         return [*self._processes, *(process for process in own if process is not None)]
 
-    # ---- waiting
+    # ---- waits
 
     def wait(self, true: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
-        """Wait until `true()`, and bring the nodes that are wanted meanwhile."""
+        """Wait until `true()`, and start requested nodes during this time."""
         return self.wait_until(true, what, bound_s(limit_s), past_end=True)
 
     def wait_fault(self, number: int) -> None:
-        """Wait until the injected fault `number` strikes."""
+        """Wait until the injected fault `number` occurs."""
         mark = reached(self.folder, number)
         fault = f"fault {number}: {self.faults[number]}"
         self.wait(lambda: mark.exists() or self.coordinator.poll() in (0, 1), fault)
         assert mark.exists(), f"ended before fault {number}{self.story()}"
 
     def wait_pause(self, step: int, first: int = 0) -> None:
-        """Wait until faults from `first` on hold all ranks in `step`, and all know what there is.
+        """Wait until the faults from `first` pause all ranks in `step`.
 
-        The coordinator knows of the step, and the agents have sealed all snapshots.
+        Also wait until the coordinator knows of the step, and the agents have sealed all snapshots.
         """
         for number in range(first, first + self.record.ranks):
             self.wait_fault(number)
@@ -201,11 +202,11 @@ class Job(JobHandle):
             wait_sealed(self.agent_pid(node))
 
     def copies(self) -> dict[int, tuple[int, ...]]:
-        """Return the steps of the copies of each rank's snapshots that the coordinator knows of."""
+        """Return the steps of the copies of each rank's snapshots, as known to the coordinator."""
         return {r: steps for node in self.status().nodes for r, steps in node.copies.items()}
 
     def wait_copies(self, step: int, *ranks: int) -> None:
-        """Wait until the coordinator knows of copies of these ranks' snapshots of a step."""
+        """Wait until the coordinator knows of copies of these ranks' snapshots after `step`."""
 
         def known() -> bool:
             copies = self.copies()
@@ -214,16 +215,16 @@ class Job(JobHandle):
         self.wait(known, f"copies of ranks {ranks} after step {step}")
 
     def release_all(self, first: int = 0) -> None:
-        """Let all ranks go on from there."""
+        """Let all ranks continue from the pauses that start at fault `first`."""
         for number in range(first, first + self.record.ranks):
             self.release(number)
 
     def release(self, number: int) -> None:
-        """Let a rank that pauses at fault `number` go on."""
+        """Let a rank that pauses at fault `number` continue."""
         release(self.folder, number)
 
     def release_abreast(self, number: int, finished: int) -> None:
-        """Release fault `number` when all others have done so many steps, and lack no gradient."""
+        """Release fault `number` once all other ranks train and have finished `finished` steps."""
         self.wait_fault(number)
         paused = self.faults[number].rank
 
@@ -246,7 +247,7 @@ class Job(JobHandle):
                 self.bring(event.node)
 
     def bring(self, node: int) -> None:
-        """Start an agent in the place of a lost one."""
+        """Start an agent that replaces a lost one."""
         assert self.engine is not None
         os.environ[MARK] = self.mark
         try:
@@ -254,7 +255,7 @@ class Job(JobHandle):
         finally:
             del os.environ[MARK]
 
-    # ---- what there is
+    # ---- state
 
     @property
     def coordinator(self) -> subprocess.Popen[bytes]:
@@ -264,12 +265,15 @@ class Job(JobHandle):
         return self.engine.coordinator
 
     def agent_pid(self, node: int) -> int:
-        """Return the process of a node's agent."""
+        """Return the process id of a node's agent."""
         self.wait_event(journal.NodeJoined, node=node)
         return self.events_of(journal.NodeJoined, node=node)[-1].pid
 
     def leftovers(self) -> list[str]:
-        """List the live processes of the job. A killed node's fork server ends by itself."""
+        """Return the live processes of the job.
+
+        The fork server of a killed node ends on its own.
+        """
         if self._node_killed:
             wait_until(
                 lambda: not marked_processes(self.mark), "the end of a killed node's fork server"
@@ -277,12 +281,12 @@ class Job(JobHandle):
         return marked_processes(self.mark)
 
     def stderr(self, rank: int) -> str:
-        """What the processes of a rank have said."""
+        """Return the standard error of all processes of a rank."""
         logs = Path(self.spec.log_directory).glob(f"attempt_*/{rank}/stderr.log")
         return "".join(log.read_text() for log in sorted(logs))
 
     def checkpoints(self) -> list[Path]:
-        """List the checkpoints' directories, newest first."""
+        """Return the directories of the checkpoints, newest first."""
         return sorted(Path(self.spec.checkpoint_store).glob("step-*"), reverse=True)
 
     def story(self) -> str:
@@ -293,36 +297,36 @@ class Job(JobHandle):
         return "\n".join([*texts, *marked_processes(self.mark), *self._stacks()])
 
     def _stacks(self) -> list[str]:
-        """Have all ranks that live write where they are."""
+        """Let all live ranks write their stacks, and return the stacks."""
         texts = []
         for path in sorted(self.folder.glob("stack.*")):
             try:
                 os.kill(int(path.suffix[1:]), signal.SIGUSR2)
                 wait_until(lambda path=path: path.stat().st_size, "a stack", 2.0)
             except (ProcessLookupError, AssertionError):
-                continue  # it is dead, or says nothing
+                continue  # it has ended or does not answer
             texts += [f"\n---- {path.name}", path.read_text()]
         return texts
 
-    # ---- breaking it
+    # ---- faults
 
     def profile(self, kinds: str = "", *, on: bool = True) -> None:
         """Switch light profiling, as `rekindle profile` does."""
         self.client().profile(ProfilingOrder(on=on, kinds=tuple(kinds.split()), by="test"))
 
     def kill_pid(self, pid: int) -> None:
-        """Kill a process of the job, and see it dead."""
+        """Kill a process of the job and wait for its end."""
         os.kill(pid, signal.SIGKILL)
         self.wait(lambda: not psutil.pid_exists(pid), f"the end of process {pid}")
 
     def kill_coordinator(self) -> None:
-        """Kill the coordinator, and see it dead."""
+        """Kill the coordinator and wait for its end."""
         self._processes.append(self.coordinator)
         self.coordinator.kill()
         self.coordinator.wait(bound_s())
 
     def revive_coordinator(self) -> None:
-        """Start another coordinator in the place of the dead one."""
+        """Start a coordinator that replaces the killed one."""
         assert self.engine is not None
         os.environ[MARK] = self.mark
         try:
@@ -331,9 +335,9 @@ class Job(JobHandle):
             del os.environ[MARK]
 
     def kill_node(self, *nodes: int) -> None:
-        """Kill the agents of these nodes, and with them (by the kernel) their ranks; see it done.
+        """Kill the agents of these nodes. The kernel then kills their ranks; wait for this.
 
-        The fork servers live on for a moment, to end what the ranks have started.
+        The fork servers continue for a moment, to end the processes that the ranks have started.
         """
         agents = [psutil.Process(self.agent_pid(node)) for node in nodes]
         doomed = [child for agent in agents for child in agent.children() if leads_session(child)]

@@ -1,8 +1,8 @@
-"""The training script with its batches from a DataLoader: what it trained on, it logs.
+"""The training script with batches from a DataLoader. It logs the samples that it trained on.
 
-`map`: over a StepSampler; `stream`: over an ElasticStream of parts of unlike sizes, one of them
-empty; `torchdata`: the same with torchdata's StatefulDataLoader; `stateful`: that over a dataset
-with a position of its own. A sample's number tells its epoch too.
+Kinds: `map` uses a StepSampler. `stream` uses an ElasticStream whose parts have different sizes;
+one is empty. `torchdata` uses such a stream with torchdata's StatefulDataLoader. `stateful` uses
+that loader with a dataset that has its own position. The number of a sample includes its epoch.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rekindle.training.torch import ElasticStream, Session, StepSampler
 from training_jobs import BATCH
 from training_jobs.train import Run
 
-EPOCH = 1000  # added to a sample's number for each epoch that went before
+EPOCH = 1000  # added to the number of a sample for each earlier epoch
 SIZES = (9, 2, 14, 0, 7, 12, 1, 11, 13, 8, 13, 14)  # samples of the stream's parts
 SAMPLES = sum(SIZES)
 
 
 def numbers_of(part: int) -> range:
-    """The samples of a part of the stream."""
+    """Return the samples of a part of the stream."""
     before = sum(SIZES[:part])
     return range(before, before + SIZES[part])
 
 
 class Indexed(Dataset[Any]):
-    """Samples by their number."""
+    """Samples by number."""
 
     def __init__(self, run: Run) -> None:
         self._inputs, self._targets = run.inputs, run.targets
@@ -44,13 +44,13 @@ class Indexed(Dataset[Any]):
         return number, self._inputs[place], self._targets[place]
 
     def read(self, part: int, epoch: int, start: int) -> Iterator[Any]:
-        """The samples of a part."""
+        """Yield the samples of a part."""
         for number in numbers_of(part)[start:]:
             yield self[epoch * EPOCH + number]
 
 
 class Shard(IterableDataset[Any]):
-    """This rank's samples, cut up again for the workers; each knows where it is."""
+    """The samples of this rank, divided among the workers. Each worker knows its position."""
 
     def __init__(self, indexed: Indexed, rank: int, world_size: int) -> None:
         self._indexed, self._rank, self._world_size = indexed, rank, world_size
@@ -64,7 +64,7 @@ class Shard(IterableDataset[Any]):
         at, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         mine = range(self._rank + at * self._world_size, SAMPLES, self._world_size * workers)
         self._next, self._resumed = self._resumed, 0
-        while self._next < len(mine):  # and there it stays, behind the last
+        while self._next < len(mine):  # stays at the end afterwards
             self._next += 1
             yield self._indexed[self._epoch * EPOCH + mine[self._next - 1]]
 
@@ -76,7 +76,7 @@ class Shard(IterableDataset[Any]):
 
 
 class LoaderRun(Run):
-    """One rank's training on batches of a loader."""
+    """The training of one rank on batches of a loader."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__(options)

@@ -1,8 +1,8 @@
-"""A job that meets many faults, one after the other; each fault is a row of a table.
+"""A job with many consecutive faults. Each fault is a row of a table.
 
-A `Plan` is a job: its attempts, and the rows of each. The fixture `running.ended_of` runs a plan
-once per worker. One test per row then checks what followed from that row's fault, and one more test
-checks the end of the job (see `ended.Ended`).
+A `Plan` is a job: its attempts, and the rows of each attempt. The fixture `running.ended_of` runs a
+plan once for each test worker. One test for each row then checks the recovery from that row's
+fault. One more test checks the end of the job (see `ended.Ended`).
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 Act = Callable[[Job, int], Any]
 Settings = Mapping[str, Any]
 
-_LAST = (Strategy.DUMP, Strategy.FAIL)  # training does not continue after these
+_LAST = (Strategy.DUMP, Strategy.FAIL)  # training does not continue after these strategies
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One fault of a long job, and what must follow from it.
+    """One fault of a long job, and its expected recovery. None: a field is not checked.
 
-    name: the id of the row's test.
-    step: the first step in which the fault can strike. Rows are in the order of
-        their steps, with at least three steps between them. Rows of the same step are possible if
-        each of them waits for the one before it (`Fault.after`).
-    faults: what the ranks inflict upon themselves. act: what is done from outside meanwhile; it
-        gets the job and the number of the row's first fault (see `Job.wait_fault`), and
-        `Ended.seen` keeps its result.
-    strategies: what must be decided, in order; empty: there is no incident; None: not checked.
-    lost: the steps lost, or the numbers allowed; None: not checked.
-    resumed: the steps finished from which training continues, or the numbers allowed; None: not
-        checked.
-    replaced: the ranks that have a new process afterwards; None: not checked.
-    sources: where the ranks' states come from, in the row's last generation or in each of its
-        generations; None: not checked.
-    cause: the kind of the fault that is the cause, and its rank; None: not checked.
-    check: more to check, once the job has ended.
+    `name`: the id of the row's test.
+    `step`: the first step in which the fault can occur. Rows are in the order of their steps, with
+    at least three steps between them. Rows of the same step are possible if each waits for the
+    previous one (`Fault.after`).
+    `faults`: the faults that the ranks cause.
+    `act`: a function that acts on the job during this time. It gets the job and the number of the
+    row's first fault (see `Job.wait_fault`). `Ended.seen` keeps its result.
+    `strategies`: the expected strategies, in order. Empty: there is no incident.
+    `lost`: the number of lost steps, or the allowed numbers.
+    `resumed`: the number of finished steps at which training continues, or the allowed numbers.
+    `replaced`: the ranks that get a new process.
+    `sources`: the sources of the ranks' states, in the row's last generation or in each of its
+    generations.
+    `cause`: the kind and the rank of the fault that is the cause.
+    `check`: an additional check after the end of the job.
     """
 
     name: str
@@ -69,20 +68,20 @@ class Row:
 
     @property
     def continues(self) -> bool:
-        """Whether training continues after the fault."""
+        """Return whether training continues after the fault."""
         return not self.strategies or self.strategies[-1] not in _LAST
 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One attempt of a job, the faults that it meets, and its end.
+    """One attempt of a job, its faults, and its end.
 
-    settings: what changes in the job's description from this attempt on, or a function that
-        returns it.
-    outcome, reason: how the attempt ends; the reason contains this text.
-    replaces: whether nodes that are wanted are brought.
-    name: by which `Ended` knows the attempt.
-    after: what is done when the attempt has ended; `Ended.after` keeps its result.
+    `settings`: changes of the job's spec from this attempt, or a function that returns them.
+    `outcome`: the outcome of the attempt.
+    `reason`: a text in the reason of the outcome.
+    `replaces`: whether the job replaces nodes that the coordinator requests.
+    `name`: the name of the attempt in `Ended`.
+    `after`: a function that runs after the attempt. `Ended.after` keeps its result.
     """
 
     rows: tuple[Row, ...] = ()
@@ -101,7 +100,7 @@ class Attempt:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A job with its attempts. settings: arguments of `Job`."""
+    """A job with its attempts. `settings`: arguments of `Job`."""
 
     name: str
     attempts: tuple[Attempt, ...]
@@ -115,7 +114,7 @@ class Plan:
 
 
 def each_row(*plans: Plan) -> list[object]:
-    """Return the parameters (plan, row) of one test per row."""
+    """Return the parameters (plan, row) of one test for each row."""
     return [
         pytest.param(plan, row, id=f"{plan}: {row}")
         for plan in plans

@@ -1,8 +1,8 @@
-"""One job in pods that meets several events, one after the other; each event is a row.
+"""One job in pods with several consecutive events. Each event is a row.
 
-All ranks pause in the step of a row. Its act then disturbs the job, and lets the ranks train until
-they pause for the next row. One test per row checks what the journal and the cluster have of it.
-Where the job breaks at a row, the rows before it still have their facts.
+All ranks pause in the step of a row. The act of the row then disturbs the job, and lets the ranks
+train until they pause for the next row. One test for each row checks the facts in the journal and
+the cluster. If the job fails at a row, the rows before it still have their facts.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ E = TypeVar("E", bound=journal.Event)
 
 @dataclass(frozen=True)
 class Row:
-    """One event of a long job: in this step, `act` does it, and returns what its test needs."""
+    """One event of a long job. `act` causes it in this step, and returns data for its test."""
 
     step: int
     act: Callable[[PodJob], Any]
 
     @property
     def name(self) -> str:
-        """The name of its facts."""
+        """The name of the row's facts."""
         return self.act.__name__
 
 
 @dataclass
 class Facts:
-    """The events between a row's step and the step of the next row."""
+    """The events between the step of a row and the step of the next row."""
 
     noted: Any
     events: list[journal.AnyEvent]
-    before: dict[str, str]  # the uids of the pods of nodes and spares, by name
+    before: dict[str, str]  # uids of the pods of nodes and spares, by name
     after: dict[str, str]
 
     @property
     def incidents(self) -> list[journal.Incident]:
-        """The incidents of the row; all of them must be closed."""
+        """The incidents of the row. All of them must be closed."""
         found = journal.incidents(self.events)
         assert all(incident.closed for incident in found), found
         return found
@@ -56,7 +56,7 @@ class Facts:
 
 @dataclass
 class Story:
-    """A job that met all rows, and how far it came."""
+    """A job that ran through the rows, and its progress."""
 
     job: PodJob
     facts: dict[str, Facts] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Story:
         return self.facts[row.name]
 
     def assert_succeeded(self) -> None:
-        """The job has ended well, and neither objects nor processes are left."""
+        """Check that the job succeeded, and that no objects or processes are left."""
         assert self.error is None, f"{self.error}{self.told}"
         assert self.ended is not None
         assert self.ended.outcome == "succeeded", self.told
@@ -81,19 +81,19 @@ class Story:
 
 
 def pauses(rows: Iterable[Row]) -> list[Fault]:
-    """Return the first faults of a job: they hold all ranks in the step of each row."""
+    """Return the first faults of a job, which pause all ranks in the step of each row."""
     return [each for row in rows for each in pause_all(row.step, life=0)]
 
 
 def let_go(job: PodJob) -> None:
-    """Let all ranks that pause train on."""
+    """Let all paused ranks continue."""
     for number, fault in enumerate(job.faults):
         if fault.do == "pause" and reached(job.folder, number).exists():
             job.release(number)
 
 
 def run_rows(job: PodJob, rows: Sequence[Row]) -> Story:
-    """Lead a job that has started through all rows to its end, and remove its objects."""
+    """Run a started job through all rows to its end, and remove its objects."""
     story = Story(job)
     try:
         for number, row in enumerate(rows):

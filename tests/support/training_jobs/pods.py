@@ -1,4 +1,4 @@
-"""A training job in the pods of a simulated cluster, as a test sees it."""
+"""A training job in the pods of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _IN_THE_POD = "/var/lib/rekindle/jobs/job"
 
 
 class PodJob(Job):
-    """Its nodes are pods, and what is wanted of the cluster is asked as a flow would.
+    """A job whose nodes are pods. The test controls it as a flow does.
 
-    namespace: the namespace of all its objects.
-    pods: more fields of the description of its pods.
-    kubeconfig: the kubeconfig of an account other than the cluster's admin.
+    `namespace`: the namespace of all its objects.
+    `pods`: additional fields of the pods' settings.
+    `kubeconfig`: the kubeconfig of an account other than the cluster's admin.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PodJob(Job):
         self._watching = contextlib.ExitStack()
         self._learned = 0
 
-    # ---- life
+    # ---- start and end
 
     def start(self, **changes: object) -> PodJob:
         """Launch the job, or its next attempt."""
@@ -93,7 +93,10 @@ class PodJob(Job):
         return self
 
     def steer(self, directory: Path | None = None) -> None:
-        """Be the process that steers the job; directory: of one that knows nothing of it yet."""
+        """Take control of the job, as the process of a flow does.
+
+        `directory`: the job directory of a process that does not know the job yet.
+        """
         self._watching.close()
         if directory is not None:
             self.directory = JobDirectory(directory)
@@ -107,7 +110,7 @@ class PodJob(Job):
         self.engine.client(self.endpoint).report(sign)
 
     def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
-        """Wait for the end of the attempt."""
+        """Wait for the end of the attempt and return it."""
 
         def ended() -> journal.Ended | None:
             last = self.events()[-1:]
@@ -116,36 +119,36 @@ class PodJob(Job):
         return self.wait(ended, "the end of the attempt", limit_s)
 
     def look_away(self) -> dict[str, str]:
-        """Stop watching; return what the pods have put out by then, by the names of its files."""
+        """Stop watching, and return the output of the pods so far, by file names."""
         self._watching.close()
         folder = self.directory.path / "logs"
         return {path.name: path.read_text() for path in folder.glob("*.log")}
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop watching and close the client."""
         self._watching.close()
         self.api.close()
 
     def remove(self) -> None:
-        """Remove the job's objects; nothing must be left."""
+        """Remove the objects of the job, and check that none is left."""
         self.engine.release()
         assert self.objects() == []
         wait_until(lambda: not self.leftovers(), "the end of all processes")
 
-    # ---- what there is
+    # ---- state
 
     @property
     def coordinator(self) -> PodJob:
-        """Stands in for the process of the local engine: poll()."""
+        """Return an object with poll(), like the process of the local engine."""
         return self
 
     def poll(self) -> int | None:
-        """None while the attempt goes on."""
+        """Return None while the attempt runs."""
         last = self.events()[-1:]
         return 0 if last and isinstance(last[0], journal.Ended) else None
 
     def events(self) -> list[journal.AnyEvent]:
-        """What the engine can know of the job."""
+        """Return the events that the engine knows."""
         return self.engine.history()
 
     def client(self) -> JobClient:
@@ -153,17 +156,17 @@ class PodJob(Job):
         return self.engine.client(self.endpoint)
 
     def worker_pods(self) -> dict[str, Object]:
-        """The pods of nodes and spares, by their names."""
+        """Return the pods of nodes and spares by name."""
         return {p["metadata"]["name"]: p for p in self._items("pods", "worker")}
 
     def pod_of(self, node: int) -> Object:
-        """The pod that is this node now."""
+        """Return the current pod of a node."""
         joined = self.events_of(journal.NodeJoined, node=node)[-1]
         by_address = {p["status"].get("podIP"): p for p in self.worker_pods().values()}
         return by_address[joined.address]
 
     def workload(self) -> Object:
-        """The Job, JobSet and so on."""
+        """Return the workload: the Job, JobSet or other kind."""
         gvk = adapter(self.pods.kind).gvk
         return self.cluster.get(f"{self._path(gvk.api_version, gvk.plural)}/job")
 
@@ -171,18 +174,19 @@ class PodJob(Job):
         return f"/apis/{group}/namespaces/{self.namespace}/{plural}"
 
     def coordinator_pods(self) -> list[Object]:
-        """The coordinator's."""
+        """Return the pods of the coordinator."""
         return self._items("pods", "coordinator")
 
     def objects(self) -> list[str]:
-        """All objects of the job."""
+        """Return the names of all objects of the job."""
         found = []
         for plural in ("pods", "configmaps", "secrets", "services"):
             found += self._named(f"{self.objects_path}/{plural}")
         for group in ("batch/v1", "apps/v1", "networking.k8s.io/v1"):
             plural = {"b": "jobs", "a": "deployments", "n": "networkpolicies"}[group[0]]
             found += self._named(self._path(group, plural))
-        # What controllers make besides bears no label of ours: none of it may be left.
+        # Objects of the cluster's controllers do not have Rekindle's label, so all objects of these
+        # kinds count.
         for place in _OPERATORS:
             group, _, plural = place.rpartition("/")
             items = self.cluster.get(self._path(group, plural))["items"]
@@ -198,7 +202,7 @@ class PodJob(Job):
         return list(self.cluster.get(f"{self.objects_path}/{plural}?{asked}")["items"])
 
     def story(self) -> str:
-        """Tell what has happened, for a failed test."""
+        """Return the history of the job and its pods, for the message of a failed test."""
         texts = [super().story(), "\n---- told", *self.told]
         for pod in (*self.worker_pods().values(), *self.coordinator_pods()):
             name = pod["metadata"]["name"]
@@ -206,13 +210,13 @@ class PodJob(Job):
             texts += [f"\n---- {name}: {pod['status'].get('phase')}", str(log)]
         return "\n".join(texts)
 
-    # ---- what a flow does meanwhile
+    # ---- actions of a flow
 
     def _tend(self) -> None:
         try:
             events = self.events()
         except JobError:
-            return  # the API server, or the coordinator, is away
+            return  # the API server or the coordinator does not answer
         new, self._learned = events[self._learned :], len(events)
         for event in new:
             self.engine.learn(event)
@@ -222,7 +226,7 @@ class PodJob(Job):
 
 @contextlib.contextmanager
 def new_namespace(cluster: Simulated) -> Iterator[str]:
-    """Make a namespace, and remove it with its objects."""
+    """Create a namespace, and remove it with its objects at the end of the context."""
     name = f"test-{secrets.token_hex(4)}"
     cluster.create("/api/v1/namespaces", {"metadata": {"name": name}})
     try:
@@ -236,7 +240,7 @@ def new_namespace(cluster: Simulated) -> Iterator[str]:
 def pod_job(
     folder: Path, cluster: Simulated, *faults: Fault, namespace: str, **settings: Any
 ) -> Iterator[PodJob]:
-    """Start a job in a namespace; the machine's own knowledge of hosts is below `folder`."""
+    """Start a job in a namespace. The data about hosts is below `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(names.ENV_HOME, str(folder / "machine"))
         job = PodJob(folder, cluster, *faults, namespace=namespace, **settings)

@@ -1,4 +1,4 @@
-"""The processes of a training job: what starts them, what they bear, which of them live."""
+"""The processes of a training job: their start, their environment, and the search for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from repository import SUPPORT
 from training_jobs import RANKS
 
 SCRIPT = Path(__file__).with_name("train.py")
-MARK = "TRAINING_JOB_TEST"  # in the environment of every process of a job
+MARK = "TRAINING_JOB_TEST"  # a variable in the environment of each process of a job
 
 
 def leads_session(process: psutil.Process) -> bool:
-    """Whether a process leads a session, as ranks do."""
+    """Return whether a process leads a session, as ranks do."""
     try:
         return os.getsid(process.pid) == process.pid
     except ProcessLookupError:
@@ -26,7 +26,7 @@ def leads_session(process: psutil.Process) -> bool:
 
 
 def dead(process: psutil.Process) -> bool:
-    """Whether a process has ended, be it collected or not."""
+    """Return whether a process has ended; a zombie process counts as ended."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -34,9 +34,9 @@ def dead(process: psutil.Process) -> bool:
 
 
 def environment(mark: str) -> dict[str, str]:
-    """Return what the ranks' environment needs: the way to the tests' packages, and a mark."""
+    """Return environment variables of the ranks: the path of the tests' packages, and a mark."""
     paths = [str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-    # torch asks the name service who its store's peers are.
+    # torch resolves the names of its store's peers.
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "RES_OPTIONS": "timeout:1 attempts:1",
@@ -46,7 +46,7 @@ def environment(mark: str) -> dict[str, str]:
 
 
 def marked_processes(mark: str) -> list[str]:
-    """List the live processes whose environment bears the mark."""
+    """Return the live processes whose environment has the mark."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -57,14 +57,14 @@ def marked_processes(mark: str) -> list[str]:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found.append(f"{entry.name}: {command}")
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
     return found
 
 
 def rekindle_run(
     folder: Path, *arguments: str, mark: str, options: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """Start `rekindle run` of the script in a process group of its own, as a shell does."""
+    """Start `rekindle run` of the script in its own session, as a shell does."""
     command = [sys.executable, "-m", "rekindle.cli.main", "run", "--job-id", "job", *options]
     command += ["--nproc-per-node", str(RANKS), str(SCRIPT), str(folder), *arguments]
     own = {"REKINDLE_HOME": str(folder / "home")}

@@ -1,4 +1,4 @@
-"""What a run of the script has left: its steps' records, results and processes."""
+"""The results of a run: the records of its steps, its final results, and its processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def _changed(path: Path) -> int:
 
 
 class Record:
-    """The record of one run, read anew each time: the run may still go on."""
+    """The record of one run.
+
+    Each call reads the files again, because the run can still continue.
+    """
 
     def __init__(
         self, folder: Path, steps: int, metrics: Path | None = None, ranks: int = RANKS
@@ -25,16 +28,16 @@ class Record:
         self._metrics = metrics or folder / "job" / "metrics"
 
     def lines(self, rank: int) -> list[dict[str, Any]]:
-        """Return all records of a rank in the order in which they were written."""
+        """Return all records of a rank, in the order of writing."""
         paths = [self._metrics / f"rank{rank}.jsonl"]
-        # Of nodes with directories of their own.
+        # The records of nodes with separate directories.
         paths += (self.folder / "home").glob(f"jobs/*/nodes/*/metrics/rank{rank}.jsonl")
         written = [path for path in paths if path.exists()]
         text = "".join(path.read_text() for path in sorted(written, key=_changed))
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def steps(self, rank: int) -> dict[int, dict[str, Any]]:
-        """Return the metrics of each step; of several records of a step the last one counts."""
+        """Return the metrics of each step. If a step has several records, the last one counts."""
         return {line["step"]: line["metrics"] for line in self.lines(rank)}
 
     def losses(self, rank: int) -> list[float]:
@@ -43,16 +46,16 @@ class Record:
         return [steps[step]["loss"] for step in sorted(steps)]
 
     def result(self, rank: int) -> dict[str, Any]:
-        """Return what the rank wrote at the end of the script; empty: it did not get there."""
+        """Return the result that the rank wrote at the end of the script; empty: it has none."""
         path = self.folder / f"result-{rank}.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
     def lives(self, rank: int) -> list[int]:
-        """Return the pids of the rank's processes, the first one first."""
+        """Return the process ids of a rank, in the order of their starts."""
         return [int(path.read_text()) for path in self._processes(rank)]
 
     def births(self, rank: int) -> list[float]:
-        """Return when the rank's processes began the script, in seconds since the epoch."""
+        """Return when the processes of a rank started the script, in seconds since the epoch."""
         return [path.stat().st_mtime for path in self._processes(rank)]
 
     def _processes(self, rank: int) -> list[Path]:

@@ -1,8 +1,8 @@
-"""A run that goes on with another number of ranks: each step's samples are the same with any.
+"""A run that continues with another number of ranks. The samples of a step are always the same.
 
-It draws no random numbers, so that its losses are the same too, but for the order in which they are
-added up. After each step, and where an attempt begins, it notes what the ranks have together.
-Variants: `ddp`, and `fsdp` as FSDP2 has it.
+The run uses no random numbers, so that its losses are also the same, except for rounding in sums.
+After each step, and at the start of each attempt, it records the complete state of all ranks.
+Variants: `ddp`, and `fsdp` (FSDP2).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from torch.distributed.fsdp import fully_shard
 from rekindle.training.torch import Session, StepSampler, init_placeholder_group
 from training_jobs import LENGTH
 
-GLOBAL_BATCH = 24  # samples of a step, all ranks together
+GLOBAL_BATCH = 24  # samples of a step over all ranks
 FEATURES = 16
 
 
 class Block(nn.Module):
-    """Pieces of different sizes, and a parameter of fewer rows than there are ranks."""
+    """A block with shards of different sizes, and a parameter with fewer rows than ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 def make(variant: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model, the same on all ranks, and its optimizer."""
+    """Return the model, which is the same on all ranks, and its optimizer."""
     if variant == "fsdp":
         init_placeholder_group()
     torch.manual_seed(7)
@@ -55,7 +55,10 @@ def make(variant: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def whole(value: Any) -> Any:
-    """A state with digests of whole tensors in place of them; all ranks have to ask for it."""
+    """Return a state with digests instead of tensors.
+
+    All ranks must call this for sharded tensors.
+    """
     if isinstance(value, dict):
         return {str(key): whole(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Rows that several tables share: killed ranks, faults that break no process, the script's own."""
+"""Rows that several tables share: killed ranks, passing faults, and errors of the script."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def paused(
     more: Collection[Fault] = (),
     **expected: Any,
 ) -> Row:
-    """All ranks pause in a step; `act` is done then, and they train on.
+    """Return a row in which all ranks pause in a step, `act` runs, and the ranks continue.
 
-    more: faults after the pauses.
+    `more`: faults after the pauses.
     """
 
     def meanwhile(job: Job, number: int) -> Any:
@@ -56,7 +56,10 @@ def paused(
 
 
 def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
-    """A rank killed at a place of a step: its replacement takes the state of a live replica."""
+    """Return a row that kills a rank at a place of a step.
+
+    The new process gets a live replica's state.
+    """
     return Row(
         f"{place} of step {step}",
         step,
@@ -68,15 +71,15 @@ def killed(rank: int, place: str, step: int, *, after: int = 0) -> Row:
 
 
 def _from_a_peer(ended: Ended, incident: journal.Incident) -> None:
-    """The replacement has its state from a peer, all others have their own."""
+    """Check that the new process got its state from a peer, and that all others kept their own."""
     assert set(incident.sources) == {"self", "peer"}
     assert incident.cause.node == incident.cause.rank // ended.job.spec.processes_per_node
 
 
 def killed_while_forming(place: str) -> Row:
-    """A rank killed on its way into the first generation is replaced, or all are restarted.
+    """Return a row that kills a rank on its way into the first generation.
 
-    The job's policy has to allow a restart.
+    The job replaces the rank or restarts all ranks, so its policy must allow a restart.
     """
     return Row(
         f"{place} of the first generation",
@@ -89,12 +92,15 @@ def killed_while_forming(place: str) -> Row:
 
 
 def _is_replaced(ended: Ended, incident: journal.Incident) -> None:
-    """The killed rank has another process."""
+    """Check that the killed rank has a new process."""
     assert len(ended.job.record.lives(1)) > 1
 
 
 def retried(how: str, rank: int, place: str, step: int, *, after: int = 0) -> Row:
-    """A fault before any rank has finished the step: the same processes do it again."""
+    """Return a row with a fault before any rank has finished the step.
+
+    The same processes repeat it.
+    """
     pause, fault = held(Fault(rank, place, step, do=how, life=0))
     damaged = int(how == "uce")
     return Row(
@@ -110,7 +116,7 @@ def retried(how: str, rank: int, place: str, step: int, *, after: int = 0) -> Ro
 
 
 def killed_abreast(place: str, step: int, rank: int, others: int, **expected: Any) -> Row:
-    """A rank killed at a place once the others have done `others` steps."""
+    """Return a row that kills a rank at a place, once the others have finished `others` steps."""
 
     def release(job: Job, number: int) -> None:
         job.release_abreast(number, others)
@@ -120,14 +126,14 @@ def killed_abreast(place: str, step: int, rank: int, others: int, **expected: An
 
 
 def at_once(name: str, step: int, faults: Collection[Fault], **expected: Any) -> Row:
-    """Faults of several ranks in one step, which no rank can leave before."""
+    """Return a row with faults of several ranks in one step, which no rank can leave before."""
     return paused(name, step, lambda job: None, more=faults, **expected)
 
 
 def killed_at_once(
     name: str, step: int, ranks: Collection[int], *, of: int = RANKS, **expected: Any
 ) -> Row:
-    """Some of the ranks killed from outside at one moment, while all are in the same step."""
+    """Return a row in which the test kills some ranks at the same time, all in the same step."""
 
     def is_one(ended: Ended, incident: journal.Incident) -> None:
         assert len(ended.incidents_of(killed)) == 1
@@ -137,16 +143,16 @@ def killed_at_once(
     return killed
 
 
-CORRUPT = 3  # steps that are wrong when an error of the memory is reported late
+CORRUPT = 3  # number of wrong steps before a late report of a memory error
 
 
 def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -> Row:
-    """Rank 2 reports an error of its memory two steps after it has begun to compute wrong values.
+    """Return a row in which rank 2 reports a memory error two steps after its first wrong values.
 
-    All ranks have trained with these values. They return to a clean state: no rank takes a replica,
+    All ranks have trained with these values. They return to a clean state: no rank uses a replica,
     a snapshot or a checkpoint of a wrong step. No process ends.
 
-    kept: False where there is no clean state. All ranks begin again then.
+    `kept`: whether there is a clean state. Without one, all ranks restart from the beginning.
     """
     wrong = step - CORRUPT + 1
     flip = Fault(2, "forward", wrong, do="flip", life=0, after=after)
@@ -181,7 +187,7 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
 
 
 def wrong_steps(ended: Ended) -> dict[int, int]:
-    """Return the steps that such errors made wrong, each with the newest generation in question."""
+    """Return the steps that such errors made wrong, each with its newest suspect generation."""
     return {
         step: event.generation
         for event in ended.of(journal.Suspected)
@@ -192,9 +198,10 @@ def wrong_steps(ended: Ended) -> dict[int, int]:
 def fails_with(
     ranks: Sequence[int], place: str, step: int, *, after: int = 0, newer: bool = True
 ) -> Row:
-    """An error of the script ends the attempt once, with the traceback of the first failing rank.
+    """Return a row with a script error that ends the attempt.
 
-    The job writes its newest snapshot as a checkpoint, if it is newer than every checkpoint.
+    The cause has the traceback of the first failed rank. The job writes its newest snapshot as a
+    checkpoint, if it is newer than each checkpoint.
     """
 
     def is_named(ended: Ended, incident: journal.Incident) -> None:
@@ -206,7 +213,7 @@ def fails_with(
         assert 'train.py"' in incident.cause.traceback
         assert "runpy" not in incident.cause.traceback
 
-    # All of them wait for the same fault.
+    # All faults wait for the same earlier fault.
     waits = [after and after + number for number in range(len(ranks))]
     raises = "raise" if len(ranks) == 1 else "raise together"
     faults = [
@@ -224,6 +231,6 @@ def fails_with(
 
 
 def fails(*rows: Row, **settings: object) -> Attempt:
-    """An attempt whose last row is an error of the script."""
+    """Return an attempt whose last row is an error of the script."""
     reason = f"{ERROR} {rows[-1].step}"
     return Attempt(rows, settings, outcome="failed", reason=reason)

@@ -1,4 +1,4 @@
-"""Run a plan: start each attempt, and act when a row's faults strike."""
+"""Run a plan: start each attempt, and act when the faults of a row occur."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training_jobs.plans import Attempt, Plan
 
 
 def run_plan(folder: Path, plan: Plan) -> Ended:
-    """Run the attempts of a plan; an error of the job is kept for the tests of its rows."""
+    """Run the attempts of a plan. Keep an error of the job for the tests of its rows."""
     of_plan = {"variant": plan.variant, "processes": plan.ranks, "steps": plan.steps}
     job = Job(folder, **of_plan, **plan.settings)
     ended = Ended(job, plan.attempts)
@@ -54,7 +54,10 @@ def _meet(ended: Ended, attempt: Attempt) -> None:
 
 @pytest.fixture(scope="session")
 def ended_of(tmp_path_factory: pytest.TempPathFactory) -> EndedOf:
-    """Run a plan, once per worker; a run that has broken off is not repeated."""
+    """Return a function that runs a plan once for each test worker.
+
+    It does not repeat a failed run.
+    """
     known: dict[Plan, Ended] = {}
     begun: set[Plan] = set()
 

@@ -1,4 +1,4 @@
-"""Which cases of a test are run each time, and which with the soak (`make soak`)."""
+"""The selection of a test's cases for each run and for the soak (`make soak`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 
 def soak_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """The cases, of which these are run each time, and the others with the soak alone.
+    """Return all cases of a test, with a soak mark on all except `kept`.
 
-    They take seconds each, and differ in where a fault strikes: some of all kinds are run always.
+    Each case takes seconds. The cases differ in the fault's position, so `kept` has some cases of
+    each kind.
     """
     found = list(cases)
     assert kept

@@ -1,7 +1,8 @@
-"""The run with its parameters and their optimizer's state in shards, as FSDP and ZeRO have them.
+"""The run with parameters and optimizer state in shards, as in FSDP and ZeRO.
 
-By hand, so that what Rekindle does is seen without them: each rank holds a piece of all parameters,
-gathers the others before its forward pass, and keeps its own piece of the reduced gradients.
+The script does this without FSDP and ZeRO, so that tests see Rekindle's part alone. Each rank holds
+a shard of all parameters, gathers the others before its forward pass, and keeps its shard of the
+reduced gradients.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from torch.func import functional_call
 from training_jobs.injection import Injector
 from training_jobs.train import FEATURES, WIDTH, Run
 
-SHARDS = {"sharded": 4, "hybrid": 2, "one": 1}  # of four ranks: no replica, one, or all
+# for four ranks: no replica, one replica, all replicas
+SHARDS = {"sharded": 4, "hybrid": 2, "one": 1}
 
 
 class Gather(torch.autograd.Function):
-    """The pieces of a group's ranks as one; its backward is the mean over all ranks, cut again."""
+    """Gather the shards of a group.
+
+    The backward pass averages the gradient over all ranks and shards it.
+    """
 
     @staticmethod
     def forward(context, own: torch.Tensor, run: ShardedRun) -> torch.Tensor:
@@ -43,14 +48,14 @@ class Gather(torch.autograd.Function):
 
 
 class Shard(nn.Module):
-    """A piece of a network's parameters."""
+    """A shard of a network's parameters."""
 
     def __init__(self, run: ShardedRun) -> None:
         super().__init__()
         whole = nn.Sequential(
             nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Dropout(0.2), nn.Linear(WIDTH, 1)
         )
-        self._run, self._whole = run, [whole]  # in a list: it is no part of the state
+        self._run, self._whole = run, [whole]  # in a list, so that it is not part of the state
         flat = torch.cat([p.detach().flatten() for p in whole.parameters()])
         flat = nn.functional.pad(flat, (0, -len(flat) % run.shards))
         self.own = nn.Parameter(flat.chunk(run.shards)[run.shard].clone())
@@ -65,19 +70,19 @@ class Shard(nn.Module):
 
 
 class Optimizer(torch.optim.AdamW):
-    """AdamW; `faults` may strike before or after it has changed the parameters."""
+    """AdamW with a fault place before it changes the parameters."""
 
     def __init__(self, model: Shard, faults: Injector) -> None:
         self._faults = faults
         super().__init__(model.parameters(), lr=1e-2, weight_decay=0.1)
 
-    def _init_group(self, group, *lists):  # called by step()
+    def _init_group(self, group, *lists):  # step() calls this
         self._faults.at("update")
         return super()._init_group(group, *lists)
 
 
 class ShardedRun(Run):
-    """One rank's training objects and its loop."""
+    """The training objects and the loop of one rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.shards = SHARDS[options.variant]
@@ -95,7 +100,7 @@ class ShardedRun(Run):
     def session_options(self) -> dict[str, Any]:
         told: int | None = self.shard
         if self.shards == 1:
-            told = 7  # any number will do
+            told = 7  # any number is valid
         if "WHOLE" in os.environ and self.rank == 1:
             told = None
         if os.environ.get("ANOTHER_SHARD") == f"rank {self.rank}, life {self.faults.life}":

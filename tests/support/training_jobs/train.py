@@ -1,11 +1,16 @@
-"""A small data-parallel run with all that has a state: what fault tests break and compare.
+"""A small data-parallel run with all kinds of state, for fault tests.
 
-Variants: `ddp` has several buckets; `plain` all-reduces its gradients by hand; `late` does so too
-and has one more collective behind the update, as a script has that logs the mean of its losses;
-`parts` keeps the global batch when the world shrinks; `sharded` and `hybrid` have their state in
-pieces, see training_jobs.sharded, `fsdp` and `hsdp` as FSDP2 has it, see training_jobs.fsdp, and
-`zero` has the optimizer's alone in pieces, see training_jobs.zero. `map-0`, `stream-2` and their
-like take their batches from loaders with so many workers, see training_jobs.loaders.
+The variants:
+
+`ddp`: DDP with several buckets.
+`plain`: The script all-reduces its gradients.
+`late`: The same, with one more collective after the update, as in a script that logs its mean loss.
+`parts`: The global batch stays the same when the world shrinks.
+`sharded`, `hybrid`, `one`: The state is in shards, see training_jobs.sharded.
+`fsdp`, `hsdp`: The same with FSDP2, see training_jobs.fsdp.
+`zero`: Only the optimizer's state is in shards, see training_jobs.zero.
+`map-0`, `stream-2` and others: Batches from a loader with this number of workers, see
+training_jobs.loaders.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ LOADERS = ("map", "stream", "torchdata", "stateful")
 
 
 class Network(nn.Module):
-    """A regression with dropout; `faults` may strike in the middle of its backward pass."""
+    """A regression model with dropout, and a fault place in the middle of its backward pass."""
 
     def __init__(self, faults: Injector) -> None:
         super().__init__()
@@ -52,7 +57,7 @@ class Network(nn.Module):
 
 
 class Optimizer(torch.optim.AdamW):
-    """AdamW in two groups; `faults` may strike when the first is updated and the second not yet."""
+    """AdamW with two groups, and a fault place between the updates of the first and the second."""
 
     def __init__(self, model: Network, faults: Injector) -> None:
         self._faults = faults
@@ -60,14 +65,14 @@ class Optimizer(torch.optim.AdamW):
         groups = [{"params": first}, {"params": [*model.middle.parameters()], "lr": 2e-3}]
         super().__init__(groups, lr=1e-2, weight_decay=0.1)
 
-    def _init_group(self, group, *lists):  # called once a group by step()
+    def _init_group(self, group, *lists):  # step() calls this for each group
         if group is self.param_groups[1]:
             self._faults.at("update")
         return super()._init_group(group, *lists)
 
 
 class Average:
-    """A moving average of the parameters: state that the script keeps by itself."""
+    """A moving average of the parameters: state that the script itself keeps."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -89,11 +94,11 @@ class Average:
 
 
 class Run:
-    """One rank's training objects and its loop."""
+    """The training objects and the loop of one rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        # Its number in the full world; by hand there is no other.
+        # The rank in the full world. Without Rekindle there is only one world.
         self.rank = int(os.environ.get("REKINDLE_SLOT") or os.environ.get("RANK", "0"))
         self.faults = Injector(options.folder, self.rank)
         self.faults.at("start")
@@ -146,17 +151,21 @@ class Run:
         self.leave_result()
 
     def vary_step(self) -> None:
-        """Let steps take once to ten times as long, or as long as a product on the host."""
+        """Compute and sleep for the times that the environment sets.
+
+        SHORTEST_STEP_S: sleep for one to ten times as long, at random. PRODUCT_S: compute a product
+        and sleep for this time, and for `more_s`.
+        """
         shortest_s = float(os.environ.get("SHORTEST_STEP_S", "0"))
         if shortest_s:
             time.sleep(shortest_s * 10 ** random.random())
         product_s = float(os.environ.get("PRODUCT_S", "0"))
         if product_s:
-            torch.mm(self.inputs[:2], self.inputs[:2].T)  # slow on hosts that a test makes slow
+            torch.mm(self.inputs[:2], self.inputs[:2].T)  # slow on hosts that a test slows
             time.sleep(product_s + self.more_s())
 
     def more_s(self) -> float:
-        """Seconds that this rank has more to do than others, from when on a test says so."""
+        """Return the seconds that this rank works longer than others, once MORE_FILE exists."""
         mine = os.environ.get("MORE_RANK") == str(self.rank)
         return float(os.environ["MORE_S"]) if mine and Path(os.environ["MORE_FILE"]).exists() else 0
 
@@ -215,7 +224,10 @@ class Run:
         return self.optimizer.state_dict()["state"]
 
     def leave_result(self) -> None:
-        """Write a digest of what was trained; BatchNorm's buffers are each rank's own."""
+        """Write a digest of the trained state.
+
+        BatchNorm's buffers differ by rank, so it omits them.
+        """
         digest = hashlib.sha256()
         state = self.optimizer_state()
         for tensor in (
@@ -238,7 +250,7 @@ class Run:
 
 
 def run_of(options: argparse.Namespace) -> Run:
-    """The run of this variant."""
+    """Return the run of this variant."""
     if options.variant in ("sharded", "hybrid", "one"):
         from training_jobs.sharded import ShardedRun
 

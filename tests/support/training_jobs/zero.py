@@ -1,4 +1,4 @@
-"""The run with DDP and ZeroRedundancyOptimizer: a whole model, the optimizer in pieces."""
+"""The run with DDP and ZeroRedundancyOptimizer: complete model, sharded optimizer state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training_jobs.train import Network, Run
 
 
 class ZeroRun(Run):
-    """One rank's training objects and its loop."""
+    """The training objects and the loop of one rank."""
 
     def make(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         init_placeholder_group()

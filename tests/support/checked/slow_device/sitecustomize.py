@@ -1,8 +1,11 @@
-"""Python starts with this where its folder is on PYTHONPATH: simulated hosts' devices are slow.
+"""Slow the devices of simulated hosts.
 
-A real process that is merely stopped now and then is slow only by the mercy of a busy machine's
-scheduler. SLOW_HOSTS names the hosts, SLOW_S the seconds that a product takes longer there, if
-SLOW_FILE is no file that does not exist (yet).
+Python imports this file at its start if its folder is on PYTHONPATH. A test could also stop a real
+process from time to time, but its delay would depend on the load of the machine.
+
+`SLOW_HOSTS`: the names of the hosts.
+`SLOW_S`: the additional seconds of each matrix product there.
+`SLOW_FILE`: the file that must exist before products become slow; empty: they are always slow.
 """
 
 import os

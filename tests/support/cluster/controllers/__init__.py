@@ -1,4 +1,4 @@
-"""What brings about what objects ask for."""
+"""The controllers of the simulated cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALL: tuple[type[Controller], ...] = (
 
 @contextlib.asynccontextmanager
 async def start_all(operations: Operations, settings: Settings) -> AsyncIterator[None]:
-    """Run them all; those of kinds that the server has not have nothing to do."""
+    """Run all controllers. A controller whose kind is not installed gets no events."""
     tasks = [asyncio.create_task(each(operations, settings).run()) for each in _ALL]
     try:
         yield

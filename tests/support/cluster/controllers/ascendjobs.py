@@ -1,4 +1,4 @@
-"""AscendJobs: a deleted pod is made anew under the same index, one version later."""
+"""AscendJobs: the operator replaces a deleted pod under the same index, with the next version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FRAMEWORKS = {"pytorch": "Master", "mindspore": "Scheduler", "tensorflow": "Chi
 
 
 class AscendJobs(Replicas):
-    """Their operator."""
+    """The operator of AscendJobs."""
 
     kind = kinds.ASCENDJOBS
     type_label = "replica-type"
@@ -25,7 +25,7 @@ class AscendJobs(Replicas):
         self._versions: dict[str, int] = {}
 
     def hear(self, event: Event) -> None:
-        """A pod of the newest version that is deleted begins the next one."""
+        """Increase the version of a job if a pod of the current version is deleted."""
         if event.kind is kinds.PODS and event.after is None:
             owner = controller_of(event.newest)
             if owner and owner["kind"] == self.kind.kind:
@@ -115,7 +115,7 @@ class AscendJobs(Replicas):
         set_state(status, "Restarting", "jobRestarting", told)
 
     def _limit(self, job: Object) -> int | None:
-        """None and below 1: no limit."""
+        """Return the backoffLimit of the job, or None (no limit) if it is missing or below 1."""
         limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit")
         return limit if limit and limit > 0 else None
 

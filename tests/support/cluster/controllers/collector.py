@@ -1,4 +1,4 @@
-"""Deletes what has no owner any more, and sees to dependents before their owner goes."""
+"""Delete objects without an owner, and handle the dependents of an owner before its deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL: Key = ("", "")
 
 
 class Collector(Controller):
-    """Goes through all objects, after each that went."""
+    """Check all objects after each deletion."""
 
     kind = kinds.PODS
 
@@ -60,7 +60,8 @@ class Collector(Controller):
         metadata = thing["metadata"]
         if "deletionTimestamp" in metadata or not self._is_there(kind, thing):
             return
-        # A Job that asks for nothing orphans its pods; the collector never leaves orphans.
+        # By default, the deletion of a Job orphans its pods. The real collector never leaves
+        # orphans.
         options = DeleteOptions(policy=policy or "Background", uid=metadata["uid"])
         delete(self.operations, kind, metadata.get("namespace", ""), metadata["name"], options)
 
@@ -71,7 +72,7 @@ class Collector(Controller):
 
 
 def _owns(by_uid: dict[str, Object], reference: Object, thing: Object) -> bool:
-    """An owner in another namespace is none."""
+    """Return whether the reference names an existing owner in the same namespace or without one."""
     owner = by_uid.get(reference["uid"])
     if owner is None or owner["metadata"]["name"] != reference["name"]:
         return False

@@ -1,4 +1,4 @@
-"""Deployments and the ReplicaSets that they are made of. The old pods end before the new begin."""
+"""Deployments and their ReplicaSets. The old pods end before the new pods start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAILURE = "ReplicaFailure"
 
 
 class Deployments(Controller):
-    """One ReplicaSet for each template."""
+    """Keep one ReplicaSet for each template."""
 
     kind = kinds.DEPLOYMENTS
     owned = (kinds.REPLICASETS,)
@@ -107,7 +107,7 @@ class Deployments(Controller):
 
 
 class ReplicaSets(Controller):
-    """As many pods as asked for; those that failed are replaced."""
+    """Keep as many active pods as requested, and replace pods that failed."""
 
     kind = kinds.REPLICASETS
     owned = (kinds.PODS,)
@@ -144,7 +144,10 @@ class ReplicaSets(Controller):
 
 
 def _failure(message: str) -> Object:
-    """Return the condition of a ReplicaSet whose pod is refused; its Deployment has it, too."""
+    """Return the condition of a ReplicaSet whose pod is refused.
+
+    Its Deployment copies the condition.
+    """
     return {
         "type": _FAILURE,
         "status": "True",

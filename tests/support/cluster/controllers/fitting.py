@@ -1,4 +1,4 @@
-"""Whether a pod may run on a node."""
+"""Decide whether a pod can run on a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DONE = ("Succeeded", "Failed")
 
 
 class Room:
-    """A node, and what runs on it."""
+    """A node, and the pods that run on it."""
 
     def __init__(self, node: Object) -> None:
         self.node = node
@@ -31,12 +31,12 @@ class Room:
 
 
 def holds(pod: Object) -> bool:
-    """Whether it takes room on its node."""
+    """Return whether the pod uses resources of its node."""
     return (pod.get("status") or {}).get("phase") not in _DONE
 
 
 def obstacle(pod: Object, room: Room, rooms: list[Room]) -> str:
-    """Why the pod may not run there, as the scheduler says it; empty if it may."""
+    """Return why the pod cannot run on the node, in the words of the scheduler; empty if it can."""
     spec, node = pod["spec"], room.node
     if node["spec"].get("unschedulable"):
         unschedulable = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -63,7 +63,10 @@ def tolerates(spec: Object, taint: Object) -> bool:
 
 
 def tolerated_for(spec: Object, taints: list[Object]) -> float | None:
-    """Seconds that the pod may stay: none if a taint is not tolerated, None for ever."""
+    """Return the seconds that the pod can stay.
+
+    0.0: the pod does not tolerate one of the taints. None: no limit.
+    """
     shortest: float | None = None
     for taint in taints:
         found = [each for each in spec.get("tolerations") or [] if _tolerates(each, taint)]
@@ -77,7 +80,7 @@ def tolerated_for(spec: Object, taints: list[Object]) -> float | None:
 
 
 def selected(spec: Object, room: Room) -> bool:
-    """By nodeSelector and the required node affinity."""
+    """Return whether nodeSelector and the required node affinity of the pod select the node."""
     for name, value in (spec.get("nodeSelector") or {}).items():
         if room.labels.get(name) != value:
             return False
@@ -110,7 +113,7 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 
 
 def _apart(pod: Object, room: Room, rooms: list[Room]) -> bool:
-    """The required anti-affinity of the pod, and that of those that are there."""
+    """Return whether the required anti-affinity of the pod and of existing pods allows the node."""
     near: dict[str, list[Object]] = {}
 
     def around(key: str) -> list[Object]:

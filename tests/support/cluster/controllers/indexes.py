@@ -1,4 +1,4 @@
-"""Sets of indexes as a Job's status has them: `0-2,5`."""
+"""Sets of indexes in the format of a Job's status, for example `0-2,5`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def told(indexes: Iterable[int]) -> str:
             run.append(index)
             continue
         if run:
-            # Two in a row are listed, three are a range.
+            # Two consecutive indexes are listed, three or more are a range.
             if len(run) == 1:
                 parts.append(str(run[0]))
             elif len(run) == 2:

@@ -1,4 +1,4 @@
-"""How long a Job waits before it makes a pod anew."""
+"""The back-off of a Job before it creates a pod again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BACKOFF_S, _LONGEST_BACKOFF_S = 10.0, 600.0
 
 
 class Backoff:
-    """When the next pod may be made after so many failures in a row."""
+    """The back-off after a number of consecutive failures."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -28,15 +28,15 @@ class Backoff:
 
 
 class Backoffs:
-    """Of all Jobs. They are in memory only, as those of a real controller are."""
+    """The back-offs of all Jobs, in memory only, as in a real controller."""
 
     def __init__(self) -> None:
         self._all: dict[str, Backoff] = {}
 
     def of(self, job: Object) -> Backoff:
-        """That of one Job."""
+        """Return the back-off of one Job."""
         return self._all.setdefault(job["metadata"]["uid"], Backoff())
 
     def forget(self, job: Object) -> None:
-        """Let the next pod be made at once."""
+        """Reset the back-off of a Job, so that its next pod starts without a delay."""
         self._all.pop(job["metadata"]["uid"], None)

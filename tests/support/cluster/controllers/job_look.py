@@ -1,4 +1,4 @@
-"""One look at one Job: what has ended is counted, what is missing is made."""
+"""One reconciliation of a Job: count ended pods, create missing pods, and write the status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TERMINAL = ("Complete", "Failed")
 
 
 class Look:
-    """One look at one Job."""
+    """One reconciliation of one Job."""
 
     def __init__(self, controller: Controller, backoffs: Backoffs, job: Object) -> None:
         self.controller = controller
@@ -86,7 +86,7 @@ class Look:
             self.status.setdefault("startTime", clock.stamp())
 
     def _count(self) -> None:
-        """Pods that have ended since the last look; each is counted once."""
+        """Count the pods that have ended since the last reconciliation, each pod once."""
         replaces_late = self.spec.get("podReplacementPolicy") == "Failed"
         for pod in self.pods:
             if TRACKING not in (pod["metadata"].get("finalizers") or []):
@@ -115,7 +115,7 @@ class Look:
         self.status["failed"] = self.status.get("failed", 0) + 1
 
     def _judge(self) -> None:
-        """Whether it is decided how the Job ends."""
+        """Decide whether the Job has failed or succeeded."""
         if found := condition({"status": self.status}, "FailureTarget"):
             self.failure = (found["reason"], found["message"])
             return
@@ -157,7 +157,7 @@ class Look:
                 pods.remove(self.operations, pod, TRACKING)
 
     def _drop_surplus(self) -> None:
-        """A second pod of an index, indexes that are no more, more pods than asked for."""
+        """Remove second pods of an index, pods of dropped indexes, and surplus pods."""
         active = [pod for pod in self._now() if pods.is_active(pod)]
         active.sort(key=lambda pod: pods.index_of(pod, INDEX))
         kept: list[int] = []
@@ -219,7 +219,7 @@ class Look:
             uncountedTerminatedPods={},
         )
         if self.is_indexed:
-            # Scaled down, it has fewer indexes than it had.
+            # A smaller Job drops its last indexes.
             self.completed = {each for each in self.completed if each < self.spec["completions"]}
             self.status["completedIndexes"] = indexes.told(self.completed) or None
             self.status["succeeded"] = len(self.completed) or None
@@ -228,7 +228,7 @@ class Look:
         self.operations.set_status(kinds.JOBS, self.job, **self.status)
 
     def _finish(self) -> None:
-        """Once no pod is left, the end is told."""
+        """Set the final condition. Call this only once all pods have ended."""
         done = condition({"status": self.status}, "SuccessCriteriaMet")
         if self.failure:
             self._set("Failed", "True", *self.failure)

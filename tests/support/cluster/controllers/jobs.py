@@ -1,4 +1,4 @@
-"""batch/v1 Jobs, Indexed above all."""
+"""The controller of batch/v1 Jobs, mainly Indexed Jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.operations import Operations
 
 
 class Jobs(Controller):
-    """Makes pods until there are as many successes as asked for."""
+    """Create pods until the requested number has succeeded."""
 
     kind = kinds.JOBS
     owned = (kinds.PODS,)
@@ -30,7 +30,7 @@ class Jobs(Controller):
         Look(self, self.backoffs, job).run()
 
     def _release_orphans(self, namespace: str) -> None:
-        """Pods whose Job is gone are counted by nobody."""
+        """Remove the tracking finalizer from pods without a Job, so that they can be deleted."""
         for pod in list(self.store.all(kinds.PODS, namespace)):
             if TRACKING not in (pod["metadata"].get("finalizers") or []):
                 continue

@@ -1,4 +1,4 @@
-"""The Jobs of a JobSet: how they are called, what they are given, what is told of them."""
+"""The Jobs of a JobSet: their names and specs, and their part of the status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABELS = "jobset.sigs.k8s.io/"
 
 
 def render(jobset: Object) -> Iterator[Object]:
-    """All Jobs as they should be created now."""
+    """Yield all Jobs of the JobSet, as the controller must create them now."""
     metadata, spec = jobset["metadata"], jobset["spec"]
     number = 0
     for each in spec["replicatedJobs"]:
@@ -33,7 +33,7 @@ def render(jobset: Object) -> Iterator[Object]:
 
 
 def statuses(jobset: Object, jobs: list[Object]) -> list[Object]:
-    """Of replicatedJobsStatus."""
+    """Return the entries of replicatedJobsStatus."""
     label = LABELS + "replicatedjob-name"
     return [
         {"name": name, **_count([job for job in jobs if job["metadata"]["labels"][label] == name])}

@@ -1,4 +1,4 @@
-"""JobSets: Jobs that start, are suspended, and end together."""
+"""The controller of JobSets, whose Jobs start, stop and end together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _TERMINAL = ("Completed", "Failed")
 
 
 class JobSets(Controller):
-    """Makes their Jobs. There are no failure policies: the first Failed Job is the end."""
+    """Create the Jobs of JobSets.
+
+    Without failure policies, the first failed Job fails the JobSet.
+    """
 
     kind = kinds.JOBSETS
     owned = (kinds.JOBS,)
@@ -27,7 +30,7 @@ class JobSets(Controller):
 
 
 class Look:
-    """One look at one JobSet."""
+    """One reconciliation of one JobSet."""
 
     def __init__(self, controller: JobSets, jobset: Object) -> None:
         self.controller = controller
@@ -85,7 +88,7 @@ class Look:
                 self.operations.create(kinds.JOBS, self.key[0], wanted)
 
     def _make_service(self) -> None:
-        """Headless, for the names of the pods."""
+        """Create the headless service that resolves the names of the pods."""
         name = self.spec["network"].get("subdomain") or self.key[1]
         if self.controller.store.look(kinds.SERVICES, self.key[0], name) is not None:
             return
@@ -110,7 +113,7 @@ class Look:
             if bool(job["spec"].get("suspend")) == suspended:
                 continue
             if not suspended and (job.get("status") or {}).get("active"):
-                continue  # it changes again once its pods are gone
+                continue  # a later reconciliation resumes it, once its pods are gone
 
             def how(thing: Object) -> None:
                 thing["spec"]["suspend"] = suspended

@@ -1,4 +1,4 @@
-"""Nodes that are silent, and what their taints do to pods."""
+"""Nodes without heartbeats, and the effects of their taints on pods."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _OWN = (_UNREACHABLE, _NOT_READY)
 
 
 class Lifecycle(Controller):
-    """Looks at all nodes and pods every so often."""
+    """Check all nodes and pods periodically."""
 
     kind = kinds.NODES
 
     def __init__(self, operations: Operations, settings: Settings) -> None:
         super().__init__(operations, settings)
-        self._renewed: dict[str, tuple[str, float]] = {}  # the lease's time, and how long ago
-        self._tainted: dict[tuple[str, str], float] = {}  # pod and taints: since when
+        self._renewed: dict[str, tuple[str, float]] = {}  # by node: time in the lease, age in s
+        self._tainted: dict[tuple[str, str], float] = {}  # by pod and taints: when they appeared
 
     async def run(self) -> None:
-        # Silence is counted in looks: when this process gets no time, neither do kubelets.
+        # A node counts as silent after a number of checks. If this process is delayed, the kubelets
+        # are too, and a node must not be lost for that.
         pause = min(0.5, self.settings.node_grace / 20)
         while True:
             await asyncio.sleep(pause)
@@ -89,7 +90,7 @@ class Lifecycle(Controller):
         state = _state(node)
         wanted = {"True": "", "False": _NOT_READY}.get(state)
         if wanted is None:
-            return  # its agent will say so itself
+            return  # the kubelet will report itself
         present = [each for each in _OWN if _has_taint(node, each)]
         if present != ([wanted] if wanted else []):
             self.operations.edit(kinds.NODES, node, lambda thing: _set_taints(thing, wanted))
@@ -118,7 +119,7 @@ class Lifecycle(Controller):
             self._delete(pod, None)
 
     def _orphan(self, pod: Object, why: str) -> None:
-        """Its processes cannot be asked any more."""
+        """Fail and delete a pod whose node cannot stop its processes."""
         if holds(pod):
             told = f"PodGC: {why}"
             disrupt(self.operations, pod, "DeletionByPodGC", told)
@@ -136,7 +137,7 @@ def _state(node: Object) -> str:
     for each in (node.get("status") or {}).get("conditions") or []:
         if each["type"] == "Ready":
             return str(each["status"])
-    return "True"  # one that no kubelet speaks for
+    return "True"  # a node without a kubelet
 
 
 def _has_taint(node: Object, key: str) -> bool:
@@ -144,7 +145,7 @@ def _has_taint(node: Object, key: str) -> bool:
 
 
 def _set_taints(node: Object, wanted: str) -> None:
-    """Of its own taints this one alone, or none."""
+    """Replace the taints that this controller sets by the wanted one, or by none."""
     kept = [each for each in node["spec"].get("taints") or [] if each["key"] not in _OWN]
     if wanted:
         kept.append({"key": wanted, "effect": "NoSchedule"})

@@ -1,4 +1,4 @@
-"""What all controllers have in common: a queue of names, and one look at a time."""
+"""The common part of all controllers: a queue of names, and one reconciliation at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ Key = tuple[str, str]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How fast time goes, and what is switched on."""
+    """The speed of time, and the limit of a node's silence.
+
+    `time_scale`: seconds here for each second of a real cluster.
+    `node_grace`: seconds without a lease renewal after which a node is lost.
+    """
 
     time_scale: float = 1.0
     node_grace: float = 40.0
 
 
 class Controller:
-    """Brings about what objects of its kind ask for, whenever something may have changed."""
+    """Reconcile the objects of one kind after each relevant change."""
 
     kind: Kind
-    owned: tuple[Kind, ...] = ()  # of which it is the controlling owner
+    owned: tuple[Kind, ...] = ()  # kinds that objects of `kind` control
 
     def __init__(self, operations: Operations, settings: Settings) -> None:
         self.operations = operations
@@ -38,11 +42,11 @@ class Controller:
         self._timers: dict[Key, asyncio.TimerHandle] = {}
 
     def sync(self, namespace: str, name: str) -> None:
-        """Look at one object, and do what is to be done. The object may be gone."""
+        """Reconcile one object, which may be gone."""
         raise NotImplementedError
 
     def keys_of(self, event: Event) -> Iterable[Key]:
-        """Which objects are to be looked at after this."""
+        """Yield the keys of the objects to reconcile after an event."""
         if event.kind is self.kind:
             yield key_of(event.newest)
         elif event.kind in self.owned:
@@ -67,7 +71,7 @@ class Controller:
             self._queue.put_nowait(key)
 
     def again(self, key: Key, seconds: float) -> None:
-        """Look at it once more, that much later or sooner."""
+        """Reconcile the object after this time, unless an earlier time is planned."""
         loop = asyncio.get_running_loop()
         if old := self._timers.get(key):
             if not old.cancelled() and loop.time() < old.when() <= loop.time() + seconds:
@@ -87,7 +91,7 @@ class Controller:
                 self.sync(*key)
             except Refused:
                 self.again(key, 0.1)
-            except Exception:  # one bad object must not end the controller
+            except Exception:  # one invalid object must not end the controller
                 traceback.print_exc()
                 self.again(key, 0.5)
             await asyncio.sleep(0)
@@ -98,7 +102,7 @@ def key_of(thing: Object) -> Key:
 
 
 def controller_of(thing: Object) -> Object | None:
-    """The owner reference of the one that manages it."""
+    """Return the owner reference of the controlling owner, or None."""
     for reference in thing["metadata"].get("ownerReferences") or []:
         if reference.get("controller"):
             return dict(reference)
@@ -121,7 +125,7 @@ def is_deleted(thing: Object) -> bool:
 
 
 def condition(thing: Object, name: str) -> Object | None:
-    """The condition of that type, if it is True."""
+    """Return the condition of this type if it is True, otherwise None."""
     for each in (thing.get("status") or {}).get("conditions") or []:
         if each["type"] == name and each["status"] == "True":
             return dict(each)

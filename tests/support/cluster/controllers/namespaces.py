@@ -1,4 +1,4 @@
-"""Namespaces: those that are always there, the account in each, and their end."""
+"""Namespaces: the initial ones, the default account of each, and their deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOW = DeleteOptions(policy="Background")
 
 
 class Namespaces(Controller):
-    """Empties those that are deleted."""
+    """Empty deleted namespaces, and give each new one its default account."""
 
     kind = kinds.NAMESPACES
 

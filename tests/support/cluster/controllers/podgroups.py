@@ -1,4 +1,4 @@
-"""PodGroups, which Volcano's scheduler would look at. Here every one of them is let in at once."""
+"""PodGroups, which Volcano's scheduler processes. Here each PodGroup is Running immediately."""
 
 from __future__ import annotations
 

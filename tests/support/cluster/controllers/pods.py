@@ -1,4 +1,4 @@
-"""What controllers of pods have in common."""
+"""Functions that all controllers of pods share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.store import Store, fresh
 
 
 def owned(store: Store, uid: str, namespace: str) -> list[Object]:
-    """Pods that this one controls."""
+    """Return the pods of this namespace that the object with this uid controls."""
     return [
         pod
         for pod in store.all(kinds.PODS, namespace)
@@ -44,7 +44,7 @@ def restarts(pod: Object) -> int:
 
 
 def make(kind: Kind, owner: Object, template: Object, name: str, **spec: object) -> Object:
-    """A pod of the template, controlled by the owner."""
+    """Return a pod of the template, controlled by the owner."""
     made = fresh(template)
     metadata = made.setdefault("metadata", {})
     metadata.pop("creationTimestamp", None)
@@ -60,7 +60,10 @@ def label(pod: Object, **labels: str) -> None:
 
 
 def add_environment(pod: Object, values: dict[str, str], containers: str = "") -> None:
-    """Before those that it has, which may refer to it; those of the same name stay."""
+    """Insert variables before the existing ones, which can refer to them.
+
+    An existing variable of the same name keeps its value.
+    """
     for container in pod["spec"]["containers"]:
         if containers and container["name"] != containers:
             continue
@@ -71,7 +74,10 @@ def add_environment(pod: Object, values: dict[str, str], containers: str = "") -
 
 
 def create(operations: Operations, kind: Kind, owner: Object, pod: Object) -> str:
-    """Return why it was not created, or nothing. An event has that, too."""
+    """Create the pod. Return the reason of a refusal, or an empty string.
+
+    An event reports the result as well.
+    """
     metadata = owner["metadata"]
     try:
         made = operations.create(kinds.PODS, metadata["namespace"], pod)
@@ -86,7 +92,7 @@ def create(operations: Operations, kind: Kind, owner: Object, pod: Object) -> st
 
 
 def remove(operations: Operations, pod: Object, finalizer: str = "") -> None:
-    """Delete it; without that finalizer, so that it is not counted."""
+    """Delete the pod. Remove `finalizer` first, so that the Job does not count the pod."""
     metadata = pod["metadata"]
     if finalizer and finalizer in (metadata.get("finalizers") or []):
         release(operations, pod, finalizer)
@@ -106,7 +112,7 @@ def release(operations: Operations, pod: Object, finalizer: str) -> None:
 
 
 def count(pods: list[Object]) -> dict[str, int]:
-    """How many are in which state, as many kinds of jobs have it."""
+    """Return the number of active, ready and terminating pods."""
     return {
         "active": sum(map(is_active, pods)),
         "ready": sum(is_active(pod) and is_ready(pod) for pod in pods),

@@ -1,4 +1,4 @@
-"""PyTorchJobs of the Kubeflow operator's first version."""
+"""The controller of PyTorchJobs, in the first version of the Kubeflow operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LABELS = "training.kubeflow.org/"
 
 
 class PyTorchJobs(Replicas):
-    """Their operator; the kubelet starts containers again."""
+    """The operator of PyTorchJobs. The kubelet restarts the containers."""
 
     kind = kinds.PYTORCHJOBS
     type_label = _LABELS + "replica-type"

@@ -1,4 +1,4 @@
-"""What AscendJobs and PyTorchJobs have in common: a leader, workers, and a list of conditions."""
+"""The common part of AscendJobs and PyTorchJobs: a leader, workers and a list of conditions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ _TERMINAL = ("Succeeded", "Failed")
 
 
 class Replicas(Controller):
-    """A pod for each index of each type; deleted ones come again under their name."""
+    """Keep one pod for each index of each type. A new pod has the name of the deleted one."""
 
     owned = (kinds.PODS,)
     type_label = ""
     index_label = ""
 
     def replicas(self, job: Object) -> dict[str, Object]:
-        """By type."""
+        """Return the replica specs by type."""
         raise NotImplementedError
 
     def leads(self, job: Object, kind: str) -> bool:
-        """Whether the end of this type is that of the job."""
+        """Return whether the success of the job depends on the pods of this type."""
         raise NotImplementedError
 
     def dress(self, job: Object, kind: str, index: int, pod: Object) -> None:
-        """Labels and variables."""
+        """Add the labels, annotations and variables of the kind to a new pod."""
         raise NotImplementedError
 
     def refuses(self, job: Object) -> tuple[str, str] | None:
-        """Reason and message of why it cannot be run."""
+        """Return reason and message if the job is invalid, otherwise None."""
         return None
 
     def before(self, job: Object, status: Object) -> bool:
-        """Whether to go on after what is special about this kind."""
+        """Do the special steps of the kind. Return whether the reconciliation continues."""
         return True
 
     def on_end(self, job: Object) -> None:
-        """What is left to be tidied."""
+        """Remove additional objects of an ended job."""
 
     def sync(self, namespace: str, name: str) -> None:
         job = self.store.get(self.kind, namespace, name)
@@ -147,7 +147,10 @@ class Replicas(Controller):
 
 
 def set_state(status: Object, kind: str, reason: str, message: str, *, true: bool = True) -> None:
-    """The last condition that is True is the state; Running and Restarting exclude each other."""
+    """Append a condition. The last condition that is True is the state of the job.
+
+    Running and Restarting replace each other.
+    """
     conditions = status.setdefault("conditions", [])
     last = conditions[-1] if conditions else None
     if last and (last["type"], last["reason"]) == (kind, reason):

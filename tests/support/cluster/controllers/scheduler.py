@@ -1,4 +1,4 @@
-"""Gives pods to nodes that have room for them."""
+"""Assign pods to nodes that have room for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL: Key = ("", "")
 
 
 class Scheduler(Controller):
-    """Of the default scheduler and of Volcano; it knows no gangs and preempts nobody."""
+    """The default scheduler and Volcano's, in one, without gang scheduling or preemption."""
 
     kind = kinds.PODS
     owned = (kinds.NODES,)

@@ -1,4 +1,4 @@
-"""TrainJobs: a JobSet out of a runtime, and what becomes of it."""
+"""TrainJobs: the controller creates a JobSet from a runtime and copies its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANK = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
 class TrainJobs(Controller):
-    """The failure policy is that of the runtime."""
+    """The controller of TrainJobs. The runtime sets the failure policy."""
 
     kind = kinds.TRAINJOBS
     owned = (kinds.JOBSETS,)

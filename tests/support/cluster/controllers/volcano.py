@@ -1,4 +1,4 @@
-"""Volcano's Jobs, as far as they have no policies: pods that are missing are made again."""
+"""The controller of Volcano's Jobs, without policies. It replaces missing pods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LABELS = "volcano.sh/"
 
 
 class VolcanoJobs(Controller):
-    """A Failed pod stays; the job ends once all pods have ended."""
+    """Keep failed pods. The job ends once all its pods have ended."""
 
     kind = kinds.VOLCANOJOBS
     owned = (kinds.PODS,)

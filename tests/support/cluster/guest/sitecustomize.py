@@ -1,8 +1,8 @@
-"""What a pod's network would do for its processes; Python runs this when it starts.
+"""Simulate the network of a pod for its processes. Python runs this file when it starts.
 
-All pods share this machine's network. What binds to a port of every address binds to the pod's (but
-for port 0, which collides with nobody's), and names of services are looked up in a file that the
-kubelet writes.
+All pods share the network of this machine. A process that binds a port on all addresses binds it on
+the address of its pod. Port 0 is an exception, because it collides with no other port. Names of
+services are resolved with a file that the kubelet writes.
 """
 
 import json

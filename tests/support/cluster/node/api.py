@@ -1,4 +1,4 @@
-"""A client of the API server: the few calls that a kubelet makes, again and again if need be."""
+"""A client of the API server for the kubelet. It repeats calls that fail temporarily."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WATCH_S = 60
 
 
 class Api:
-    """Calls with one token."""
+    """Calls to the API server with one token."""
 
     def __init__(self, session: aiohttp.ClientSession, server: str, token: str) -> None:
         self._session = session
@@ -24,7 +24,11 @@ class Api:
     async def call(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """Status and answer. Lost connections, and servers that cannot now, are asked again."""
+        """Return status and answer of a call.
+
+        Repeats the call after a lost connection and after a status that can be temporary, such as
+        403 or 503.
+        """
         data = None if body is None else msgspec.json.encode(body)
         headers = {**self._headers, "Content-Type": content_type}
         while True:
@@ -43,7 +47,10 @@ class Api:
         return await self.call("PATCH", path, body, "application/strategic-merge-patch+json")
 
     async def follow(self, path: str) -> AsyncIterator[tuple[str, Any]]:
-        """("LIST", items) at first and after every gap, and each event in between."""
+        """Yield each event of a watch.
+
+        Yield ("LIST", items) at the start and after each gap.
+        """
         while True:
             _, found = await self.call("GET", path)
             yield "LIST", found["items"]

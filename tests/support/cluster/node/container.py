@@ -1,4 +1,4 @@
-"""One container: its process, again and again as its policy says."""
+"""One container: it runs a process and restarts it according to its policy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Object = dict[str, Any]
 _OOM = "test.rekindle.dev/oom-after"
 _BACKOFF_S, _LONGEST_BACKOFF_S, _QUIET_S = 10.0, 300.0, 600.0
 _LONGEST_MESSAGE = 4096
-# A registry, a path, a tag, a digest.
+# A registry, a path, a tag and a digest.
 _REFERENCE = re.compile(r"([\w.-]+(:\d+)?/)?[a-z0-9/._-]+(:[\w.-]{1,128})?(@sha256:[0-9a-f]{64})?")
 
 
 class Around(msgspec.Struct, frozen=True):
-    """What a container needs of the pod and the kubelet around it."""
+    """The parts of the pod and the kubelet that a container uses."""
 
     folder: Path
     root: Path
@@ -37,11 +37,11 @@ class Around(msgspec.Struct, frozen=True):
     variables: Callable[[Object], Coroutine[Any, Any, dict[str, str]]]
     mounts: Callable[[Object], dict[str, str]]
     changed: Callable[[], None]
-    event: Callable[[str, str], None]  # reason and message of a warning
+    event: Callable[[str, str], None]  # reports reason and message of a warning
 
 
 class Container:
-    """Its states are as the pod's status shows them."""
+    """The process of a container, and its states in the format of the pod's status."""
 
     def __init__(self, spec: Object, pod: Object, around: Around, known: Object | None) -> None:
         self.spec = spec
@@ -50,8 +50,8 @@ class Container:
         self.last_state: Object = {}
         self.restarts = 0
         self.ready = False
-        self.ended = asyncio.Event()  # this run of it
-        self.finished = False  # it will not be started again
+        self.ended = asyncio.Event()  # this run has ended
+        self.finished = False  # no restart follows
         self._pod = pod
         self._around = around
         self._mark = f"{around.mark}/{self.name}"
@@ -87,7 +87,7 @@ class Container:
         return logs.file_of(self._around.folder, self.name, self.restarts - previous)
 
     async def run(self) -> None:
-        """Until it is not to be started any more."""
+        """Run the container until no restart follows."""
         failures = 0
         await self._take_over()
         while not self.finished:
@@ -97,7 +97,7 @@ class Container:
             if not _REFERENCE.fullmatch(image):
                 await self._wait_for_another_name()
             since = asyncio.get_running_loop().time()
-            # Another one: who waits for the end of the run before may not have looked yet.
+            # A new event, because tasks that wait for the end of the last run may not have run yet.
             self.ended = asyncio.Event()
             terminated = await self._run_once()
             self._set({"terminated": terminated}, ended=True)
@@ -111,7 +111,7 @@ class Container:
         self._around.changed()
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, then SIGKILL."""
+        """Send SIGTERM, then SIGKILL after the grace period."""
         self._stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -126,7 +126,7 @@ class Container:
         marks.sweep(self._mark)
 
     async def _take_over(self) -> None:
-        """A run that was lost with its node, or with the kubelet before this one."""
+        """Set the result of a run that was lost with its node or with a previous kubelet."""
         known = self._lost
         if known is None or not known.get("containerID"):
             return
@@ -224,7 +224,7 @@ class Container:
         )
 
     async def _cannot(self, error: CannotConfigure) -> Object:
-        """Wait, as a kubelet does: what is missing may come."""
+        """Wait until the missing objects exist, as a kubelet does, and then run the container."""
         self._set({"waiting": {"reason": "CreateContainerConfigError", "message": str(error)}})
         while True:
             await asyncio.sleep(0.3)
@@ -253,7 +253,7 @@ class Container:
         await asyncio.Event().wait()
 
     async def _back_off(self, failures: int, terminated: Object) -> None:
-        """The first restart is at once."""
+        """Wait before a restart. The first restart is immediate."""
         self.last_state = {"terminated": terminated}
         if failures:
             seconds = min(_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S)

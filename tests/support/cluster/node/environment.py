@@ -1,4 +1,4 @@
-"""What a container's process is given: its variables and its command line."""
+"""The environment variables and the command line of a container's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 Object = dict[str, Any]
 K = TypeVar("K")
-# Kind (configmaps, secrets) and name to the object, if there is one.
+# Returns the object of a kind (configmaps, secrets) and name, or None.
 Lookup = Callable[[str, str], Awaitable[Object | None]]
 
 _GUEST = Path(__file__).parents[1] / "guest"
@@ -21,11 +21,11 @@ _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
 class CannotConfigure(Exception):
-    """Something that the container needs is not there."""
+    """An object that the container needs is missing."""
 
 
 def expand(text: str, values: dict[str, str]) -> str:
-    """Replace $(NAME) where NAME is known."""
+    """Replace $(NAME) by its value if the value is known, and $$ by $."""
 
     def replacement(found: re.Match[str]) -> str:
         if found.group() == "$$":
@@ -41,7 +41,10 @@ def command(container: Object, values: dict[str, str]) -> list[str]:
 
 
 def field(pod: Object, path: str) -> str:
-    """Of a fieldRef."""
+    """Return the value of a fieldRef.
+
+    Raises CannotConfigure: the path is not supported.
+    """
     metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
     if found := _KEYED.fullmatch(path):
         return str((metadata.get(found.group(1)) or {}).get(found.group(2), ""))
@@ -62,7 +65,7 @@ def field(pod: Object, path: str) -> str:
 
 
 def data(kind: str, thing: Object) -> dict[str, bytes]:
-    """The files that a ConfigMap or a Secret is."""
+    """Return the files that a ConfigMap or a Secret contains."""
     if kind == "secrets":
         return {name: base64.b64decode(text) for name, text in (thing.get("data") or {}).items()}
     files = {name: text.encode() for name, text in (thing.get("data") or {}).items()}
@@ -71,7 +74,10 @@ def data(kind: str, thing: Object) -> dict[str, bytes]:
 
 
 async def variables(pod: Object, container: Object, lookup: Lookup) -> dict[str, str]:
-    """Those of the container's own env and envFrom."""
+    """Return the variables from env and envFrom of the container.
+
+    Raises CannotConfigure: a required object or key is missing.
+    """
     values: dict[str, str] = {}
     for source in container.get("envFrom") or []:
         for kind, name in (("configMapRef", "configmaps"), ("secretRef", "secrets")):
@@ -94,7 +100,7 @@ async def variables(pod: Object, container: Object, lookup: Lookup) -> dict[str,
 
 
 def mounted(words: dict[K, str], mounts: dict[str, str]) -> dict[K, str]:
-    """Words and values that begin with a mountPath, with the volume's folder in its place."""
+    """Replace a mountPath at the start of a word or value by the folder of the volume."""
     return {key: _mounted(word, mounts) for key, word in words.items()}
 
 
@@ -106,9 +112,10 @@ def _mounted(word: str, mounts: dict[str, str]) -> str:
 
 
 def base(pod: Object, root: Path) -> dict[str, str]:
-    """What an image would set, and what makes the pod's network of this machine's."""
+    """Return variables that an image would set, and those of the pod's simulated network."""
     kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
-    # The image's programs are those beside our interpreter, whether or not they are on our path.
+    # The programs of the image are the programs next to this Python interpreter, even if PATH does
+    # not contain them.
     path = (str(Path(sys.executable).parent), os.environ.get("PATH", ""))
     paths = (str(_GUEST), os.environ.get("PYTHONPATH", ""))
     return {

@@ -1,4 +1,4 @@
-"""Logs of containers: one file for each run, a time before each line."""
+"""Logs of containers: one file for each run, with a time before each line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def file_of(folder: Path, container: str, run: int) -> Path:
 
 
 class Writer:
-    """Takes pieces, writes lines."""
+    """Write complete lines from the pieces of an output."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,9 +39,10 @@ class Writer:
 
 
 class Pipe:
-    """What a container's processes write, line by line into its log.
+    """A pipe that writes the output of a container's processes to its log, line by line.
 
-    asyncio's own pipes would hold up the end of a process until nobody has them any more.
+    With a pipe of asyncio, the end of a process would be reported only once all processes have
+    closed the pipe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +52,10 @@ class Pipe:
         asyncio.get_running_loop().add_reader(self._mine, self._read)
 
     def close(self) -> None:
-        """After the last process: what is in the pipe is still read."""
+        """Read the remaining output and close the pipe.
+
+        Call this after the last process has ended.
+        """
         if self._mine >= 0:
             os.close(self.end)
             self._read()
@@ -67,7 +71,7 @@ class Pipe:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What of a log."""
+    """The part of a log that a request asks for."""
 
     follow: bool
     timestamps: bool
@@ -97,7 +101,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 async def read(path: Path, wanted: Wanted, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Lines that are there, and those that come until the container has ended."""
+    """Yield the existing lines, and with `follow` also new lines until the container has ended."""
     left = wanted.limit
     first, rest, place = True, b"", 0
     while True:
@@ -127,7 +131,7 @@ async def read(path: Path, wanted: Wanted, ended: asyncio.Event) -> AsyncIterato
 
 
 def last_of(path: Path, lines: int = 80, limit: int = 2048) -> str:
-    """As FallbackToLogsOnError takes it."""
+    """Return the end of a log, as FallbackToLogsOnError does."""
     if not path.exists():
         return ""
     found = [line.partition(b" ")[2] for line in path.read_bytes().split(b"\n") if line]

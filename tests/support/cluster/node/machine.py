@@ -1,4 +1,4 @@
-"""One node: its object, its lease, and its pods."""
+"""One node: its Node object, its lease and its pods."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Machine:
         self._beating = asyncio.create_task(self._beat())
 
     async def crash(self) -> None:
-        """Its processes are gone, and nobody is told."""
+        """Kill the processes of the node and stop its heartbeats, without a report."""
         self.is_down = True
         if self._beating:
             await tasks.end([self._beating])
@@ -60,7 +60,7 @@ class Machine:
         await asyncio.gather(*(pod.drop() for pod in pods))
 
     async def come_back(self, pods: list[Object]) -> None:
-        """Its agent starts again, and finds the pods that the server still has for it."""
+        """Restart the node, with the pods that the server still assigns to it."""
         if not self.is_down:
             return
         self.is_down = False
@@ -70,7 +70,7 @@ class Machine:
             await self.see(pod)
 
     async def see(self, pod: Object) -> None:
-        """A pod of this node as the server has it."""
+        """Apply the state of a pod of this node on the server."""
         if self.is_down:
             return
         uid = pod["metadata"]["uid"]
@@ -84,7 +84,7 @@ class Machine:
             self.pods[uid].start()
 
     async def lose(self, uid: str) -> None:
-        """The server has it no more."""
+        """Remove a pod that the server has deleted."""
         if pod := self.pods.pop(uid, None):
             await pod.drop()
             pod.remove()

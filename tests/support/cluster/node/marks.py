@@ -1,8 +1,8 @@
-"""Finds every process of a container, whatever session it has made for itself.
+"""Find all processes of a container, also those with their own session.
 
-A process has the mark of its container in its environment, and so have those that it starts.
+A process has the mark of its container in its environment, and its child processes inherit it.
 `python -m cluster.node.marks MARK` waits until its standard input ends, and then ends all processes
-with that mark: so nothing is left behind when a kubelet is killed.
+with that mark. So no process remains after a kubelet is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def found(mark: str) -> list[int]:
-    """Processes whose mark begins so."""
+    """Return the ids of the processes whose mark starts with this text."""
     wanted = f"{NAME}={mark}".encode()
     processes = []
     for entry in os.scandir("/proc"):
@@ -34,7 +34,7 @@ def found(mark: str) -> list[int]:
 
 
 def sweep(mark: str) -> bool:
-    """End them at once; whether there were any."""
+    """Kill the processes with this mark, and return whether there were any."""
     processes = found(mark)
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
@@ -50,7 +50,7 @@ def sweep_all(mark: str) -> None:
 
 
 def die_with_parent() -> None:
-    """To be called in a child before it executes its program."""
+    """Let the kernel kill this process when its parent ends. Call this in the child before exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -23,7 +23,7 @@ Object = dict[str, Any]
 
 
 class Kit(msgspec.Struct, frozen=True):
-    """What all pods of a kubelet share."""
+    """The objects that all pods of a kubelet share."""
 
     api: Api
     session: aiohttp.ClientSession
@@ -34,7 +34,7 @@ class Kit(msgspec.Struct, frozen=True):
 
 
 class Pod:
-    """Runs a pod and tells the server of it."""
+    """Run a pod and report its status to the server."""
 
     def __init__(self, kit: Kit, pod: Object) -> None:
         self.kit = kit
@@ -67,7 +67,7 @@ class Pod:
         return next((each for each in (*self.containers, *self.inits) if each.name == name), None)
 
     def update(self, pod: Object) -> None:
-        """The server has another version of it."""
+        """Apply a new version of the pod from the server."""
         self.pod["metadata"].update(pod["metadata"])
         if "deletionTimestamp" in pod["metadata"] and not self._ending:
             self._ending = True
@@ -75,7 +75,7 @@ class Pod:
             self._tasks.append(asyncio.create_task(self._end(float(grace))))
 
     async def drop(self) -> None:
-        """Nobody is told: it is gone from the server, or its node is down."""
+        """Kill the pod without a report: the server has deleted it, or its node is down."""
         for container in (*self.containers, *self.inits):
             container.kill()
         await tasks.end(self._tasks)
@@ -84,7 +84,7 @@ class Pod:
             container.ended.set()
 
     def remove(self) -> None:
-        """Its files, too."""
+        """Remove the files of the pod."""
         self._volumes.remove()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -106,7 +106,7 @@ class Pod:
         ]
 
     def _event(self, reason: str, message: str) -> None:
-        """Told once, later; a pod that ends before does not need it any more."""
+        """Report a warning event in the background. The end of the pod cancels an open report."""
         made = events.make(kinds.PODS, self.pod, "Warning", reason, message)
         path = f"/api/v1/namespaces/{self.key[0]}/events"
         self._tasks.append(asyncio.create_task(self._post(path, made)))
@@ -148,7 +148,7 @@ class Pod:
             probing = asyncio.create_task(
                 probes.watch(self.kit.session, container.spec, self._address, tell, self.kit.scale)
             )
-            self._tasks.append(probing)  # one cancellation may be lost: `drop` sees it end
+            self._tasks.append(probing)  # one cancellation can get lost: `drop` awaits the end
         try:
             await container.run()
         finally:
@@ -247,7 +247,7 @@ class Pod:
 
 
 async def forget(api: Api, pod: Object) -> None:
-    """One that is deleted and has no process any more."""
+    """Delete a pod that has no process on this node."""
     metadata = pod["metadata"]
     path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
     if pod["status"].get("phase") not in ("Succeeded", "Failed"):

@@ -1,4 +1,4 @@
-"""Readiness probes."""
+"""Readiness probes of containers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def watch(
     tell: Callable[[bool], None],
     scale: float,
 ) -> None:
-    """Probe until cancelled; tell at every change."""
+    """Probe until cancelled, and call `tell` at each change."""
     probe = container["readinessProbe"]
     await asyncio.sleep(probe.get("initialDelaySeconds", 0) * scale)
     ready, good, bad = False, 0, 0
@@ -60,7 +60,7 @@ async def _ask(
         host, port = action.get("host") or address, _port(container, action["port"])
         _, writer = await asyncio.open_connection(host, port)
         writer.close()
-    return True  # of a kind that is not simulated
+    return True  # other kinds of probes are not simulated
 
 
 def _port(container: Object, told: object) -> int:

@@ -1,4 +1,4 @@
-"""Services: an address of this machine for each, behind which its ready pods answer, and names."""
+"""Services: each has an address of this machine, which leads to its ready pods, and a name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADDRESSES = 250 * 250
 
 
 class Services:
-    """Passes connections on to pods; pods: those that there are now."""
+    """Forward connections to pods. `pods` returns the current pods."""
 
     def __init__(self, api: Api, root: Path, pods: Callable[[], list[Object]]) -> None:
         self._api = api
@@ -33,7 +33,7 @@ class Services:
         self._write()
 
     async def run(self) -> None:
-        """Follow the services."""
+        """Follow the services of the cluster."""
         async for what, found in self._api.follow("/api/v1/services"):
             if what == "LIST":
                 there = {_key(each): each for each in found}
@@ -52,7 +52,7 @@ class Services:
             return
         while True:
             address = next(self._free)
-            with contextlib.suppress(OSError):  # of another kubelet
+            with contextlib.suppress(OSError):  # another kubelet uses the address
                 self._servers[key] = [
                     await asyncio.start_server(self._server(service, port), address, port["port"])
                     for port in service["spec"].get("ports") or []

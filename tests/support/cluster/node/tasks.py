@@ -1,4 +1,4 @@
-"""Ends tasks, whatever they are about."""
+"""Cancel tasks reliably."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _AGAIN_S = 0.1
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them until they are over.
+    """Cancel tasks until they have ended.
 
-    Once is not enough: asyncio.wait_for (up to Python 3.11) loses a cancellation that comes at the
-    very moment at which it is done.
+    One cancellation is not sufficient: asyncio.wait_for (up to Python 3.11) loses a cancellation
+    that arrives at the moment at which it finishes.
     """
     left = {task for task in tasks if not task.done()}
     while left:

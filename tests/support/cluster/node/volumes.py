@@ -1,8 +1,8 @@
 """Volumes as folders.
 
-There is no mount: a mountPath below the kubelet's root becomes a link to the volume. Any other is
-told to the process in SIMULATED_MOUNTS (JSON: mountPath to folder), and is replaced by the folder
-where a word of its command line, or the value of a variable, begins with it.
+There are no mounts. A mountPath below the kubelet's root becomes a link to the volume.
+SIMULATED_MOUNTS (JSON: mountPath to folder) passes all mountPaths to the process. In the command
+line and in values of variables, the folder replaces a mountPath at the start of a word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 class Volumes:
-    """Those of one pod, in its folder."""
+    """The volumes of one pod, in its folder."""
 
     def __init__(self, root: Path, folder: Path, pod: Object, lookup: Lookup) -> None:
         self._root = root
@@ -29,12 +29,15 @@ class Volumes:
         self._places: dict[str, Path] = {}
 
     async def make(self) -> None:
-        """Refuses if what they are made of is not there."""
+        """Create the folders of the volumes.
+
+        Raises CannotConfigure: a required source does not exist.
+        """
         for volume in self._pod["spec"].get("volumes") or []:
             self._places[volume["name"]] = await self._make(volume)
 
     def mounts(self, container: Object) -> dict[str, str]:
-        """Link what can be linked; all of a container's mounts."""
+        """Return the folder of each mountPath of a container, and create the possible links."""
         found = {}
         for mount in container.get("volumeMounts") or []:
             source = self._places[mount["name"]] / mount.get("subPath", "")
@@ -114,7 +117,7 @@ class Volumes:
 
 
 def _are_equal(one: Path, other: Path) -> bool:
-    """Of two ConfigMaps, say: no matter which is meant."""
+    """Return whether both folders have the same files, for example of two equal ConfigMaps."""
     first = {path.name: path.read_bytes() for path in one.iterdir() if path.is_file()}
     second = {path.name: path.read_bytes() for path in other.iterdir() if path.is_file()}
     return bool(first) and first == second

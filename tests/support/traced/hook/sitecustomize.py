@@ -1,4 +1,4 @@
-"""Writes down which functions of the package each process calls, and when.
+"""Record which functions of the package each process calls, and when.
 
 Python imports this module at its start if its folder is on PYTHONPATH. A line is
 `TIME PID FILE:LINE`, with the file below the package and the line of the function's `def`. Calls of
