@@ -237,7 +237,7 @@ def test_a_replica_that_fails(
 def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> None:
     """A rank fetches its replica into a sealed, settled snapshot.
 
-    This works for a rank without buffers and for one that has snapshots of its own.
+    A rank without buffers and a rank with its own snapshots can both do this.
     """
 
     async def body(own: Node, other: Node) -> None:

@@ -45,9 +45,9 @@ def lost(
 ) -> Row:
     """Return the row: all ranks pause; then damage, and a kill of all ranks or all nodes.
 
-    Training continues from step `back_to`. `newest` is the step of the state that is tried first, if
-    it differs. With `checkpoint`, the damage waits until the checkpoint of that step is written.
-    `source` is the origin of the state. A rank that could read a snapshot keeps it as its own state.
+    Training continues from step `back_to`. `newest` is the step of the state that is tried first,
+    if it differs. With `checkpoint`, the damage waits until the checkpoint of that step is written.
+    `source` is the origin of the state. A rank that could read a snapshot keeps it as its own.
     """
 
     def act(run: Job) -> None:
