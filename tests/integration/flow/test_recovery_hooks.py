@@ -135,7 +135,7 @@ def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: 
 def test_what_another_run_does_not_help_stays(
     runs: Runs, tmp_path: Path, how: str, end: str
 ) -> None:
-    """If a script fails twice in the same way, its run stays failed.
+    """If a script fails twice in the same way, the hook does not restart it again.
 
     A retry by a user resets the count.
     """

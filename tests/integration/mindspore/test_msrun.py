@@ -26,7 +26,7 @@ RANKS = 2
 
 
 class MsrunJob(MindSporeJob):
-    """A job of one msrun, with two workers of a script without Rekindle."""
+    """A job of one msrun, with two workers of a script without Rekindle code."""
 
     def __init__(
         self, folder: Path, *script: str, restarts: int = 0, program: Path = SCRIPT
@@ -94,9 +94,9 @@ def test_workers_are_watched(tmp_path: Path, baseline: Baseline) -> None:
 
 
 def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
-    """When a worker ends, all workers and their child processes end, and msrun has status 1.
+    """If a worker fails, msrun ends all workers and exits with that worker's status.
 
-    This includes the children of a worker that has ended on its own.
+    The child processes of all workers end as well, including those of the failed worker.
     """
     program = "import os, subprocess, sys; told = os.environ; print(sorted(told), told['PATH'])\n"
     program += "if 'MS_NODE_ID' in told: subprocess.Popen(['sleep', '1000'])\n"

@@ -101,7 +101,7 @@ class Life:
 
 @pytest.fixture(scope="module")
 def life(cluster: Simulated, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """Return a flow run that waits for pods, is killed twice, is cancelled, and is retried."""
+    """Return the facts of a run that waits for pods, is killed twice, cancelled and retried."""
     found = Life()
     try:
         live(found, cluster, served, tmp_path_factory.mktemp("life") / "gate")

@@ -48,7 +48,7 @@ def every_host(cluster: Simulated) -> list[str]:
 def a_host_is_isolated(run: PodJob) -> SimpleNamespace:
     """Report a lost device of node 1, and remove the taint of its host as a user would.
 
-    Only the host, one other host and the coordinator's host stay for the next attempt.
+    Only this host and one other are schedulable for the next attempt.
     """
     before, other = run.workload()["metadata"]["uid"], run.pod_of(0)["spec"]["nodeName"]
     run.engine.client(run.endpoint).report(OFF_THE_BUS)

@@ -273,7 +273,7 @@ def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new process does not start a fresh state: it has not loaded its own, and has no peer."""
+    """A new process without a peer does not train: it has not loaded its own state."""
     world = World(1, takes_in=True)
     new = world.replace(0, monkeypatch)
     new.processor.start()

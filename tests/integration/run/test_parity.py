@@ -160,7 +160,7 @@ def test_every_option_of_torchrun_is_taken() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Run a script without Rekindle on two simulated nodes, with spaces and umlauts in names."""
+    """Run an unchanged script on two simulated nodes, with spaces and umlauts in names."""
     odd = tmp_path_factory.mktemp("odd") / "mein Übungs 'Ordner' $HOME"
     odd.mkdir()
     with Place(odd / "place") as place:

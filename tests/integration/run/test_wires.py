@@ -138,7 +138,7 @@ def hello(live: Live, **changes: object) -> p.Hello:
 
 
 async def talk(live: Live, *frames: bytes | str) -> list[object]:
-    """Send frames on an agent's connection; return the answers, or also its close code."""
+    """Send frames on an agent's connection; return the answers, then its close code."""
     url = f"http://{live.where.host}:{live.where.port}{names.PATH_AGENT}"
     answers: list[object] = []
     headers = {"Authorization": bearer(live.secret)}
