@@ -49,8 +49,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 class Story:
     """A job and its attempts.
 
-    outcomes: the end of each attempt. events: the events of each attempt. damaged: the checkpoint
-    of each damage. there: all checkpoints when none was valid.
+    `outcomes` and `events` have an entry for each attempt. `damaged` has the checkpoint of each
+    damage. `there` has all checkpoints at the time when none was valid.
     """
 
     job: Job

@@ -30,8 +30,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"gradient_as_bucket_view": True},
     {"find_unused_parameters": True},
 ]
-# The component that averages a bucket: Rekindle's hook, whose waits end with a generation, the
-# script's hook inside it, or DDP itself, as on an accelerator.
+# The component that averages a bucket. "guarded": Rekindle's hook, whose waits end with a
+# generation. "script": the script's hook inside that one. "ddp": DDP itself, as on an accelerator.
 AVERAGING = ("guarded", "script", "ddp")
 
 
