@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the server's API."""
+    """Start the server; return the address of its API."""
     from prefect_side import free_port, server  # Prefect takes seconds to import
 
     with server(tmp_path_factory.mktemp("prefect"), free_port()) as address:

@@ -1,4 +1,4 @@
-"""What processes do and where they are, told of real ones."""
+"""The activity and the stacks that the agent reads of real processes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ if {answers}:
     stacks.answer_signals(Path(sys.argv[1]))
 innermost_function()
 """
-# prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY): where the kernel lets only ancestors read a process
-# (ptrace_scope 1), anyone of its user may read this one. Elsewhere it changes nothing.
+# prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY): if the kernel lets only ancestors read a process
+# (ptrace_scope 1), this call lets each process of the same user read it. Otherwise it has no
+# effect.
 MAY_BE_READ = """
 import ctypes
 ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
@@ -52,7 +53,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a Python process that leads a session, as ranks do; it ends with the test."""
+    """Start a Python process that leads a session, as ranks do; kill it after the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def run(text: str, *arguments: str, ready: bool = False) -> subprocess.Popen[bytes]:
@@ -82,7 +83,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_a_process_that_rests(start: Start) -> None:
-    """It neither computes nor reads nor writes once it has started."""
+    """A process that waits for a signal neither computes nor reads nor writes after its start."""
     pid = start(RESTS).pid
 
     def rests() -> bool:
@@ -93,7 +94,7 @@ def test_a_process_that_rests(start: Start) -> None:
 
 
 def test_a_process_that_computes(start: Start) -> None:
-    """It is seen, whatever else runs on the machine."""
+    """A process that computes counts as busy, even if the machine runs other processes."""
     pid = start(COMPUTES).pid
     before = activities([pid])[pid]
     wait_until(lambda: activities([pid])[pid].cpu_s > before.cpu_s + 0.1, "0.1 s of computing")
@@ -104,7 +105,7 @@ def test_a_process_that_computes(start: Start) -> None:
 
 @pytest.mark.parametrize("away", [False, True])
 def test_what_a_rank_has_started_is_part_of_it(away: bool, start: Start) -> None:
-    """Of its session or not."""
+    """The activity of a rank includes its child process, even in another session."""
     pid = start(HAS_A_CHILD.format(away=away), ready=True).pid
     before = activities([pid])[pid]
     wait_until(lambda: activities([pid])[pid].cpu_s > before.cpu_s + 0.1, "0.1 s of computing")
@@ -112,14 +113,14 @@ def test_what_a_rank_has_started_is_part_of_it(away: bool, start: Start) -> None
 
 
 def test_a_stopped_process(start: Start) -> None:
-    """By the kernel's word."""
+    """The activity of a process that SIGSTOP stopped has `stopped` set."""
     pid = start(RESTS).pid
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: activities([pid])[pid].stopped, "a stopped process")
 
 
 def test_a_process_that_has_ended(start: Start) -> None:
-    """There is nothing to tell."""
+    """A process that has ended has no entry in the activities."""
     process = start("pass")
     process.wait()
     assert activities([process.pid]) == {}
@@ -139,19 +140,25 @@ def ask(process: subprocess.Popen[bytes], path: Path) -> str:
     ids=["system call", "the GIL held", "a lock"],
 )
 def test_where_a_process_is(does: str, start: Start, tmp_path: Path) -> None:
-    """Whatever holds it up; of its threads the main one counts."""
+    """The agent reads the stacks of all threads and finds the function of the main thread.
+
+    The main thread is in a system call, holds the GIL, or waits for a lock.
+    """
     path = tmp_path / "stacks.log"
     process = start(IN_PYTHON.format(does=does, answers=True), str(path), ready=True)
     written = ask(process, path)
     assert written.count("(most recent call first)") == 2
     assert "innermost_function (<string>:" in stacks.innermost(stacks.main_thread(written))
-    assert ask(process, path).count("(most recent call first)") == 2  # this one alone
+    assert ask(process, path).count("(most recent call first)") == 2  # only the second answer
 
 
 def test_a_process_that_would_die_of_it_is_not_asked(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any program may be a rank."""
+    """The agent does not send the signal to a rank without a handler: the signal would end it.
+
+    A rank can run any program.
+    """
     monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
     path = tmp_path / "stacks.log"
     process = start(IN_PYTHON.format(does="time.sleep(600)", answers=False), str(path), ready=True)
@@ -162,7 +169,7 @@ def test_a_process_that_would_die_of_it_is_not_asked(
 def test_a_stopped_process_says_nothing(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within the limit; py-spy could read it."""
+    """Without py-spy the stack of a stopped process is empty, after the request's time limit."""
     monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
     path = tmp_path / "stacks.log"
     process = start(IN_PYTHON.format(does="time.sleep(600)", answers=True), str(path), ready=True)
@@ -193,13 +200,13 @@ STACK = '  File "/x/torch/{file}", line 3 in {function}\n  File "/x/train.py", l
 def test_who_waits_for_others_by_its_stack(
     file: str, function: str, busy: bool, waits: bool
 ) -> None:
-    """Its innermost frame tells; a backward pass waits unless it computes."""
+    """The innermost frame decides; a backward pass counts as waiting unless it computes."""
     stack = STACK.format(file=file, function=function)
     assert stacks.waits_for_others(stack, busy=busy) is waits
 
 
 def test_who_waits_in_a_function_of_torch() -> None:
-    """What calls it is no wait; who called that tells."""
+    """A frame of `torch/_ops.py` does not decide; the frame that called it does."""
     called = '  File "/x/torch/_ops.py", line 1 in __call__\n'
     stack = called + STACK.format(
         file="distributed/_functional_collectives.py", function="wait_tensor"
@@ -209,7 +216,10 @@ def test_who_waits_in_a_function_of_torch() -> None:
 
 
 def test_who_compiles_by_its_stack() -> None:
-    """What was compiled before has frames of torch._dynamo as well."""
+    """Only the conversion of a frame counts as compiling.
+
+    Calls of compiled code have frames of torch._dynamo as well.
+    """
     stack = STACK.format(file="_dynamo/{}", function="f")
     assert stacks.compiles(stack.format("convert_frame.py"))
     assert not stacks.compiles(stack.format("eval_frame.py"))
@@ -228,14 +238,14 @@ Thread 72 (active): "Thread-1 (serve)"
 
 
 def test_what_py_spy_writes_is_read_like_faulthandlers() -> None:
-    """The main thread comes last, its innermost frame first."""
+    """The translated stack of the main thread comes last and starts with its innermost frame."""
     stack = stacks.main_thread(watchdog.translate(SPIED))
     assert stacks.innermost(stack).startswith("wait (python3.11/threading.py:320) < innermost")
     assert len(stack.splitlines()) == 4
 
 
 def test_py_spy_reads_a_stopped_process(start: Start, tmp_path: Path) -> None:
-    """And one that has no handler."""
+    """With py-spy the agent reads the stack of a stopped process that has no signal handler."""
     path = tmp_path / "stacks.log"
     text = MAY_BE_READ + IN_PYTHON.format(does="time.sleep(600)", answers=False)
     process = start(text, str(path), ready=True)

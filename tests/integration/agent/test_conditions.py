@@ -1,4 +1,4 @@
-"""How an agent learns the fault codes of its devices, and when it tells them."""
+"""How an agent reads the fault codes of its devices, and when it reports them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ WELL, SICK = Condition(0, ()), Condition(2, ("80E01801",))
 
 
 class Node:
-    """A node with two devices, and what its agent has told. says: the program that asks DCMI."""
+    """A node with two devices, and the messages of its agent.
+
+    `says` sets the answer of the program that reads DCMI.
+    """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pids = {0: 10, 1: 11}
@@ -46,13 +49,16 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    """Whose devices are those that the machine has."""
+    """Return a node whose environment makes all devices visible."""
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     return Node(tmp_path, monkeypatch)
 
 
 def test_what_is_well_and_stays_so_is_told_once(node: Node) -> None:
-    """At first, for whoever watched before may have left codes that are gone."""
+    """The agent reports healthy devices in its first message only.
+
+    It does so because an earlier agent may have reported codes that no longer exist.
+    """
     node.says(WELL, WELL)
     assert [node.look(), node.look()] == [True, True]
     assert node.told == [Conditions(devices={0: WELL, 1: WELL})]
@@ -72,7 +78,7 @@ def test_codes_are_told_as_long_as_they_are_there_and_once_when_gone(node: Node)
 def test_devices_have_the_numbers_of_their_ranks(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are not this node's are nobody's business here."""
+    """If devices 2 and 9 are visible, the agent reports device 2 as device 0, and no other."""
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "2,9")
     node.says(SICK, SICK, WELL)
     node.look()
@@ -82,7 +88,10 @@ def test_devices_have_the_numbers_of_their_ranks(
 def test_what_was_read_while_a_process_came_is_not_told(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its device may have been reset between; one whose process has just died is told."""
+    """The agent does not report a device whose process started during the read.
+
+    The device may have been reset in between. If the process has only ended, the agent reports it.
+    """
     real = device_tools.conditions
 
     async def meanwhile(devices: dict[int, int]) -> Found:
@@ -97,7 +106,10 @@ def test_what_was_read_while_a_process_came_is_not_told(
 
 
 def test_a_health_that_there_is_not_is_no_message() -> None:
-    """The coordinator reads it as the severity of codes."""
+    """A device health outside the known severities is a protocol error.
+
+    The coordinator uses the health as the severity of the fault codes.
+    """
     said = Conditions(devices={1: SICK})
     assert wire.decode_from_agent(wire.encode(said)) == said
     with pytest.raises(ProtocolError):
@@ -105,7 +117,7 @@ def test_a_health_that_there_is_not_is_no_message() -> None:
 
 
 def test_nobody_is_asked_before_ranks_were_started(node: Node) -> None:
-    """The coordinator would not hear it: this may be a spare."""
+    """Without ranks the agent reports no devices: the coordinator would ignore a spare's report."""
     node.pids.clear()
     assert node.look()
     assert node.told == []
@@ -149,7 +161,7 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A driver that crashes whoever calls it, or keeps him, costs the agent nothing."""
+    """The agent logs once that DCMI's program crashes, prints garbage or hangs, and reads again."""
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", expires_s or bound_s())
     node.runs(script)
     assert [node.look(), node.look()] == [True, True]

@@ -1,4 +1,4 @@
-"""What an agent asks of its other node: copies as the plan says, and never a rank kept waiting."""
+"""How an agent copies snapshots to its replica node by the plan, and fetches them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KNOWN = Credentials("simulated", 0, "the secret")
 SPEC = spec_of(nodes=2, processes=1)
 CONTENT = os.urandom(30_000)
 HEADER = b'{"__metadata__":{"data_position":"{}"}}'
-FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
+FILE = len(HEADER).to_bytes(8, "little") + HEADER  # a snapshot file without tensors
 
 
 class Node:
-    """One agent's snapshots and replica server, and what it told of."""
+    """The snapshots and the replica server of one agent, and the messages that it sent."""
 
     def __init__(self, folder: Path) -> None:
         self.told: list[p.Message] = []
@@ -56,7 +56,7 @@ class Node:
     async def take(
         self, step: int, content: bytes = CONTENT, *, rank: int = 0, checkpoint: bool = False
     ) -> SnapshotBuffer:
-        """The rank takes a snapshot over its oldest one; return the buffer as the agent has it."""
+        """Take a snapshot over the rank's oldest one; return the buffer that the agent has."""
         wanted = p.BufferRequest(rank=rank, bytes=len(content), buffers=3)
         fds = await room_of(self.snapshots, wanted)
         held = [buffer for _, buffer in self.snapshots._buffers[rank]]
@@ -77,7 +77,7 @@ class Node:
         return buffer
 
     async def fetch(self, step: int, *, rank: int = 0) -> tuple[str, list[int]]:
-        """The rank asks for the copy of a step: why not, or the steps that its buffers hold."""
+        """Request a rank's replica of a step; return the error and the steps in its buffers."""
         answers: asyncio.Queue[p.BufferGrant] = asyncio.Queue()
         wanted = p.BufferRequest(rank=rank, bytes=0, buffers=3, copy=(step, 1))
         self.snapshots.room(wanted, lambda answer, fds: answers.put_nowait(answer))
@@ -95,7 +95,7 @@ def form(
     source: p.ReplicaAddress | None = None,
     **fields: int,
 ) -> p.FormGeneration:
-    """Node 1 keeps copies of rank 0, or has one."""
+    """Return an order: node 1 keeps replicas of rank 0 (`replica_node`) or has one (`source`)."""
     plan = RankPlan(
         source=StateSource.REPLICA if source else StateSource.SELF,
         node=1 if source else -1,
@@ -113,7 +113,7 @@ def form(
 
 
 def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -> None:
-    """Do it with two nodes, which leave nothing behind."""
+    """Run the body with two nodes and check that they leave no open file descriptor."""
 
     async def main() -> None:
         nodes = Node(folder), Node(folder)
@@ -129,7 +129,7 @@ def run(folder: Path, body: Callable[[Node, Node], Coroutine[Any, Any, None]]) -
 
 
 class Deaf:
-    """A replica server that takes callers and sends nothing."""
+    """A replica server that accepts connections and sends nothing."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
@@ -137,14 +137,14 @@ class Deaf:
         self.at = p.ReplicaAddress(host=LOOPBACK, port=listener.getsockname()[1])
 
     async def called(self) -> socket.socket:
-        """Wait for a caller."""
+        """Wait for a connection."""
         caller, _ = await asyncio.get_running_loop().sock_accept(self._listener)
         return caller
 
 
 @contextlib.contextmanager
 def deaf() -> Iterator[Deaf]:
-    """A replica server that takes callers and sends nothing."""
+    """Open a replica server that accepts connections and sends nothing."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         yield Deaf(listener)
 
@@ -154,7 +154,7 @@ async def settled(buffer: SnapshotBuffer) -> None:
 
 
 def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
-    """Not before; and where none is due, when it is sealed."""
+    """A snapshot settles with its replica, or at its seal if the plan has no replica."""
 
     async def body(own: Node, other: Node) -> None:
         await settled(await own.take(5))
@@ -168,7 +168,10 @@ def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
 
 
 def test_a_new_generation_copies_what_its_keeper_has_not(tmp_path: Path) -> None:
-    """All that still counts: newer snapshots are forgotten, on both nodes."""
+    """A new generation copies the valid snapshots that the replica node does not have.
+
+    Both nodes remove snapshots after the generation's step.
+    """
 
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
@@ -186,7 +189,7 @@ def test_a_new_generation_copies_what_its_keeper_has_not(tmp_path: Path) -> None
 
 
 def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
-    """A rank that waits for its copy is not late; the next generation copies it."""
+    """If a generation ends during a copy, the snapshot settles; the next generation copies it."""
 
     async def body(own: Node, other: Node) -> None:
         with deaf() as silent:
@@ -207,7 +210,10 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
 def test_a_replica_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said once, and left alone for a while: ranks wait no longer than for one copy."""
+    """The agent reports a failed replica node once and then skips it for a while.
+
+    Ranks wait for one failed copy at most. The next generation copies the snapshots.
+    """
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(own: Node, other: Node) -> None:
@@ -229,7 +235,10 @@ def test_a_replica_that_fails(
 
 
 def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> None:
-    """Of a rank without a buffer, and of one whose snapshot is damaged."""
+    """A rank fetches its replica into a sealed, settled snapshot.
+
+    A rank without buffers and a rank with its own snapshots can both do this.
+    """
 
     async def body(own: Node, other: Node) -> None:
         for step in (5, 10):
@@ -253,7 +262,7 @@ def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> Non
 
 
 def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
-    """Said why, and what else the rank has stays."""
+    """A failed fetch gives the rank the reason; its other snapshots remain."""
 
     async def body(own: Node, other: Node) -> None:
         await settled(await own.take(5))
@@ -275,7 +284,10 @@ def test_copies_that_cannot_be_fetched(tmp_path: Path) -> None:
 
 
 def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
-    """As from a snapshot; what is not there is told."""
+    """A replica node writes its shard of a final checkpoint from a replica.
+
+    If it does not have the replica of that step, its message has the error.
+    """
     order = p.WriteFinalCheckpoint(made=1, step=5, shards={1: 0}, of=2)
 
     async def body(own: Node, other: Node) -> None:
@@ -293,7 +305,10 @@ def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
 
 
 def test_what_is_forgotten_of_a_whole_state(tmp_path: Path) -> None:
-    """What may be wrong; what was left behind is whole, and may be all that there is one day."""
+    """A generation with one shard removes only suspicious snapshots, not those after its step.
+
+    An unsuspicious snapshot is a complete state, and may later be the only one.
+    """
 
     async def body(own: Node, other: Node) -> None:
         whole = msgspec.structs.replace(form(other.at), generation=2, step=9, shards=1)
@@ -308,7 +323,10 @@ def test_what_is_forgotten_of_a_whole_state(tmp_path: Path) -> None:
 
 
 def test_final_checkpoint_that_are_clean(tmp_path: Path) -> None:
-    """Of the newest snapshot that is, by the name that it has."""
+    """The agent writes the final checkpoint from the snapshot before the suspicious steps.
+
+    The checkpoint has the step and the generation of that snapshot.
+    """
 
     async def body(own: Node, other: Node) -> None:
         for step in (6, 8):
@@ -322,7 +340,10 @@ def test_final_checkpoint_that_are_clean(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_forgotten_before_it_is_written(tmp_path: Path) -> None:
-    """Nobody wants it any more, so that it does not fail."""
+    """A checkpoint whose snapshot becomes suspicious before the write is not written.
+
+    No message reports a failed write.
+    """
 
     async def body(own: Node, other: Node) -> None:
         stored = threading.Event()

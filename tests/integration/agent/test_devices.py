@@ -1,4 +1,4 @@
-"""Devices as an agent knows them: simulated ones, and the tools of real ones."""
+"""How an agent resets and reads devices: simulated ones, and real ones through their tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waiting import bound_s, finished
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import SimulatedCondition
 
-# What npu-smi prints of a machine with two cards of two chips, whose logical numbers are 0 to 3.
+# The output of `npu-smi info -m` on a machine with two cards of two chips (logical numbers 0 to 3).
 MAPPED = """
 	NPU ID            Chip ID            Chip Logic ID         Chip Name
 	4               0               0               Ascend
@@ -27,7 +27,7 @@ MAPPED = """
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tools, which is all that commands are looked for in; neither device is there."""
+    """Return the folder of tools, first in PATH; the machine has neither an NPU nor a GPU."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     for name in ("ASCEND_RT_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -37,7 +37,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tool(tools: Path, name: str, script: str) -> Path:
-    """Put a tool there that writes down how it was called."""
+    """Write a tool that appends the arguments of each call to a file; return that file."""
     path = tools / name
     path.write_text(f'#!/bin/sh\necho "$@" >> {tools}/calls\n{script}\n')
     path.chmod(0o755)
@@ -49,7 +49,7 @@ def reset(device: int, host: Path | None = None) -> str:
 
 
 def test_a_simulated_device_resets_unless_it_is_to_stay_broken(tmp_path: Path) -> None:
-    """As a test has set it."""
+    """The reset of a simulated device succeeds unless the test has made its fault permanent."""
     host = tmp_path / "hosts" / "local-0"
     set_condition(host, SimulatedCondition(sick_devices=(1,)))
     assert (reset(0, host), reset(1, host)) == ("", "the device is still faulty after the reset")
@@ -60,7 +60,7 @@ def test_a_cpu_has_nothing_to_reset(tools: Path) -> None:
 
 
 def test_an_npu_is_reset_by_card_and_chip(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank's local device is the one that the node's environment makes visible."""
+    """The agent finds a local device's card and chip through the node's visible devices."""
     (tools / "no-npu").touch()
     (tools / "mapped").write_text(MAPPED)
     calls = tool(tools, "npu-smi", f'[ "$1" = info ] && cat {tools}/mapped')
@@ -80,7 +80,7 @@ def test_a_gpu_is_reset(tools: Path) -> None:
 
 
 def test_what_a_tool_says_when_it_fails_is_the_reason(tools: Path) -> None:
-    """Its status and the final checkpoint."""
+    """The error has the exit status of the tool and its error output."""
     (tools / "no-gpu").touch()
     tool(tools, "nvidia-smi", 'echo "in use by a client" >&2; exit 5')
     said = reset(0)
@@ -94,7 +94,7 @@ def test_a_tool_that_is_not_there(tools: Path) -> None:
 
 
 def test_a_tool_that_does_not_end_is_ended(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank is then not started there."""
+    """The agent ends a reset tool at its time limit and returns an error."""
     (tools / "no-gpu").touch()
     monkeypatch.setattr(device_tools, "RESET_TIMEOUT_S", 0.2)
     tool(tools, "nvidia-smi", "exec sleep 600")
@@ -119,7 +119,7 @@ def test_nobody_is_asked_where_there_is_no_device(tools: Path) -> None:
 
 
 def test_how_busy_an_npu_is(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its AI cores; one that its tool does not know is left out."""
+    """The utilisation of an NPU is that of its AI cores; chips unknown to the tool are left out."""
     (tools / "no-npu").touch()
     (tools / "mapped").write_text(MAPPED)
     (tools / "usages").write_text(USAGES)
@@ -130,7 +130,7 @@ def test_how_busy_an_npu_is(tools: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_how_busy_a_gpu_is(tools: Path) -> None:
-    """What a tool says that is no number, or says as it fails, is nothing."""
+    """Devices with an output that is not a number, or with a failed call, are left out."""
     (tools / "no-gpu").touch()
     tool(
         tools, "nvidia-smi", 'case "$4" in 0) echo 97;; 1) echo "[N/A]";; *) echo no; exit 6; esac'
@@ -141,7 +141,10 @@ def test_how_busy_a_gpu_is(tools: Path) -> None:
 def test_a_tool_that_cannot_be_killed_is_let_be(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stuck in the driver; the next one would be, too."""
+    """After a tool that SIGKILL cannot end, the agent does not start that tool again until it ends.
+
+    Such a tool is stuck in the driver, and the next call would be stuck as well.
+    """
     killed: list[int] = []
     calls = tool(tools, "nvidia-smi", "exec sleep 60")
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", 0.2)

@@ -1,4 +1,4 @@
-"""The coordinator of a pod: it outlives attempts, signals, and the loss of its volume."""
+"""The coordinator of a pod continues after attempts, signals, and the loss of its volume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ SECRET = "s" * 64
 
 
 def free_port() -> int:
-    """One that the kernel gives to no connection meanwhile: it is asked for again and again."""
+    """Return a free port outside the range that the kernel uses for connections.
+
+    Several coordinators of a test bind this port one after the other.
+    """
     for port in random.sample(range(20_000, 30_000), 100):
         with contextlib.suppress(OSError), socket.create_server((names.LOOPBACK, port)):
             return port
@@ -35,7 +38,7 @@ def free_port() -> int:
 
 
 class Pod:
-    """A coordinator as Kubernetes would run it."""
+    """A coordinator that runs as in a Kubernetes pod."""
 
     def __init__(self, folder: Path, fault_tables: str = "") -> None:
         self.folder, self.port = folder, free_port()
@@ -67,7 +70,7 @@ class Pod:
         return self
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until something is so; a coordinator that does not answer is asked again."""
+        """Wait until a condition holds; repeat requests that the coordinator does not answer."""
 
         def is_so() -> bool:
             with contextlib.suppress(JobError):
@@ -113,7 +116,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
-    """A coordinator between attempts; no test of it begins one."""
+    """A coordinator between attempts; its tests do not start one."""
     made = Pod(tmp_path_factory.mktemp("pod"))
     yield made.start()
     if made.process is not None:
@@ -121,7 +124,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
 
 
 def test_attempts_one_after_the_other(pod: Pod) -> None:
-    """The journal is served between them, and goes on in the next."""
+    """The coordinator serves the journal between attempts, and the next attempt extends it."""
     pod.start()
     assert pod.is_between()
     pod.begin(1)
@@ -134,7 +137,10 @@ def test_attempts_one_after_the_other(pod: Pod) -> None:
 
 
 def test_wrong_tables_of_faults(tmp_path: Path) -> None:
-    """No attempt begins; the answer names the line. Once the file is right, one begins."""
+    """With an invalid fault table no attempt starts, and the error names the line.
+
+    After the file is corrected, an attempt starts.
+    """
     tables = tmp_path / "own.toml"
     tables.write_text("[[exit]]\ncodes = [77]\nkind = 'transient'\n")
     pod = Pod(tmp_path, str(tables)).start()
@@ -150,7 +156,7 @@ def test_wrong_tables_of_faults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_its_end_is_not_the_end_of_the_job(number: int, pod: Pod) -> None:
-    """Another process in the pod goes on with the attempt, by itself."""
+    """After SIGTERM or SIGKILL a new coordinator process in the pod continues the attempt."""
     pod.start().begin(1)
     before = pod.client.history()
     pod.end(number)
@@ -161,7 +167,7 @@ def test_its_end_is_not_the_end_of_the_job(number: int, pod: Pod) -> None:
 
 
 def test_a_lost_volume(pod: Pod) -> None:
-    """Whoever has a copy of the journal gives it, and the same attempt goes on."""
+    """After the volume is lost, a client sends its copy of the journal; the attempt continues."""
     pod.start().begin(1)
     copy = pod.client.history()
     pod.end(signal.SIGKILL)
@@ -183,7 +189,7 @@ def test_an_attempt_that_is_over(pod: Pod) -> None:
 
 
 def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
-    """What the coordinator has itself counts."""
+    """If the client's copy of the journal is older, the coordinator keeps its own journal."""
     pod.start().begin(1)
     known = pod.stop()
     pod.begin(2, known[:1])
@@ -200,7 +206,7 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
     ],
 )
 def test_orders_that_are_none(body: bytes, said: str, waiting: Pod) -> None:
-    """They are refused, and no attempt begins."""
+    """The coordinator refuses invalid requests with status 400; no attempt starts."""
     status, text = ask(waiting, "POST", names.PATH_ATTEMPT, body)
     assert (status, said in text) == (400, True), text
     assert waiting.is_between()
@@ -208,7 +214,10 @@ def test_orders_that_are_none(body: bytes, said: str, waiting: Pod) -> None:
 
 @pytest.mark.parametrize("path", [names.PATH_EVENTS + "?follow=0", names.PATH_JOB, "/"])
 def test_the_secret_is_asked_for(path: str, waiting: Pod) -> None:
-    """Also through a proxy that keeps the Authorization header to itself."""
+    """The coordinator answers 401 to a request without the right secret.
+
+    A second header has the secret if a proxy does not forward the Authorization header.
+    """
     assert ask(waiting, "GET", path, secret="")[0] == 401
     assert ask(waiting, "GET", path, secret="wrong")[0] == 401
     assert ask(waiting, "GET", path, header=names.HEADER_SECRET)[0] in (200, 503)

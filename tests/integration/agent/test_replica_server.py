@@ -1,4 +1,4 @@
-"""Replica servers over real sockets: what is kept, and what is given back."""
+"""Replica servers over real sockets: the replicas that they keep and return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 
 
 def test_a_copy_is_kept_and_given_back() -> None:
-    """Byte by byte, as often as it is asked for."""
+    """The server returns the bytes of a replica at each request."""
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -36,7 +36,10 @@ def test_a_copy_is_kept_and_given_back() -> None:
 
 
 def test_the_two_newest_are_kept() -> None:
-    """In no more memory than they and one that comes need; older ones are not even sent."""
+    """The server keeps the two newest replicas and uses the memory of three at most.
+
+    Senders do not send older ones.
+    """
 
     async def body(kept: Kept) -> None:
         contents = {step: os.urandom(1000 + step) for step in range(5, 45, 5)}
@@ -54,7 +57,7 @@ def test_the_two_newest_are_kept() -> None:
 
 
 def test_what_is_there_is_not_sent_again() -> None:
-    """Unless it is another snapshot of that step, which then takes its place."""
+    """The server refuses a snapshot that it has; a different one of that step replaces it."""
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -74,7 +77,7 @@ def test_what_is_there_is_not_sent_again() -> None:
         await line.say(request)
         assert await line.hear(replica_transport.ANSWERS) == Answer()
         line._socket.close()
-        kept.server.formed(form_of(9, 4))  # it was sent for this generation, too
+        kept.server.formed(form_of(9, 4))  # the snapshot was also sent for this generation
         assert kept.steps == {2: (5,)}
         await kept.put(5, b"another one", form=form_of(9, 5))
         assert await kept.fetch(5) == b"another one"
@@ -84,7 +87,10 @@ def test_what_is_there_is_not_sent_again() -> None:
 
 
 def test_steps_that_are_done_again_are_forgotten() -> None:
-    """Those of earlier generations; and what of them is still on its way is not kept."""
+    """A new generation removes replicas of earlier generations after its step.
+
+    The server refuses such a replica if it arrives later.
+    """
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -94,14 +100,17 @@ def test_steps_that_are_done_again_are_forgotten() -> None:
         with pytest.raises(StaleError):
             await kept.put(10)
         await kept.put(10, b"the new one", form=form_of(2, 5))
-        kept.server.formed(form_of(2, 5))  # the order came late: the node was faster
+        kept.server.formed(form_of(2, 5))  # the order is late: the other node was faster
         assert await kept.fetch(10) == b"the new one"
 
     assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
 
 
 def test_a_node_that_is_ahead() -> None:
-    """It sends snapshots of a generation that the server's own node does not know yet."""
+    """A sender can be one generation ahead of the server's own node.
+
+    Its message then removes the replicas after that generation's step.
+    """
 
     async def body(kept: Kept) -> None:
         for step in (5, 10, 15):
@@ -115,7 +124,7 @@ def test_a_node_that_is_ahead() -> None:
 
 
 def test_many_ranks_at_once() -> None:
-    """Each has its own copy; those of one rank wait for each other."""
+    """Each rank has its own replica; transfers of one rank run one after the other."""
 
     async def body(kept: Kept) -> None:
         contents = {(rank, step): os.urandom(20_000) for rank in range(4) for step in (5, 10)}
@@ -129,7 +138,7 @@ def test_many_ranks_at_once() -> None:
 
 
 def test_a_big_one_holds_nobody_up() -> None:
-    """While 100 MB come and go, the loop has its turns."""
+    """The event loop continues to run other tasks during transfers of 100 MB in both directions."""
     content = os.urandom(100_000_000)
 
     async def body(kept: Kept) -> None:
@@ -151,6 +160,6 @@ def test_a_big_one_holds_nobody_up() -> None:
             await fetch(kept.at, KNOWN, make_room, rank=3, made=(5, 1))
             watching.cancel()
             assert bytes(back.file) == content
-        assert had > 100  # turns; a big one is sent in many pieces
+        assert had > 100  # turns of the loop; the server sends a large replica in many pieces
 
     run(body)

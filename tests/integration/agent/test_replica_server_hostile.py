@@ -1,4 +1,4 @@
-"""Replica servers over real sockets: callers that mean no good, torn streams and damaged copies."""
+"""Replica servers over real sockets: hostile callers, torn streams and damaged replicas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
     ids=["secret", "attempt", "job"],
 )
 def test_others_are_refused(known: Credentials, told: str) -> None:
-    """Who does not know the secret learns nothing at all."""
+    """The server refuses callers of another job or attempt.
+
+    A caller without the secret gets no answer.
+    """
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -61,7 +64,7 @@ def test_others_are_refused(known: Credentials, told: str) -> None:
 
 
 def test_a_replica_server_that_is_none() -> None:
-    """One that does not know the secret cannot give us a state."""
+    """A sender refuses a replica server that does not know the job's secret."""
 
     async def body(kept: Kept) -> None:
         wrong = ReplicaServer(
@@ -96,7 +99,7 @@ def test_a_replica_server_that_is_none() -> None:
     ids=["nothing", "http", "long", "short", "noise"],
 )
 def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It costs neither memory nor other callers' time, and is cut off."""
+    """The server disconnects callers that send garbage, allocates nothing and serves others."""
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(kept: Kept) -> None:
@@ -140,7 +143,7 @@ def request_of(**changes: object) -> Put:
     ],
 )
 def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
-    """It is told, before a byte is sent."""
+    """The server refuses an unknown rank and a too large replica before the sender sends a byte."""
 
     async def body(kept: Kept) -> None:
         line = await kept.line()
@@ -157,7 +160,7 @@ def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
     "changes", [{"bytes": 0}, {"bytes": -1}, {"made": (-1, 1)}, {"attempt": "0"}]
 )
 def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
-    """They are no messages, even from one who knows the secret."""
+    """The server ends the connection at an invalid request, even if the caller knows the secret."""
 
     async def body(kept: Kept) -> None:
         line = await kept.line()
@@ -171,7 +174,7 @@ def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
 
 
 class _Any(msgspec.Struct, tag="put", tag_field="type"):
-    """A request with anything in it."""
+    """A request with any values."""
 
     job_id: object
     attempt: object
@@ -185,7 +188,7 @@ class _Any(msgspec.Struct, tag="put", tag_field="type"):
 
 @pytest.mark.parametrize("ends", ["cut", "silent"])
 def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come so far is not kept; what was there before is, and the next one is."""
+    """The server drops a partial replica, keeps the earlier ones and accepts the next one."""
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.3)
 
     async def body(kept: Kept) -> None:
@@ -197,7 +200,7 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await line.send(memoryview(CONTENT)[:20_000])
         if ends == "cut":
             line._socket.close()
-        assert await kept.fetch(10) == CONTENT  # waits until that one is given up
+        assert await kept.fetch(10) == CONTENT  # waits until the server gives up the torn one
         assert kept.steps == {2: (5, 10)}
         line._socket.close()
         await kept.put(15)
@@ -208,7 +211,7 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_bytes_than_were_sealed() -> None:
-    """They are refused; the sender is told."""
+    """The server refuses bytes that do not match the seal's checksum, with an error."""
 
     async def body(kept: Kept) -> None:
         line = await kept.line()
@@ -226,7 +229,7 @@ def test_other_bytes_than_were_sealed() -> None:
 
 
 def test_a_copy_that_was_damaged() -> None:
-    """The seal came from its writer: whoever fetches it sees that."""
+    """The seal comes from the writer of the snapshot, so that a fetch detects a damaged replica."""
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
@@ -240,8 +243,8 @@ def test_a_copy_that_was_damaged() -> None:
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
-    """Wherever that is: what it leaves is nothing, or a whole copy that waits for nobody."""
-    content = CONTENT * 40  # it takes many turns
+    """A fetch cancelled at any point leaves either no snapshot or a complete, settled one."""
+    content = CONTENT * 40  # the transfer takes many turns
 
     async def body(kept: Kept) -> None:
         await kept.put(5, content)
@@ -276,7 +279,7 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica server that is gone, or does not answer, is an error with its address."""
+    """If a replica server has ended or does not answer, the error has its address."""
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
     async def body(kept: Kept) -> None:

@@ -1,4 +1,4 @@
-"""A directory store of each test's own, and stores of every kind on real servers."""
+"""A directory store for each test, and stores of each kind on real servers."""
 
 import contextlib
 from collections.abc import Iterator
@@ -47,31 +47,31 @@ def moto_client(moto: Server) -> Iterator[Any]:
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the servers, in the environment of this process and its children."""
+    """Set the servers' credentials in the environment of this process and its children."""
     for name, value in servers.ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(params=["directory", "rclone", "moto"])
 def place(request: pytest.FixtureRequest, root: Path, credentials: None) -> Place:
-    """That of a new store of each kind."""
+    """Return the place of a new store, of each kind in turn."""
     if request.param == "directory":
         return DirectoryPlace(root)
     server = request.getfixturevalue(request.param)
     client = request.getfixturevalue(f"{request.param}_client")
-    # rclone's server takes no notice of If-None-Match.
+    # rclone's server ignores If-None-Match.
     return S3Place(server, client, creates_once=request.param == "moto")
 
 
 @pytest.fixture
 def bucket(rclone: Server, rclone_client: Any, credentials: None) -> S3Place:
-    """That of a new store on rclone's server."""
+    """Return the place of a new store on rclone's server."""
     return S3Place(rclone, rclone_client, creates_once=False)
 
 
 @pytest.fixture
 def proxy(rclone: Server) -> Iterator[Proxy]:
-    """Before rclone's server."""
+    """Start a proxy in front of rclone's server."""
     with proxied(rclone.port) as proxy:
         yield proxy
 
@@ -80,7 +80,7 @@ def proxy(rclone: Server) -> Iterator[Proxy]:
 def broken(
     proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> CheckpointStore:
-    """The store of `bucket`, through the proxy, that waits less than it would."""
+    """Return the store of `bucket` through the proxy, with short pauses and timeouts."""
     monkeypatch.setattr(s3_client, "_PAUSES_S", (0.02, 0.2))
     monkeypatch.setattr(s3_connect, "READ_TIMEOUT_S", 2.0)
     where = parse(bucket.location)

@@ -1,4 +1,4 @@
-"""Parts that are written at the same time, fail or are killed: no other part is disturbed."""
+"""Parts written at the same time: a failed or killed writer leaves the other parts unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import CheckpointFile, Written, read_file
 from rekindle.errors import CheckpointError
 
-# A process that stops in the middle of its part, tells so, and goes on when it is told to.
+# A process that stops in the middle of its part, prints "middle", and continues at a line of input.
 STOPS = """
 import msgspec
 
@@ -48,7 +48,7 @@ def write(rank, step, generation=1):
 
 
 def writer(root: Path, rank: int, step: int) -> subprocess.Popen[str]:
-    """A process in the middle of its part."""
+    """Return a process that has written the first half of its part."""
     process = child(f"{STOPS}\nwrite({rank}, {step})", root)
     assert process.stdout
     assert process.stdout.readline() == "middle\n"
@@ -64,7 +64,7 @@ def finish(process: subprocess.Popen[str]) -> FileEntry:
 def test_parts_written_at_the_same_time_make_a_checkpoint(
     store: DirectoryStore, root: Path
 ) -> None:
-    """Processes that all are in the middle of their parts at once end with one checkpoint."""
+    """Four processes write their parts at the same time; one commit makes a checkpoint of them."""
     writers = [writer(root, rank, 7) for rank in range(4)]
     assert store.find(7, 1) is None
     assert newest_step(store) is None
@@ -85,7 +85,7 @@ def test_parts_written_at_the_same_time_make_a_checkpoint(
 
 
 def test_parts_are_begun_at_the_same_time(store: DirectoryStore, root: Path) -> None:
-    """Processes that make the root and each checkpoint's directory at once do not disturb."""
+    """Processes can create the root and the checkpoints' directories at the same time."""
     script = """
 rank = int(sys.argv[2])
 print("ready", flush=True)
@@ -115,7 +115,7 @@ for step in range(20):
 
 
 def test_a_part_of_a_killed_writer_is_written_again(store: DirectoryStore, root: Path) -> None:
-    """What SIGKILL left of a part is not committed, and does not stand in the way."""
+    """A commit refuses the partial file of a killed writer; a new writer replaces that file."""
     files = [finish(writer(root, 0, 5))]
     with writer(root, 1, 5) as killed:
         killed.send_signal(signal.SIGKILL)
@@ -158,7 +158,10 @@ for call in itertools.count():
 
 
 def test_a_crash_at_any_system_call_leaves_parts_or_a_checkpoint(root: Path) -> None:
-    """SIGKILL before each system call of write_part and commit in turn, then both again."""
+    """SIGKILL before any system call of write_part and commit leaves parts or a checkpoint.
+
+    The same write then succeeds.
+    """
     store, step, committed, missing = DirectoryStore(root), 1, 0, 0
     with child(CRASH_AT + CRASH, root) as process:
         assert process.stdout
@@ -185,7 +188,7 @@ def test_a_crash_at_any_system_call_leaves_parts_or_a_checkpoint(root: Path) -> 
 def test_a_commit_between_look_and_lock_is_seen(
     store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A writer that comes late does not unmake the checkpoint committed a moment before."""
+    """A writer that gets the lock after a commit returns the entry of the committed part."""
     files, genuine = write_parts(store, 1), parts.locked
 
     def commit_then_lock(path: Path) -> object:
@@ -199,7 +202,7 @@ def test_a_commit_between_look_and_lock_is_seen(
 
 
 class Meanwhile(list[bytes]):
-    """Chunks of a part during whose writing something happens."""
+    """Chunks of a part; an action runs after the first one."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         super().__init__([b"first", b"second"])
@@ -214,7 +217,10 @@ class Meanwhile(list[bytes]):
 def test_a_part_removed_or_replaced_while_it_is_written_is_an_error(
     store: DirectoryStore, root: Path
 ) -> None:
-    """Its writer is told; of two writers of one part the one that began last is right."""
+    """A writer whose file was removed or replaced during its write gets an error.
+
+    If two writers write the same part, the file of the writer that started last remains.
+    """
     with pytest.raises(
         CheckpointError, match=r"another process removed or replaced .*step-.*2-g000001/state-0"
     ):
@@ -229,7 +235,10 @@ def test_a_part_removed_or_replaced_while_it_is_written_is_an_error(
 
 
 def test_two_writers_of_one_checkpoint(store: DirectoryStore, root: Path) -> None:
-    """Whose parts another one has written over is refused; whose parts are all there is not."""
+    """A commit fails if another writer replaced one of its parts.
+
+    The commit of a writer whose parts are all unchanged succeeds.
+    """
     first = write_parts(store, 4)
     second = [store.write_part(4, 1, "state-0", CheckpointFile([b"x" * 200], (0,)))]
     with pytest.raises(CheckpointError, match="checksum of state-0 differs"):
@@ -245,7 +254,7 @@ def test_two_writers_of_one_checkpoint(store: DirectoryStore, root: Path) -> Non
 
 
 def test_a_commit_over_one_that_is_damaged(store: DirectoryStore, root: Path) -> None:
-    """It is another writer's, and cannot be read: ours takes its place."""
+    """A commit replaces a damaged checkpoint of the same step, even if another writer wrote it."""
     put_parts(store, 4)
     path = root / "step-0000000004-g000001"
     (path / "state-0").write_bytes(bytes(200))
@@ -258,7 +267,10 @@ def test_a_commit_over_one_that_is_damaged(store: DirectoryStore, root: Path) ->
 def test_what_is_being_written_survives_the_sweep_of_what_is_old(
     store: DirectoryStore, root: Path
 ) -> None:
-    """A process in the middle of a part is not disturbed by writes and prunes of older steps."""
+    """Writes and prunes of older steps do not remove a part that a process is writing.
+
+    They remove the unfinished directories of older steps.
+    """
     (root / "step-0000000003-g000001").mkdir(parents=True)
     with writer(root, 0, 8) as process:
         put(store, 4)
@@ -276,7 +288,7 @@ def test_what_is_being_written_survives_the_sweep_of_what_is_old(
 
 @pytest.mark.parametrize(("limit", "size"), [(1000, 2000), (200, 100)], ids=["part", "manifest"])
 def test_a_refused_part_or_manifest_leaves_the_others(root: Path, limit: int, size: int) -> None:
-    """When the kernel refuses a write, it is told why, and only what was refused is missing."""
+    """If the kernel refuses a write, the error has the reason; only the refused file is missing."""
     write_parts(DirectoryStore(root), 1, size=100)
     before = tree(root)
     script = """
@@ -300,7 +312,7 @@ except CheckpointError as error:
 
 
 def test_an_interrupted_part_leaves_the_others(store: DirectoryStore, root: Path) -> None:
-    """The interrupt of a user takes away the part being written, and no other."""
+    """An interrupt during a write removes the partial file and no other part."""
 
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What holds for a store of any kind: a directory, rclone's server, moto's server."""
+"""Behaviour of each kind of store: a directory, rclone's server, moto's server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rekindle.errors import CheckpointError, NewerFormatError
 
 
 def test_a_checkpoint_is_read_back(place: Place) -> None:
-    """What was written is found by whoever opens the store, with its manifest and its bytes."""
+    """Each process that opens the store finds the checkpoint, with its manifest and its bytes."""
     store = place.open()
     assert store.location == place.location
     assert open_store(store.location).location == store.location
@@ -56,7 +56,10 @@ def test_a_checkpoint_is_read_back(place: Place) -> None:
 
 
 def test_any_bytes_of_a_file_can_be_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every range, within a block, across blocks or empty, is verified; none is read beyond."""
+    """A read of any range returns verified bytes, within a block, across blocks or empty.
+
+    A range outside the file is an error.
+    """
     monkeypatch.setattr(blocks, "BLOCK", 10)
     data = bytes(range(35))
     parts = {"a": CheckpointFile([data[:3], data[3:]], (0,)), "empty": CheckpointFile([], (1,))}
@@ -79,7 +82,7 @@ def test_any_bytes_of_a_file_can_be_read(place: Place, monkeypatch: pytest.Monke
 def test_damage_is_found_by_those_who_read_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flipped bit is an error to all whose bytes are in its block, and to nobody else."""
+    """A flipped bit is an error for each read of its block, and for no other read."""
     monkeypatch.setattr(blocks, "BLOCK", 10)
     place.open().write(manifest(1), {"a": CheckpointFile([bytes(35)], (0,))})
     name = place.files(1)[1]
@@ -94,7 +97,10 @@ def test_damage_is_found_by_those_who_read_it(
 
 
 def test_writing_again_changes_nothing(place: Place) -> None:
-    """The second writer of a step is told so, whatever it has to write; and other jobs refused."""
+    """A second write of a step changes nothing and returns `existed`.
+
+    A write of another job into the same store is an error.
+    """
     store = place.open()
     first = put(store, 1)
     before = place.tree()
@@ -107,7 +113,7 @@ def test_writing_again_changes_nothing(place: Place) -> None:
 
 
 def test_parts_count_once_they_are_committed(place: Place) -> None:
-    """Parts alone are no checkpoint; committed they are; and doing either again is harmless."""
+    """A commit makes a checkpoint of parts; a second commit or write of a part has no effect."""
     store = place.open()
     put(store, 1)
     files = write_parts(store, 2)
@@ -124,7 +130,7 @@ def test_parts_count_once_they_are_committed(place: Place) -> None:
 
 
 def test_a_commit_without_all_parts_is_refused(place: Place) -> None:
-    """A part that is missing or has another size is named, and the others stay for a better one."""
+    """The error of a commit names a missing part or one of another size; all others remain."""
     store = place.open()
     files = write_parts(store, 2)
     before = place.tree()
@@ -141,7 +147,7 @@ def test_a_commit_without_all_parts_is_refused(place: Place) -> None:
 
 
 def test_a_commit_that_comes_too_late_is_refused(place: Place) -> None:
-    """Parts that were removed as left over, since a newer checkpoint is there, are missed."""
+    """A newer checkpoint removes uncommitted parts of older steps; their commit then fails."""
     store = place.open()
     files = write_parts(store, 1)
     put(place.open(), 2)
@@ -173,7 +179,7 @@ def swap(place: Place, name: str) -> None:
 
 
 def renew(place: Place, name: str) -> None:
-    """As a later version of Rekindle may have written it."""
+    """Rewrite a manifest in the format of a later version of Rekindle."""
     text = json.dumps({**json.loads(place.get(name))["manifest"], "format": 9}).encode()
     place.put(name, b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text))
 
@@ -199,7 +205,10 @@ FILES: dict[Callable[[Place, str], None], str] = {
 def test_what_is_damaged_is_passed_over_and_can_be_written_again(
     place: Place, index: int, damage: Callable[[Place, str], None]
 ) -> None:
-    """Any file, damaged in any way: the older one is used, it is said why, and it can be mended."""
+    """A damaged checkpoint is skipped with a reason, and the older one is used.
+
+    This holds for each file and each damage. A new write of the step repairs it.
+    """
     store = place.open()
     put(store, 1)
     location = put(store, 2).location
@@ -221,7 +230,10 @@ def test_what_is_damaged_is_passed_over_and_can_be_written_again(
 
 
 def test_what_a_later_version_wrote_is_left_alone(place: Place) -> None:
-    """It is passed over; nobody who cannot read it writes over it, commits there or prunes it."""
+    """A manifest in a newer format is skipped.
+
+    This version does not overwrite, commit or prune that checkpoint.
+    """
     store = place.open()
     put(store, 1)
     put(store, 2)
@@ -244,7 +256,10 @@ def test_what_a_later_version_wrote_is_left_alone(place: Place) -> None:
 
 
 def test_pruning_keeps_valid_ones_and_leaves_nothing_else(place: Place) -> None:
-    """The newest valid ones stay, and damaged newer ones; old ones and what was left go."""
+    """A prune keeps the newest valid checkpoints and newer damaged or unfinished ones.
+
+    It removes older checkpoints and unfinished writes.
+    """
     store = place.open()
     for step in range(1, 7):
         put(store, step)
@@ -259,7 +274,7 @@ def test_pruning_keeps_valid_ones_and_leaves_nothing_else(place: Place) -> None:
 
 
 def test_the_newest_is_found_among_steps_and_generations(place: Place) -> None:
-    """Higher steps come first, then higher generations, up to the highest that is wanted."""
+    """Keys are sorted by step, then by generation, in descending order, up to a given limit."""
     store = place.open()
     for step, generation in [(3, 1), (12, 1), (3, 2), (200, 1)]:
         put(store, step, generation)
@@ -273,7 +288,7 @@ def test_the_newest_is_found_among_steps_and_generations(place: Place) -> None:
 
 
 def test_a_copy_of_the_files_is_a_store_and_can_be_published(place: Place, tmp_path: Path) -> None:
-    """What any tool copies into a directory can be used there; published, it has plain names."""
+    """A directory with a copy of a store's files is a store; published files have plain names."""
     store = place.open()
     put(store, 1)
     copy = DirectoryPlace(tmp_path / "copy")
@@ -301,7 +316,10 @@ for step in range(steps):
 
 @pytest.mark.parametrize("contents", [(1, 2), (7, 7)], ids=["other", "same"])
 def test_two_writers_of_one_step_do_not_mix(place: Place, contents: tuple[int, int]) -> None:
-    """Of two processes that write a step at once one's is there, whole; the other is told so."""
+    """If two processes write a step at the same time, the store has one complete checkpoint.
+
+    The other writer gets `existed`.
+    """
     steps = 8
     writers = [child(RACE, place.location, byte, steps) for byte in contents]
     for writer in writers:

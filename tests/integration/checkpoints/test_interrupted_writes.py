@@ -1,4 +1,4 @@
-"""The directory store: writes that fail, are killed, or meet each other leave nothing half done."""
+"""The directory store: failed, killed and simultaneous writes leave no partial checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.errors import CheckpointError
 
 @pytest.mark.parametrize(("limit", "size"), [(1000, 2000), (200, 100)], ids=["shard", "manifest"])
 def test_a_refused_write_leaves_nothing(root: Path, limit: int, size: int) -> None:
-    """When the kernel refuses a write, the error tells why and the older checkpoint is left."""
+    """If the kernel refuses a write, the error has the reason and the older checkpoint remains."""
     put(DirectoryStore(root), 1)
     before = tree(root)
     script = """
@@ -44,7 +44,7 @@ except CheckpointError as error:
 
 
 def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """A root that is a file, or lies below one, is an error for writer and reader alike."""
+    """A root that is a file, or inside one, is an error for writers and readers."""
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*choose another"):
         put(DirectoryStore(tmp_path / "file" / "checkpoints"), 1)
@@ -53,7 +53,7 @@ def test_a_root_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(store: DirectoryStore, root: Path) -> None:
-    """Whatever ends the write, the interrupt of a user included, the partial directory goes."""
+    """A write that an exception ends, such as KeyboardInterrupt, removes its partial directory."""
 
     class Interrupted(list[bytes]):
         def __iter__(self) -> Iterator[bytes]:
@@ -72,7 +72,7 @@ def test_an_interrupted_write_leaves_nothing(store: DirectoryStore, root: Path) 
 def test_a_bad_name_is_refused_before_anything_is_written(
     store: DirectoryStore, root: Path, name: str
 ) -> None:
-    """A file name that a manifest may not hold raises an error, and no directory is made."""
+    """An invalid file name raises an error before the store creates a directory."""
     with pytest.raises(CheckpointError, match="the manifest lists the file"):
         store.write(manifest(1), {name: CheckpointFile([b"x"], (0,))})
     assert not root.exists()
@@ -81,7 +81,10 @@ def test_a_bad_name_is_refused_before_anything_is_written(
 def test_unfinished_writes_are_swept_up_once_they_are_old(
     store: DirectoryStore, root: Path
 ) -> None:
-    """What a killed writer left is passed over, and goes with the next newer checkpoint."""
+    """A newer checkpoint or a prune removes the unfinished directories of killed writers.
+
+    Readers skip unfinished directories that are newer.
+    """
     for sweep in (lambda: put(store, 5), lambda: store.prune(Retention(last=9))):
         put(store, 1)
         for step in (3, 8):
@@ -101,7 +104,7 @@ def test_unfinished_writes_are_swept_up_once_they_are_old(
 def test_a_file_system_without_locks_is_used(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store works where the kernel offers no locks, and any other refusal is an error."""
+    """The store works on a file system without locks; each other lock error is an error."""
 
     def refuse(code: int) -> Callable[..., None]:
         def flock(*_: object) -> None:
@@ -118,7 +121,7 @@ def test_a_file_system_without_locks_is_used(
 
 
 def test_the_lock_is_free_after_a_write_during_which_a_process_was_forked(root: Path) -> None:
-    """A child forked in the middle of a write does not hold the lock after it."""
+    """A child process forked during a write does not hold the lock after that write."""
     script = """
 import fcntl
 reader, writer = os.pipe()
@@ -140,7 +143,7 @@ print("free")
 
 
 def test_two_writers_of_one_step_do_not_mix(root: Path) -> None:
-    """Of two processes that write each step at once one commits it whole, the other is told so."""
+    """If two processes write a step at the same time, one commits and the other gets `existed`."""
     script = """
 byte, steps = map(int, sys.argv[2:])
 print("ready", flush=True)
@@ -172,7 +175,7 @@ for step in range(steps):
 
 
 def assert_reads_right(root: Path) -> int:
-    """The newest step, after its content was compared with what CHILD writes."""
+    """Return the newest step, after a check of its content against the writers' bytes."""
     found = DirectoryStore(root).newest()
     assert {item.reason.split(":")[0] for item in found.passed_over} <= {
         UNFINISHED,
@@ -187,7 +190,7 @@ def assert_reads_right(root: Path) -> int:
     return step
 
 
-# An old left-over is made each time, so that removing it is interrupted as well.
+# Each round leaves an unfinished part, so that SIGKILL also interrupts its removal.
 CRASH = """
 store.write(manifest(0), parts(0, 1000))
 store.write(manifest(1), parts(1, 1000))
@@ -207,7 +210,7 @@ for call in itertools.count():
 
 
 def test_a_crash_at_any_system_call_leaves_a_valid_checkpoint(root: Path) -> None:
-    """SIGKILL before each system call of write and prune in turn loses no committed checkpoint."""
+    """SIGKILL before each system call of write and prune loses no committed checkpoint."""
     with child(CRASH_AT + CRASH, root) as process:
         assert process.stdout
         assert process.stdin
@@ -219,7 +222,7 @@ def test_a_crash_at_any_system_call_leaves_a_valid_checkpoint(root: Path) -> Non
                 break
             step = assert_reads_right(root)
             assert step in (newest, newest + 1)
-            if step != newest:  # else each crash leaves more to prune than the next one gets done
+            if step != newest:  # otherwise each crash would leave more than the next prune removes
                 committed += 1
                 DirectoryStore(root).prune(Retention(last=2))
             newest, kills = step, kills + 1
@@ -234,7 +237,7 @@ def test_a_crash_at_any_system_call_leaves_a_valid_checkpoint(root: Path) -> Non
 def test_a_writer_killed_at_a_random_moment_leaves_a_valid_checkpoint(
     root: Path, seed: int
 ) -> None:
-    """SIGKILL from outside, also in the middle of a system call, never makes a wrong checkpoint."""
+    """SIGKILL at a random moment, also during a system call, leaves only valid checkpoints."""
     script = """
 class Marked(list):
     def __iter__(self):

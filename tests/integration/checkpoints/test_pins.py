@@ -1,4 +1,4 @@
-"""Pins and readers: what somebody needs is not pruned, and a dead reader needs nothing."""
+"""Pins and readers keep their checkpoints from prunes; the lease of a killed reader expires."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def markers(root: Path) -> list[str]:
 
 
 def test_a_pinned_checkpoint_stays(store: DirectoryStore, root: Path) -> None:
-    """For all processes, until the pin is removed; a second name keeps it as well."""
+    """No process prunes a checkpoint while it has a pin; each of its pins has its own name."""
     for step in (1, 2, 3):
         put(store, step)
     release, audit = Pin((1, 1), "release"), Pin((1, 1), "audit_2")
@@ -48,7 +48,7 @@ def test_a_pinned_checkpoint_stays(store: DirectoryStore, root: Path) -> None:
 def test_a_pin_that_comes_while_a_prune_runs(
     store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pin that is added just before the prune takes the lock of the pins protects."""
+    """A pin protects its checkpoint if it exists before a prune takes the lock of the pins."""
     for step in (1, 2):
         put(store, step)
     late, real = [Pin((1, 1), "release")], pins.locked
@@ -67,7 +67,7 @@ def test_a_pin_that_comes_while_a_prune_runs(
 
 
 def test_what_is_not_there_cannot_be_pinned(store: DirectoryStore, root: Path) -> None:
-    """Nor what is not finished; nothing is made there."""
+    """A missing checkpoint cannot be pinned or read, and the attempt creates no file."""
     assert not store.pin(Pin((1, 1), "release"))
     gone = pytest.raises(CheckpointError, match="has no checkpoint step-0000000001-g000001")
     with gone, reading(store, (1, 1)):
@@ -80,7 +80,7 @@ def test_what_is_not_there_cannot_be_pinned(store: DirectoryStore, root: Path) -
 
 
 def test_names_of_pins() -> None:
-    """A pin is what its file's name says, and other files are none."""
+    """A pin is read from the name of its file; files with other names are not pins."""
     for pin in (Pin((7, 3), "a-B_9"), Pin((10**11, 1), "read-x", 1_700_000_000)):
         assert pin_of(pin.marker) == pin
     for name in ("", ".lock", "step-0000000001-g000001", "step-1-g1.x", "notes.txt"):
@@ -91,11 +91,11 @@ def test_names_of_pins() -> None:
 
 
 def test_what_is_read_stays(store: DirectoryStore, root: Path) -> None:
-    """For as long as it is read, even if that is longer than the lease."""
+    """A prune keeps a checkpoint during a read, even if the read takes longer than one lease."""
     put_parts(store, 1)
     put_parts(store, 2)
     with reading(store, (1, 1), lease_s=1.5):
-        for _ in range(4):  # each time for a second more, at least
+        for _ in range(4):  # each round renews the lease by at least one second
             before = set(markers(root))
             assert DirectoryStore(root).prune(LAST) == ()
             assert len(before) in (1, 2)
@@ -113,7 +113,10 @@ with reading(store, (1, 1), lease_s=float(sys.argv[2])):
 
 
 def test_a_killed_reader_keeps_nothing_for_ever(store: DirectoryStore, root: Path) -> None:
-    """Until its lease ends the checkpoint stays; then it goes, and the marker with it."""
+    """The checkpoint of a killed reader stays until its lease ends; a prune then removes it.
+
+    The prune also removes the reader's marker.
+    """
     put(store, 1)
     put(store, 2)
     with child(READER, root, 1.0) as process:
@@ -127,7 +130,7 @@ def test_a_killed_reader_keeps_nothing_for_ever(store: DirectoryStore, root: Pat
 
 
 def test_readers_and_a_pruner_at_once(store: DirectoryStore, root: Path) -> None:
-    """Whoever has begun to read can read to the end, whatever is written and pruned meanwhile."""
+    """A reader with a lease can read all files of its checkpoint during other writes and prunes."""
     put(store, 0)
     over = threading.Event()
     failures: list[BaseException] = []
@@ -146,7 +149,7 @@ def test_readers_and_a_pruner_at_once(store: DirectoryStore, root: Path) -> None
             while not over.is_set():
                 key = own.keys()[-1]
                 with contextlib.suppress(CheckpointError), reading(own, key):
-                    # Not suppressed: from here on it has to be there.
+                    # Errors after this line are not suppressed: the checkpoint must exist.
                     try:
                         found = own.find(*key)
                         assert found is not None
@@ -173,7 +176,7 @@ def test_readers_and_a_pruner_at_once(store: DirectoryStore, root: Path) -> None
 
 
 def test_best_by_what_steps_have_logged(store: DirectoryStore, root: Path) -> None:
-    """The rules are held against the manifests; a damaged one is best by nothing."""
+    """The rule `best` reads the manifests' metrics; a damaged checkpoint is never the best one."""
 
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9), (4, 0.05), (5, 1.0)):
         store.write(msgspec.structs.replace(manifest(step), metrics={"loss": loss}), {})
@@ -184,7 +187,7 @@ def test_best_by_what_steps_have_logged(store: DirectoryStore, root: Path) -> No
 def test_a_reader_that_may_not_write(
     store: DirectoryStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads without a pin."""
+    """A reader without write permission reads without a pin; a pin then is an error."""
 
     def refuse(*_: object) -> bool:
         raise PermissionError(errno.EACCES, "Permission denied")

@@ -15,16 +15,16 @@ from rekindle.checkpoints.pins import Pin
 
 
 class Disk:
-    """Remembers the names and bytes that were written through to the disk.
+    """Records the names and bytes that fsync has written to the disk.
 
-    It supposes the worst: a loss of power leaves nothing else. A file that was never written
-    through is then empty, and so is a directory. The tests remove nothing, so that no later file
-    has the number of an earlier one.
+    It simulates the worst case: a loss of power leaves nothing else. A file or a directory without
+    fsync is then empty. The tests remove nothing, so that no later file has the inode number of an
+    earlier one.
     """
 
     def __init__(self, top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._top = top
-        self._kept: dict[int, bytes | dict[str, int]] = {}  # by the number of the inode
+        self._kept: dict[int, bytes | dict[str, int]] = {}  # by inode number
         self.at_sync: Callable[[], object] = lambda: None
         self._fsync = os.fsync
         monkeypatch.setattr(os, "fsync", self._on_fsync)
@@ -40,7 +40,7 @@ class Disk:
         self.at_sync()
 
     def lose_power(self, target: Path) -> None:
-        """Make the tree that a loss of power leaves now."""
+        """Create the tree that a loss of power would leave now."""
         self._leave(self._top, self._top.stat().st_ino, target)
 
     def _leave(self, there: Path, number: int, target: Path) -> None:
@@ -63,7 +63,10 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 def test_a_loss_of_power_leaves_what_was_committed(
     write: Callable[[DirectoryStore, int], object], disk: Disk, tmp_path: Path
 ) -> None:
-    """After each write its checkpoint, and during the next one that or the next."""
+    """A loss of power after a write leaves its checkpoint.
+
+    During the next write it leaves that checkpoint or the next one.
+    """
     place = Path("jobs", "checkpoints")
     store = DirectoryStore(tmp_path / "disk" / place)
     losses, committed = 0, None
@@ -86,7 +89,7 @@ def test_a_loss_of_power_leaves_what_was_committed(
 
 
 def test_a_loss_of_power_leaves_pins(disk: Disk, tmp_path: Path) -> None:
-    """A pin that a caller was promised is there afterwards."""
+    """A pin exists after a loss of power if `pin` had returned before."""
     store, pin = DirectoryStore(tmp_path / "disk" / "checkpoints"), Pin((1, 1), "release")
     put(store, 1)
     assert store.pin(pin)

@@ -1,4 +1,4 @@
-"""A published checkpoint: verified, once, with a reference that stays, in a store of any kind."""
+"""Publishing copies a verified checkpoint once and returns a permanent reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = (7, 1)
 
 
 def written(root: Path, job: str = "job", byte: int = 1) -> Checkpoint:
-    """A checkpoint of two files in a store."""
+    """Write a checkpoint of two files into a store and return it."""
     store = DirectoryStore(root)
     parts = {f"state-{i}.safetensors": CheckpointFile([shard(byte + i)], (i,)) for i in range(2)}
     store.write(manifest(*KEY, job=job), parts)
@@ -39,12 +39,12 @@ def written(root: Path, job: str = "job", byte: int = 1) -> Checkpoint:
 
 
 def only(names: list[str], ending: str) -> str:
-    """The first file of a checkpoint, or its manifest."""
+    """Return the first file of a checkpoint, or its manifest."""
     return next(name for name in sorted(names) if name.endswith(ending) and "state-1" not in name)
 
 
 def test_it_is_a_copy_with_a_reference(place: Place, tmp_path: Path) -> None:
-    """It outlives the job's own checkpoints, and its reference leads to it."""
+    """A published copy remains after the source is removed, and its reference leads to it."""
     source = written(tmp_path / "store")
     was = content(source)
     published = publish(source, place.location)
@@ -58,7 +58,7 @@ def test_it_is_a_copy_with_a_reference(place: Place, tmp_path: Path) -> None:
 
 
 def test_twice_is_once(place: Place, tmp_path: Path) -> None:
-    """The same reference, and nothing is written."""
+    """A second publish of a checkpoint returns the same reference and writes nothing."""
     source = written(tmp_path / "store")
     first = publish(source, place.location)
     tree = place.tree()
@@ -68,7 +68,7 @@ def test_twice_is_once(place: Place, tmp_path: Path) -> None:
 
 
 def test_the_reference_is_of_the_content(tmp_path: Path) -> None:
-    """The same in every place, whoever wrote the manifest and however the store names its files."""
+    """The digest of a reference depends on the content, not on the place or the files' names."""
     source = written(tmp_path / "store")
     references = [publish(source, str(tmp_path / name)).reference for name in ("a", "b")]
     ends = {reference.partition("#")[2] for reference in references}
@@ -78,7 +78,7 @@ def test_the_reference_is_of_the_content(tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_made_again(place: Place, tmp_path: Path) -> None:
-    """With the reference that it had."""
+    """A publish repairs a damaged copy; the reference stays the same."""
     source = written(tmp_path / "store")
     first = publish(source, place.location)
     victim = only(place.names(), ".safetensors")
@@ -88,7 +88,10 @@ def test_a_damaged_copy_is_made_again(place: Place, tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_not_published(place: Place, tmp_path: Path) -> None:
-    """However it came to be after it was found."""
+    """A damaged checkpoint raises CorruptError; its publishing leaves no manifest.
+
+    The damage can occur after the source was found.
+    """
     source = written(tmp_path / "store")
     victim = next(source.path.glob("*.safetensors"))
     victim.write_bytes(b"x" * victim.stat().st_size)
@@ -98,7 +101,7 @@ def test_what_is_damaged_is_not_published(place: Place, tmp_path: Path) -> None:
 
 
 def test_jobs_do_not_meet(place: Place, tmp_path: Path) -> None:
-    """Two nights' runs reach the same step."""
+    """Two jobs with the same step get different locations and references."""
     both = [
         publish(written(tmp_path / name, job=name), place.location)
         for name in ("monday", "tuesday")
@@ -108,7 +111,10 @@ def test_jobs_do_not_meet(place: Place, tmp_path: Path) -> None:
 
 
 def test_another_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> None:
-    """A job that was trained again under its old name: what was published is not changed."""
+    """Another checkpoint with the same job, step and generation is refused.
+
+    The published one does not change.
+    """
     first = publish(written(tmp_path / "store"), place.location)
     with pytest.raises(CheckpointError, match="has the same step and generation"):
         publish(written(tmp_path / "again", byte=2), place.location)
@@ -116,7 +122,7 @@ def test_another_checkpoint_of_the_same_step(place: Place, tmp_path: Path) -> No
 
 
 def test_a_reference_to_what_was_changed(place: Place, tmp_path: Path) -> None:
-    """It is refused: what is there is another checkpoint, or a part of it, or nothing."""
+    """A reference is refused if its checkpoint was removed or replaced."""
     reference = publish(written(tmp_path / "store"), place.location).reference
     for name in place.names():
         place.delete(name)
@@ -135,7 +141,7 @@ def test_what_is_no_reference(text: str) -> None:
 
 @pytest.mark.parametrize("location", ["/a/b", "s3://b/c?endpoint=http://h:1&addressing=path"])
 def test_a_place_below_another(location: str) -> None:
-    """The way there and back."""
+    """`above` reverses `below`."""
     assert above(below(location, "name")) == (location, "name")
 
 
@@ -144,7 +150,7 @@ def latest(created: float, step: int = 1) -> Latest:
 
 
 def test_the_latest_is_the_one_that_was_made_last(place: Place) -> None:
-    """Not the one that was published last."""
+    """The pointer leads to the newest checkpoint by creation time, not by publishing time."""
     assert read_latest(place.location) is None
     assert announce(latest(2.0), place.location)
     assert not announce(latest(1.0), place.location)
@@ -155,7 +161,7 @@ def test_the_latest_is_the_one_that_was_made_last(place: Place) -> None:
 
 
 def test_a_damaged_pointer_is_told(place: Place) -> None:
-    """It is not written over: what it told is not known."""
+    """A damaged pointer is an error for readers and writers: no writer replaces it."""
     announce(latest(1.0), place.location)
     place.put(LATEST_FILE, b'{"reference": ')
     with pytest.raises(CorruptError, match="damaged; remove it"):
@@ -175,7 +181,7 @@ for number in range(first, 20, 2):
 
 
 def test_many_publish_at_once(place: Place) -> None:
-    """The pointer never goes back, where the server can tell that somebody was faster."""
+    """If the server supports conditions, simultaneous publishers never move the pointer back."""
     command = [sys.executable, "-c", _PUBLISHERS, place.location]
     publishers = [Popen([*command, str(first)], stdin=PIPE, text=True) for first in range(2)]
     for each in publishers:
@@ -193,14 +199,14 @@ def test_many_publish_at_once(place: Place) -> None:
 
 
 def test_a_pointer_of_a_killed_writer(tmp_path: Path) -> None:
-    """What it left is in nobody's way."""
+    """A later publisher replaces the unfinished pointer file of a killed one."""
     (tmp_path / ".latest.json.new").write_bytes(msgspec.json.encode({"half": 1})[:5])
     assert announce(latest(1.0), str(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", LATEST_FILE]
 
 
 def test_a_directory_place_can_be_listed(tmp_path: Path) -> None:
-    """By any tool: plain files in plain folders."""
+    """A published directory has plain files in plain folders, which other tools can list."""
     source = written(tmp_path / "store")
     publish(source, str(tmp_path / "out"))
     names = DirectoryPlace(tmp_path / "out" / "job").files(*KEY)

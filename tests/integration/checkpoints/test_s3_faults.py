@@ -1,4 +1,4 @@
-"""The store in S3 on a server that fails: it is outlived while that may pass, else explained."""
+"""The S3 store on a failing server: it retries temporary failures and explains the others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rekindle.errors import CheckpointError
 
 
 def every(count: int, fault: Fault) -> Rule:
-    """Each request of this number, counted from the first, fails."""
+    """Return a rule that fails the last of every `count` requests."""
     return lambda request: fault if request.number % count == count - 1 else None
 
 
 def each_once(fault: Fault) -> Rule:
-    """Each request fails when it comes for the first time."""
+    """Return a rule that fails the first request of each method and path."""
     seen: set[tuple[str, str]] = set()
 
     def rule(request: Request) -> Fault | None:
@@ -54,7 +54,10 @@ PASSING: dict[str, Rule] = {
 def test_what_passes_is_outlived(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place, fault: str
 ) -> None:
-    """Requests that fail, are cut off, damaged or answered late are made again: all goes well."""
+    """The store repeats requests that fail, break off, or get damaged or late answers.
+
+    Writes, reads and prunes then succeed.
+    """
     proxy.rule = PASSING[fault]
     for step in (1, 2):
         assert put(broken, step).existed is False
@@ -69,7 +72,7 @@ def test_what_passes_is_outlived(
 
 
 def test_a_body_that_stalls_is_asked_for_again(broken: CheckpointStore, proxy: Proxy) -> None:
-    """A read does not wait for ever for the rest of an answer."""
+    """A read repeats a request whose answer stalls."""
     put(broken, 1)
     stalls = itertools.count()
     proxy.rule = lambda request: Stall() if "state-0" in request.path and not next(stalls) else None
@@ -80,7 +83,7 @@ def test_a_body_that_stalls_is_asked_for_again(broken: CheckpointStore, proxy: P
 
 
 def test_a_server_that_is_gone_for_a_while_is_outlived(credentials: None, tmp_path: Path) -> None:
-    """A write that begins while nobody listens ends well once the server is there."""
+    """A write that starts before the server listens succeeds after the server starts."""
     port = servers.free_port()
     store = open_store(Server(port).location())
     with servers.rclone(tmp_path / "served", port):
@@ -95,7 +98,7 @@ def test_a_server_that_is_gone_for_a_while_is_outlived(credentials: None, tmp_pa
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_server_that_is_gone_for_a_minute_is_outlived(credentials: None, tmp_path: Path) -> None:
-    """As long as a server takes to be restarted, with the patience that a store has."""
+    """With the default patience a store waits for a server that restarts within a minute."""
     port = servers.free_port()
     store = open_store(Server(port).location())
     with servers.later(tmp_path / "served", port, 60.0):
@@ -119,7 +122,7 @@ REFUSED: dict[str, tuple[Fault, str]] = {
 def test_what_will_not_pass_is_explained_at_once(
     broken: CheckpointStore, proxy: Proxy, refusal: str
 ) -> None:
-    """A refusal ends every call, with what the server answered and what to do; it is asked once."""
+    """A refusal ends each call after one request, with the server's answer and advice."""
     fault, message = REFUSED[refusal]
     put(broken, 1)
     proxy.rule = lambda request: fault
@@ -134,7 +137,7 @@ def test_what_will_not_pass_is_explained_at_once(
 def test_what_does_not_pass_in_time_is_explained(
     proxy: Proxy, rclone: Server, credentials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that stays broken ends a call after the patience, not later, and says so."""
+    """If a server stays broken, a call ends after the patience, with the answer and advice."""
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.5)
     monkeypatch.setattr(s3_client, "_PAUSES_S", (0.1, 0.2))
     store = open_store(rclone.location(port=proxy.port))
@@ -152,7 +155,7 @@ def test_what_does_not_pass_in_time_is_explained(
 
 
 def reading_step_2(fault: Fault) -> Rule:
-    """One file of this step cannot be read."""
+    """Return a rule that fails each read of one file of step 2."""
 
     def rule(request: Request) -> Fault | None:
         wanted = "step-0000000002-g000001/state-1" in request.path
@@ -164,7 +167,10 @@ def reading_step_2(fault: Fault) -> Rule:
 def test_one_object_that_cannot_be_read_is_passed_over(
     broken: CheckpointStore, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the server is there but not an object, the older checkpoint is taken, and it is said."""
+    """If the server answers but one object cannot be read, the older checkpoint is used.
+
+    The result has the reason. If no object can be read, the call is an error.
+    """
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.3)
     put(broken, 1)
     put(broken, 2)
@@ -181,7 +187,7 @@ def test_one_object_that_cannot_be_read_is_passed_over(
 
 
 def test_an_archived_object_is_passed_over(broken: CheckpointStore, proxy: Proxy) -> None:
-    """A lifecycle rule has taken it away; the older checkpoint is there."""
+    """If a file is archived, the older checkpoint is used and the reason advises a restore."""
     put(broken, 1)
     put(broken, 2)
     again = open_store(broken.location)
@@ -195,7 +201,7 @@ def test_an_archived_object_is_passed_over(broken: CheckpointStore, proxy: Proxy
 def test_a_server_without_conditions_and_lists_of_uploads_is_used(
     broken: CheckpointStore, proxy: Proxy
 ) -> None:
-    """Where a request is not known, the store does without it."""
+    """If the server does not support a request, the store works without that request."""
 
     def rule(request: Request) -> Fault | None:
         return Answer(501, "NotImplemented") if "uploads" in request.path else None
@@ -216,7 +222,7 @@ def test_a_server_without_conditions_and_lists_of_uploads_is_used(
 def test_a_part_that_goes_while_it_is_committed_is_missed(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """If another process removes parts at the very moment of the commit, nothing is committed."""
+    """If another process removes a part during a commit, the commit fails without a checkpoint."""
     files = write_parts(broken, 1)
 
     def rule(request: Request) -> None:
@@ -231,7 +237,7 @@ def test_a_part_that_goes_while_it_is_committed_is_missed(
 
 
 def test_a_long_list_is_read_to_its_end(bucket: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More objects than a server tells at once are found; one that repeats itself is refused."""
+    """The store reads all pages of a list; a server that repeats a page is an error."""
     store = bucket.open()
     for step in range(5):
         put(store, step)
@@ -254,7 +260,10 @@ def test_a_long_list_is_read_to_its_end(bucket: S3Place, monkeypatch: pytest.Mon
 
 
 def test_certificates_are_verified(credentials: None, tmp_path: Path) -> None:
-    """A certificate of an unknown authority is refused, unless it is named or nobody is to care."""
+    """The store refuses a certificate of an unknown authority, unless the location names it.
+
+    With `verify=false` the store accepts each certificate.
+    """
     certificate, key = servers.certificate(tmp_path)
     more = ("--cert", str(certificate), "--key", str(key))
     with servers.rclone(tmp_path / "served", 0, *more) as server:
@@ -266,7 +275,7 @@ def test_certificates_are_verified(credentials: None, tmp_path: Path) -> None:
 
 
 def test_a_server_without_tls_is_told(rclone: Server, credentials: None) -> None:
-    """https where the server speaks http is a mistake that is named."""
+    """If the location has https but the server speaks http, the error names this mistake."""
     with pytest.raises(CheckpointError, match=r"does not speak TLS; .*check the endpoint"):
         open_store(rclone.location().replace("http:", "https:")).newest()
 

@@ -1,4 +1,4 @@
-"""The store in S3 between two requests of one process: what another one does there meanwhile."""
+"""Races of two processes on the S3 store: one acts between two requests of the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rekindle.errors import CheckpointError
 def before_request(
     proxy: Proxy, wanted: Callable[[Request], bool], act: Callable[[], None]
 ) -> None:
-    """Do something else before the first request of this kind reaches the server."""
+    """Run an action just before the first matching request reaches the server."""
 
     def rule(request: Request) -> None:
         if wanted(request):
@@ -36,11 +36,11 @@ def is_mark(method: str) -> Callable[[Request], bool]:
 def test_a_commit_before_what_is_left_over_is_abandoned(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """It is seen, and stays whole."""
+    """A prune sees a commit just before its mark and keeps the committed checkpoint."""
     other = bucket.open()
     files = write_parts(other, 4)
     put(other, 9)
-    files = write_parts(other, 4)  # the first ones went with the commit of step 9
+    files = write_parts(other, 4)  # the commit of step 9 removed the first ones
     before_request(proxy, is_mark("PUT"), lambda: told.append(other.commit(with_files(4, files))))
     told: list[object] = []
     broken.prune(Retention(last=5))
@@ -56,7 +56,7 @@ def test_a_commit_before_what_is_left_over_is_abandoned(
 def test_a_commit_while_what_is_left_over_is_removed(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """It is refused: what it names is going."""
+    """A commit during the removal of its parts is refused."""
     other = bucket.open()
     put(other, 9)
     files = write_parts(other, 4)
@@ -77,7 +77,7 @@ def test_a_commit_while_what_is_left_over_is_removed(
 def test_a_commit_and_a_removal_that_both_give_way(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """The commit fails, and the other process has left the files: the writer removes them."""
+    """If a commit and a removal both give up, the commit fails and its writer removes the files."""
     put(bucket.open(), 9)
     files = write_parts(broken, 4)
     mark = "step-0000000004-g000001/.abandoned"
@@ -98,7 +98,7 @@ def test_a_commit_and_a_removal_that_both_give_way(
 def test_two_that_remove_what_is_left_over(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """The mark of one is taken away by the other: it leaves alone what is there then."""
+    """If another process removes a pruner's mark, the pruner leaves the files to the next prune."""
     other = bucket.open()
     put(other, 9)
     write_parts(other, 4)
@@ -119,7 +119,7 @@ def test_two_that_remove_what_is_left_over(
 
 
 def test_a_mark_that_somebody_has_left(bucket: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever put it was killed: after a while nobody minds it, and it goes."""
+    """A commit ignores the mark of a killed pruner after a while, and a later write removes it."""
     store = bucket.open()
     files = write_parts(store, 4)
     bucket.put("step-0000000004-g000001/.abandoned", b"")
@@ -135,7 +135,7 @@ def test_a_mark_that_somebody_has_left(bucket: S3Place, monkeypatch: pytest.Monk
 def test_a_checkpoint_pinned_while_another_prunes(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """Its pin stays, though the pruner had not known of the checkpoint when it began."""
+    """A prune keeps the pin of a checkpoint that was written after the prune started."""
     other = bucket.open()
     for step in (1, 2):
         put(other, step)
@@ -152,11 +152,14 @@ def test_a_checkpoint_pinned_while_another_prunes(
 def test_a_pin_is_seen_before_the_manifest_goes(
     broken: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """A pruner that is killed between two requests has not unmade a pinned checkpoint."""
+    """A pin that is added after the first look at the pins stops the removal of the manifest.
+
+    A pruner that is killed between two requests thus leaves the pinned checkpoint complete.
+    """
     for step in (1, 2):
         put(broken, step)
     other = bucket.open()
-    # Once it has seen that nothing is pinned, and looked at what is to go.
+    # The pruner has found no pin and reads the checkpoint that it will remove.
     before_request(
         proxy,
         lambda request: "GET" in request.method and "step-0000000001" in request.path,
@@ -170,7 +173,7 @@ def test_a_pin_is_seen_before_the_manifest_goes(
 
 
 class Rereading(list[bytes]):
-    """Chunks that are others when they are asked for again."""
+    """Chunks that have other bytes at the second iteration."""
 
     def __init__(self) -> None:
         super().__init__([b"good" * 100])
@@ -182,7 +185,7 @@ class Rereading(list[bytes]):
 
 
 def test_chunks_are_asked_for_once(bucket: S3Place) -> None:
-    """What is sent is what was summed."""
+    """A write iterates over the chunks once, so that it sends the bytes of the checksum."""
     store = bucket.open()
     entry = store.write_part(5, 1, "state", CheckpointFile(Rereading(), (0,)))
     store.commit(with_files(5, (entry,)))
@@ -190,7 +193,7 @@ def test_chunks_are_asked_for_once(bucket: S3Place) -> None:
 
 
 def test_a_save_costs_the_same_after_many(broken: CheckpointStore, proxy: Proxy) -> None:
-    """Older checkpoints are not looked at again."""
+    """The number of requests of a write does not grow with the number of older checkpoints."""
     counts = []
     for step in range(1, 9):
         before = len(proxy.seen)

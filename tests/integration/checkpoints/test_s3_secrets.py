@@ -1,4 +1,4 @@
-"""No secret of a store in S3 is shown: in errors, logs, representations, or in the bucket."""
+"""Secrets of an S3 store do not appear in errors, logs, representations, or the bucket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.errors import CheckpointError
 
 TOKEN = "marked-session-token"
 SECRETS = (servers.SECRET_KEY, TOKEN, servers.ACCESS_KEY)
-# What a server may say: everything that it was told, and more.
+# A server may echo everything that it received.
 ECHO = f"you sent {' and '.join(SECRETS)}"
 
 FAULTS: list[Fault] = [
@@ -35,7 +35,7 @@ FAULTS: list[Fault] = [
 
 
 def always(fault: Fault) -> Rule:
-    """Each request fails."""
+    """Return a rule that fails each request."""
     return lambda request: fault
 
 
@@ -49,7 +49,7 @@ def marked(monkeypatch: pytest.MonkeyPatch, credentials: None) -> None:
 def test_no_secret_is_shown(
     marked: None, proxy: Proxy, rclone: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever goes wrong, and with every log there is: not a word of the credentials."""
+    """No error, traceback, representation or log message has a part of the credentials."""
     caplog.set_level(logging.DEBUG)
     store = open_store(rclone.location(port=proxy.port))
     put(store, 1)
@@ -71,7 +71,7 @@ def test_no_secret_is_shown(
 
 
 def test_no_secret_is_stored(marked: None, bucket: S3Place) -> None:
-    """Neither the manifest nor any other object has one, nor has a name."""
+    """No object in the bucket has a secret in its name or its content."""
     put(bucket.open(), 1)
     stored = [*bucket.names(), *map(repr, bucket.tree().values())]
     assert len(stored) == 6
@@ -79,7 +79,7 @@ def test_no_secret_is_stored(marked: None, bucket: S3Place) -> None:
 
 
 def test_a_store_does_not_travel_with_its_secrets(marked: None, bucket: S3Place) -> None:
-    """A store cannot be pickled: its location is what is handed on."""
+    """A store cannot be pickled: other processes get its location."""
     with pytest.raises(Exception, match="pickle"):
         pickle.dumps(bucket.open())
 
@@ -87,7 +87,10 @@ def test_a_store_does_not_travel_with_its_secrets(marked: None, bucket: S3Place)
 def test_credentials_of_the_environment_come_first(
     bucket: S3Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the store are taken before those of AWS, which are taken without them."""
+    """The store's own credentials have priority over AWS credentials.
+
+    Without its own, the store uses AWS credentials.
+    """
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "other")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
     put(bucket.open(), 1)

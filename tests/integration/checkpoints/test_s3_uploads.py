@@ -1,4 +1,4 @@
-"""The store in S3: a writer that is killed or fails at any moment is gone on from."""
+"""The S3 store: a later write completes the upload of a killed or failed writer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZE = 20 * 1000 + 7
 def through(
     proxy: Proxy, bucket: S3Place, rclone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> CheckpointStore:
-    """The store of `bucket`, through the proxy, with parts of 1,000 bytes and no patience."""
+    """Return the store of `bucket` through the proxy, with parts of 1,000 bytes and no patience."""
     monkeypatch.setattr(s3_transfer, "PART", 1000)
     monkeypatch.setattr(s3_client, "PATIENCE_S", 0.0)
     where = parse(bucket.location)
@@ -49,7 +49,10 @@ def part(seed: int = 0) -> CheckpointFile:
 def test_an_upload_goes_on_where_it_was_broken_off(
     through: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """What the server has is not sent again, by whoever has the same bytes; nothing is left."""
+    """A writer with the same bytes resumes a broken upload without sending its parts again.
+
+    No unfinished upload remains.
+    """
     proxy.rule = lambda request: (
         Reset() if request.is_part and "partNumber=12" in request.path else None
     )
@@ -73,7 +76,10 @@ def test_an_upload_goes_on_where_it_was_broken_off(
 def test_other_bytes_do_not_go_on_with_an_upload(
     through: CheckpointStore, proxy: Proxy, bucket: S3Place
 ) -> None:
-    """Another attempt with other bytes has its own object; what the first left goes when old."""
+    """A writer with other bytes uploads its own object.
+
+    A newer checkpoint removes the broken upload.
+    """
     proxy.rule = lambda request: Reset() if "partNumber=9" in request.path else None
     with pytest.raises(CheckpointError):
         through.write_part(1, 1, "a", part(seed=1))
@@ -88,7 +94,7 @@ def test_other_bytes_do_not_go_on_with_an_upload(
 
 
 def test_an_answer_that_is_lost_does_not_matter(through: CheckpointStore, proxy: Proxy) -> None:
-    """An upload that was completed without our knowing is recognised."""
+    """A writer recognises an upload that the server completed without an answer."""
     lost = Reset(passed_on=True)
     proxy.rule = lambda request: (
         lost if request.method == "POST" and "uploadId" in request.path else None
@@ -104,7 +110,7 @@ def test_an_answer_that_is_lost_does_not_matter(through: CheckpointStore, proxy:
 def test_uploads_that_cannot_be_listed_are_begun_anew(
     through: CheckpointStore, proxy: Proxy
 ) -> None:
-    """Without the right to list uploads, or a server that can, all is sent again."""
+    """If uploads cannot be listed, for lack of rights or support, a writer sends all parts."""
     proxy.rule = lambda request: (
         Answer(403, "AccessDenied")
         if request.method == "GET" and "uploads" in request.path
@@ -116,10 +122,10 @@ def test_uploads_that_cannot_be_listed_are_begun_anew(
 
 
 def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None:
-    """Neither upload nor proof holds more than a few blocks of a file."""
+    """An upload and a verification hold only a few blocks of a large file in memory."""
     store = bucket.open()
     data = memoryview(bytes(96 << 20))
-    newest_step(store)  # so that all that is imported is
+    newest_step(store)  # imports all modules before the measurement
     tracemalloc.start()
     store.write(manifest(1), {"a": CheckpointFile([data], (0,))})
     written = tracemalloc.get_traced_memory()[1]
@@ -131,7 +137,7 @@ def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None
     assert read < 64 << 20
 
 
-# Forked each time, so that boto3 is imported once. Parts are small, so that there are many moments.
+# A fork for each step imports boto3 only once. Small parts give many moments for SIGKILL.
 KILLED = """
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3 import transfer as s3_transfer
@@ -152,7 +158,7 @@ for line in sys.stdin:
 
 
 def kill_often(bucket: S3Place, kills: int, seed: int) -> None:
-    """Kill a writer again and again; the newest is valid after each, and nothing is left."""
+    """Kill a writer many times; check the newest checkpoint each round and the final files."""
     lots, newest, killed, longest = random.Random(seed), -1, 0, 1.0
     store = bucket.open()
     with child(KILLED, bucket.location) as process:
@@ -176,7 +182,7 @@ def kill_often(bucket: S3Place, kills: int, seed: int) -> None:
                 assert all(set(data) == {step % 256} for data in content(found.checkpoint).values())
             newest = step
         process.stdin.close()
-    put(store, newest + 2)  # newer than the one that was written last, perhaps in part
+    put(store, newest + 2)  # newer than the last written step, which may be partial
     store.prune(Retention(last=1))
     assert bucket.names() == bucket.files(newest + 2)
     assert bucket.unfinished_uploads() == []
@@ -188,7 +194,7 @@ def kill(process: int) -> None:
 
 
 def test_a_killed_writer_leaves_a_valid_checkpoint(bucket: S3Place) -> None:
-    """SIGKILL at 20 random moments: no checkpoint is lost or wrong, the next write works."""
+    """SIGKILL at 20 random moments loses no checkpoint, and the next write succeeds."""
     kill_often(bucket, 20, seed=1)
 
 
@@ -196,16 +202,16 @@ def test_a_killed_writer_leaves_a_valid_checkpoint(bucket: S3Place) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_writer_killed_often_leaves_a_valid_checkpoint(bucket: S3Place, seed: int) -> None:
-    """The same at 200 moments, in five stores."""
+    """SIGKILL at 40 random moments in each of five stores loses no checkpoint."""
     kill_often(bucket, 40, seed=seed + 2)
 
 
 class Item:
-    """What a request is made with."""
+    """The argument of a request."""
 
 
 def test_a_failure_holds_nothing() -> None:
-    """What was to be sent is memory of the state: it is given back without a collection."""
+    """A failed request frees its argument, the memory of a state, without a garbage collection."""
     item = Item()
     gone = weakref.ref(item)
 

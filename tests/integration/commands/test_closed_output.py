@@ -1,4 +1,4 @@
-"""Commands whose output is no longer read, as by `head`."""
+"""Commands whose standard output has no reader, for example after `head`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ended(*words: str, stderr: int = subprocess.PIPE) -> subprocess.CompletedPro
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "rekindle.cli.main", *words]
-    # Without a buffer, argparse itself passes over what it cannot print.
+    # Without a buffer, argparse itself ignores output that it cannot print.
     env = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
     try:
         return subprocess.run(
@@ -45,7 +45,7 @@ def test_a_command_ends_quietly(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its status is that of a Unix tool that SIGPIPE ends, and it writes no traceback."""
+    """The status is that of a Unix tool that SIGPIPE ends, and there is no traceback."""
     monkeypatch.chdir(tmp_path)
     Path("policy.yaml").write_text("{}\n")
     done = ended(*words)
@@ -53,13 +53,13 @@ def test_a_command_ends_quietly(
 
 
 def test_an_error_that_is_not_read() -> None:
-    """Standard error may be the same pipe."""
+    """The status is the same if standard error is the same pipe."""
     done = ended("checkpoints", "ls", "nowhere", stderr=subprocess.STDOUT)
     assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_another_pipe_that_breaks() -> None:
-    """It is no matter of the output: the error is not hidden."""
+    """A BrokenPipeError of another pipe is not hidden."""
     code = (
         "from rekindle.cli import jobs\n"
         "def broken(options): raise BrokenPipeError('another')\n"

@@ -1,4 +1,4 @@
-"""A training job continues from what was exported and imported, as if nothing had happened."""
+"""A training job continues from an exported and imported checkpoint, bit by bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The run that is never interrupted."""
+    """Run a job without an interruption."""
     with Job(tmp_path_factory.mktemp("first"), processes=2, checkpoint_every=10) as job:
         assert job.end().outcome == "succeeded", job.story()
         yield job
@@ -26,7 +26,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 def test_a_job_continues_from_an_import(
     form: str, first: Job, tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
-    """Its losses from there on are those of the run that was never interrupted, bit by bit."""
+    """The losses after the import equal those of the uninterrupted run, bit by bit."""
     (tmp_path / "second").mkdir()
     second = Job(tmp_path / "second", processes=2, checkpoint_every=10)
     store = first.spec.checkpoint_store

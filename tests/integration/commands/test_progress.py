@@ -1,4 +1,4 @@
-"""The progress bar, on a terminal that is one, and what is printed where there is none."""
+"""The progress bar on a terminal, and the progress lines without one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.cli import terminal_output as bars
 
 
 def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple[int, str, str]:
-    """Run the command with a terminal for standard error; status, standard output, terminal."""
+    """Run the command with a terminal for standard error; return status, output and terminal."""
     ours, theirs = pty.openpty()
     path = str(Path(rekindle.__file__).parents[1])
     process = subprocess.Popen(
@@ -50,7 +50,7 @@ def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple
 
 
 def test_a_bar_on_a_terminal(store: DirectoryStore, tmp_path: Path) -> None:
-    """Bytes, rate and what is left of the time; the table goes to standard output, clean."""
+    """The terminal shows bytes, rate and remaining time; standard output has only the table."""
     flip(place(store, 5) / STATE, -1)
     status, output, seen = on_terminal("verify", "store", cwd=tmp_path)
     assert status == 1
@@ -61,10 +61,10 @@ def test_a_bar_on_a_terminal(store: DirectoryStore, tmp_path: Path) -> None:
 
 
 def test_interrupted_on_a_terminal(tmp_path: Path) -> None:
-    """Ctrl-C leaves no traceback, the cursor as it was, and nothing that counts."""
+    """Ctrl-C leaves no traceback, restores the cursor, and leaves no complete checkpoint."""
     put(DirectoryStore(tmp_path / "store"), 3)
     (tmp_path / "out").mkdir()
-    with locked(tmp_path / "out"):  # so that it cannot end before
+    with locked(tmp_path / "out"):  # so that the command cannot end earlier
         status, output, seen = on_terminal("pull", "store", "out", cwd=tmp_path, interrupt=True)
     assert (status, output) == (130, "")
     assert "Traceback" not in seen
@@ -76,7 +76,7 @@ def test_interrupted_on_a_terminal(tmp_path: Path) -> None:
 def test_lines_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Now and then one, and one at the end; none after an error."""
+    """Without a terminal there are lines at intervals and one at the end, none after an error."""
     monkeypatch.setattr(bars, "_LINE_S", 0.0)
     with bars.progress("copy step 3", 3000) as told:
         told(1000)

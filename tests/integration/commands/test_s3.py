@@ -17,7 +17,7 @@ from rekindle.checkpoints.directory import DirectoryStore
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """rclone's, with its credentials in the environment."""
+    """Start rclone's server, with its credentials in the environment."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     with rclone(tmp_path / "s3") as found:
@@ -31,7 +31,10 @@ def objects(tmp_path: Path, step: int) -> list[Path]:
 def test_there_and_back(
     store: DirectoryStore, server: Server, tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
-    """From a folder to S3, on to another prefix, and back: the same bytes; twice writes nothing."""
+    """A copy from a folder to S3, to another prefix, and back has the same bytes.
+
+    A second push writes nothing.
+    """
     first, second = server.location(), server.location()
     for words in (("push", "store", first), ("push", first, second), ("pull", second, "back")):
         assert ": copied: " in checkpoints(*words).out
@@ -51,14 +54,14 @@ def test_there_and_back(
 def test_damage_is_named(
     store: DirectoryStore, server: Server, tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
-    """As in a folder; and no secret is ever told."""
+    """`verify` names each damage, as in a folder; no output shows the secret."""
     location = server.location()
     for step in (5, 10, 15):
         assert checkpoints("push", "store", location, "--step", step).status == 0
     (changed,), (cut,), (lost,) = (objects(tmp_path, step) for step in (5, 10, 15))
     flip(changed, -1)
     os.truncate(cut, 100)
-    with contextlib.closing(server.client()) as client:  # rclone would look for it for minutes
+    with contextlib.closing(server.client()) as client:  # rclone would search for it for minutes
         client.delete_object(Bucket=BUCKET, Key=str(lost.relative_to(tmp_path / "s3" / BUCKET)))
     done = checkpoints("verify", location)
     assert done.status == 1
@@ -78,7 +81,7 @@ def test_damage_is_named(
 def test_export_import_prune(
     store: DirectoryStore, server: Server, checkpoints: Checkpoints
 ) -> None:
-    """The others take the same locations."""
+    """`export`, `import` and `prune` accept S3 locations."""
     location = server.location()
     for step in (5, 10):
         checkpoints("push", "store", location, "--step", step)

@@ -1,7 +1,7 @@
-"""The page docs/start/first-recovery.md, as a reader follows it: each command and its output.
+"""The page docs/start/first-recovery.md with each of its commands and outputs.
 
-The test compares the output with the page, without numbers, times and names. Steps 1 (installation)
-and 8 (a browser) are left to other tests.
+The test compares the output with the page, without numbers, times and names. It does not run steps
+1 (installation) and 8 (a browser).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_S = 0.1  # between two runs of a command
 
 
 class Reader:
-    """A reader with a folder, who types commands and compares outputs."""
+    """A user with a folder, who runs commands and compares outputs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Reader:
         return [shape(line) for line in text.replace(str(self.folder), _PAGE_FOLDER).splitlines()]
 
     def ask(self, command: str) -> str:
-        """Run a command to its end; return what it prints."""
+        """Run a command to its end; return its output."""
         both = ["bash", "-c", f"exec 2>&1; {command}"]
         return str(run_command(both, env=self.environment, cwd=self.folder).stdout)
 
@@ -138,7 +138,7 @@ def kill_rank_1(reader: Reader, shown: list[Shown], job: Callable[[str], str]) -
 
 
 def test_the_walk(reader: Reader, terminal: Callable[..., Terminal], prefect_api: str) -> None:
-    """Steps 2 to 7: kill a rank, stop, resume, and the same as a flow."""
+    """Steps 2 to 7 of the page give its output: kill a rank, stop, resume, the same in a flow."""
     _, script, run, kill, incident, stop, flow, *_ = sections(
         ROOT / "docs" / "start" / "first-recovery.md"
     )

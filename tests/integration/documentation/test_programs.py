@@ -45,7 +45,7 @@ def places(how: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("place", places("kill a rank"), ids=str)
 def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
-    """A script with a Session: only rank 1 is started again, and no step is lost."""
+    """After a kill of rank 1 only rank 1 restarts, and no step is lost."""
     script = tmp_path / "train.py"
     script.write_text(program(*place))
     options = {"nproc_per_node": 2, "working_directory": tmp_path}
@@ -63,7 +63,7 @@ def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", places("pytest"), ids=str)
 def test_a_test_of_a_page(place: tuple[str, int], tmp_path: Path) -> None:
-    """A user's own test, with the plugin that comes with the package."""
+    """A test on a page passes with the plugin of the package."""
     (tmp_path / "train.py").write_text(_TRAINS)
     # The other kinds are in tests/integration/run/test_plugin.py.
     text = re.sub(r"^KINDS = .*$", 'KINDS = ["kill"]', program(*place), flags=re.MULTILINE)
@@ -91,7 +91,7 @@ def test_a_rank_of_mindspore_is_killed(place: tuple[str, int], tmp_path: Path) -
 def test_a_program_that_launches_a_job(
     place: tuple[str, int], tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A flow that is called from Python, in the folder of the repository."""
+    """A flow that a program calls from Python succeeds, in the folder of the repository."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path / "home"))
     done = run_command([sys.executable, "-c", program(*place)], 4 * bound_s(), cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Training jobs on the local engine, and the uninterrupted runs that they are compared with."""
+"""Training jobs on the local engine, and uninterrupted runs for comparison."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ __all__ = ["baseline", "baseline_of", "ended_of"]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start a job with faults; it is ended with the test."""
+    """Return a function that starts a job with faults; end the jobs after the test."""
     jobs: list[Job] = []
 
     def start(*faults: Fault, **settings: object) -> Job:

@@ -1,6 +1,6 @@
-"""MindIO's ARF without MindIO: a new process joins those of a loop with MindIO's names.
+"""MindIO's ARF without MindIO: a new process joins the ranks of a loop with MindIO's names.
 
-One job meets all faults.
+One job has all faults.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ RANKS, STEPS = 3, 36
 
 
 def lose_rank_after_coordinator(job: Job) -> None:
-    """Kill the coordinator, and a rank when there is another coordinator."""
+    """Kill the coordinator, start another one, and kill a rank."""
     job.kill_coordinator()
     job.revive_coordinator()
     job.kill(1)
 
 
 def lost_node(node: int, step: int, spares: int) -> Row:
-    """Return the row of a lost node that a spare replaces: the last of `spares` since the start.
+    """Return the row of a lost node that a spare replaces, the last of `spares` since the start.
 
-    Node 0 has had the store of all.
+    Node 0 has had the store of all ranks.
     """
 
     def act(job: Job, number: int) -> None:
@@ -59,7 +59,7 @@ NOBODY = paused(
     replaced=range(RANKS),
 )
 FORWARD = killed_abreast("forward", 7, 1, others=7)
-# Peers do the update of a step with all gradients.
+# Peers complete the update of a step for which they have all gradients.
 UPDATE = killed_abreast("update", 11, 1, others=12)
 REBUILD = Row(
     "killed while groups are rebuilt",
@@ -90,7 +90,7 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """The record of a run without faults."""
+    """Return the record of a run without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Job(folder, script=SCRIPT, processes=RANKS, steps=STEPS) as job:
         assert job.end().outcome == "succeeded", job.story()
@@ -99,23 +99,23 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 @pytest.fixture(scope="module")
 def ended(ended_of: EndedOf) -> Ended:
-    """The job that met all rows."""
+    """Return the job after all rows."""
     return ended_of(PLAN)
 
 
 def calls(ended: Ended, row: Row, rank: int) -> list[Any]:
-    """Return what a rank's handlers were called with in a row; the last call is a rollback."""
+    """Return the handler calls of a rank for a row; the last call is a rollback."""
     path = ended.job.folder / f"calls-{rank}.jsonl"
     found: list[list[Any]] = [[]]
     for line in path.read_text().splitlines():
         found[-1].append(json.loads(line))
         if found[-1][-1][0] == "rollback":
             found.append([])
-    return found[ROWS.index(row) - 1]  # in the first row there is none
+    return found[ROWS.index(row) - 1]  # the first row has no rollback
 
 
 def calls_after_clean(ended: Ended, row: Row, rank: int) -> list[Any]:
-    """Return the calls but for the stop and clean of the device."""
+    """Return the calls without the stop and clean of the device."""
     found = calls(ended, row, rank)
     assert all(call == ["clean", False] for call in found if call[0] == "clean")
     return [call for call in found if call[0] not in ("stop", "clean")]
@@ -123,13 +123,13 @@ def calls_after_clean(ended: Ended, row: Row, rank: int) -> list[Any]:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_recovery(row: Row, ended: Ended) -> None:
-    """No step is lost but where no rank is left; the others stay the processes that they were."""
+    """No step is lost while a rank is left; the other ranks keep their processes."""
     ended.check(row)
 
 
 @pytest.mark.parametrize(("row", "done"), [(FORWARD, 7), (UPDATE, 12)], ids=str)
 def test_a_new_process_joins_the_others_in_theirs(row: Row, done: int, ended: Ended) -> None:
-    """All ranks form their groups again, and the new process takes the state from a peer."""
+    """All ranks form their groups again, and the new process gets the state from a peer."""
     rebuilt, rolled_back = ["rebuild", [1], "recover"], ["rollback", done]
     receives = ["repair", done, "RT_RECV_REPAIR", [1]]
     assert calls_after_clean(ended, row, 1) == [rebuilt, receives, rolled_back]
@@ -138,7 +138,7 @@ def test_a_new_process_joins_the_others_in_theirs(row: Row, done: int, ended: En
         found = calls_after_clean(ended, row, rank)
         sent += found[1:-1]
         assert (found[0], found[-1]) == (rebuilt, rolled_back)
-        # A process that was killed before the row may have stopped its device, too.
+        # A process that was killed before the row may have stopped its device as well.
         device = [call for call in calls(ended, row, rank) if call[0] in ("stop", "clean")]
         assert device[-2:] == [["stop"], ["clean", False]]
     assert sent == [["repair", done, "RT_SEND", [1]]]
@@ -152,12 +152,15 @@ def test_a_new_process_joins_the_others_in_theirs(row: Row, done: int, ended: En
 def test_groups_are_formed_with_the_new_processes(
     row: Row, rank: int, new: list[int], ended: Ended
 ) -> None:
-    """What fails on the others while groups are formed is not their fault."""
+    """All ranks rebuild their groups with the new processes.
+
+    Errors of the other ranks during the rebuild do not count as their faults.
+    """
     assert ["rebuild", new, "recover"] in calls_after_clean(ended, row, rank)
 
 
 def test_when_no_rank_is_left_all_begin_again(ended: Ended) -> None:
-    """No new process takes itself for one that joins others."""
+    """If no rank is left, all ranks start from step 0; no new process tries to join others."""
     incident = ended.check(NOBODY)
     assert incident is not None
     assert incident.resumed_at == 0
@@ -167,7 +170,7 @@ def test_when_no_rank_is_left_all_begin_again(ended: Ended) -> None:
 
 
 def test_end(ended: Ended, undisturbed: Record) -> None:
-    """All losses and parameters are those of the undisturbed run."""
+    """All losses and parameters equal those of the undisturbed run."""
     ended.check_ends()
     ended.check_processes()
     record = ended.job.record

@@ -1,7 +1,7 @@
-"""Checkpoints are damaged between the attempts of a job: a damaged one is never loaded.
+"""Checkpoints that are damaged between the attempts of a job are never loaded.
 
-The first attempt writes checkpoints and fails. Each later one begins with what the store holds
-then, and fails again but for the last.
+The first attempt writes checkpoints and fails. Each later attempt starts from the contents of the
+store, and fails except for the last one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STATE = "state-00000.safetensors"
 
 
 def flip_a_byte(path: Path) -> None:
-    """Change one byte in the middle."""
+    """Change one byte in the middle of a file."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x40
     path.write_bytes(content)
 
 
 def halve(path: Path) -> None:
-    """Cut the second half off."""
+    """Remove the second half of a file."""
     os.truncate(path, path.stat().st_size // 2)
 
 
@@ -49,8 +49,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 class Story:
     """A job and its attempts.
 
-    outcomes: how each attempt ended. events: of each attempt. damaged: the checkpoint that each
-    damage befell. there: all checkpoints that there were when none was valid.
+    `outcomes` and `events` have an entry for each attempt. `damaged` has the checkpoint of each
+    damage. `there` has all checkpoints at the time when none was valid.
     """
 
     job: Job
@@ -60,17 +60,17 @@ class Story:
     there: set[str] = field(default_factory=set)
 
     def began(self, attempt: int) -> journal.Formed:
-        """Return with what an attempt began."""
+        """Return the first generation of an attempt."""
         return next(e for e in self.events[attempt] if isinstance(e, journal.Formed))
 
     def skipped(self, attempt: int) -> dict[str, str]:
-        """Return the checkpoints that an attempt passed over, each with the reason."""
+        """Return the checkpoints that an attempt skipped, each with the reason."""
         found = [e for e in self.events[attempt] if isinstance(e, journal.CheckpointSkipped)]
         return {each.path: each.reason for each in found}
 
 
 def attempt(story: Story, *checkpoints: int, fails: bool = True) -> None:
-    """Run an attempt that fails as soon as it has written these checkpoints."""
+    """Run an attempt that fails after it has written these checkpoints."""
     job, before = story.job, len(story.job.events())
     pauses = [Fault(0, "forward", step + 1, life=0, do="pause") for step in checkpoints]
     end = held(Fault(0, "forward", checkpoints[-1] + 1, life=0, do="raise")) if fails else ()
@@ -93,7 +93,7 @@ def _written(job: Job, before: int) -> set[int]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Four attempts: all is well, the newest six are damaged, all are damaged."""
+    """Run four attempts: two with intact checkpoints, then six damaged, then all damaged."""
     folder = tmp_path_factory.mktemp("attempts")
     job = Job(folder, processes=RANKS, snapshot_every=0, checkpoint_every=2)
     story = Story(job)
@@ -122,7 +122,7 @@ def test_resume_from_the_newest_checkpoint(story: Story) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over(story: Story, damage: str) -> None:
-    """The journal has the reason."""
+    """The attempt skips the damaged checkpoint, and the journal has the reason."""
     assert story.skipped(2)[str(story.damaged[damage])]
 
 
@@ -133,7 +133,7 @@ def test_the_newest_valid_checkpoint_is_used(story: Story) -> None:
 
 
 def test_without_a_valid_checkpoint_the_job_begins_from_the_start(story: Story) -> None:
-    """The journal has the reason for each checkpoint."""
+    """Without a valid checkpoint the job starts from step 0; the journal has the reasons."""
     assert story.skipped(3).keys() == story.there
     assert all(story.skipped(3).values())
     assert story.began(3).sources == {"fresh": RANKS}

@@ -1,4 +1,4 @@
-"""Worlds of eight ranks: what holds of four holds of them."""
+"""Faults in worlds of eight ranks, with the same results as in worlds of four."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NODES = {"nodes": 4}
 
 
 def half(step: int) -> Row:
-    """One of each pair of replicas, on four nodes of two ranks."""
+    """Return the row: one rank of each pair of replicas is killed, on four nodes of two ranks."""
     return killed_at_once("half of the ranks", step, {0, 5, 2, 7}, of=RANKS)
 
 
 def lost_node(step: int) -> Row:
-    """The ranks of a lost node get their state from those of other nodes."""
+    """Return the row: the ranks of a lost node get their state from ranks of other nodes."""
     return paused("a node", step, lose(2), ranks=RANKS, strategies=NODE, replaced={4, 5})
 
 
@@ -54,7 +54,7 @@ FSDP = Plan(
     (
         Attempt(
             (
-                # Without a replica all go back to the snapshots of one step.
+                # Without a replica all ranks return to the snapshots of one step.
                 Row(
                     "backward 0 of step 13",
                     13,
@@ -72,13 +72,13 @@ FSDP = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP, HSDP))
 def test_lost_ranks(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """As many processes are replaced as were lost, and no step is lost."""
+    """Only the lost ranks get new processes, and no step is lost."""
     ended_of(plan).check(row)
 
 
 @pytest.mark.parametrize("plan", [DDP, HSDP], ids=str)
 def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
 
 
@@ -87,7 +87,7 @@ def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
 def test_lost_rank_of_other_scripts(
     plan: Plan, row: Row, ended_of: EndedOf, baseline_of: Baselines
 ) -> None:
-    """One rank is replaced, and the training is the same to the bit."""
+    """Only the lost rank is replaced, and the training equals the baseline bit by bit."""
     ended = ended_of(plan)
     ended.check(row)
     ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps))

@@ -1,4 +1,4 @@
-"""A world that shrinks when a node is lost, and grows when one comes."""
+"""A world that shrinks when a node is lost, and grows when a node joins."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PAUSE_ALL = pause_all(12)
 
 
 def worlds(events: Iterable[journal.AnyEvent]) -> list[int]:
-    """Return the sizes of the worlds that were formed."""
+    """Return the sizes of the formed worlds."""
     return [event.world_size for event in events if isinstance(event, journal.Formed)]
 
 
 def logged(record: Record, name: str) -> list[list[Any]]:
-    """What was logged of each step in the world that did it last, in the order of its ranks."""
+    """Return the logged values of each step, by rank, in the last world that did the step."""
     lines = [line for rank in range(RANKS) for line in record.lines(rank)]
     found = []
     for step in range(record.total):
         mine = [line for line in lines if line["step"] == step]
         last = max(line["generation"] for line in mine)
-        # Of several records of a rank the last one counts: it logs as its parts are done.
+        # A rank logs after each of its parts: only the last of its records counts.
         by_rank = {
             line["rank"]: line["metrics"][name] for line in mine if line["generation"] == last
         }
@@ -49,12 +49,12 @@ def logged(record: Record, name: str) -> list[list[Any]]:
 
 
 def batches(record: Record) -> list[list[int]]:
-    """The samples of each step."""
+    """Return the samples of each step."""
     return [list(itertools.chain(*step)) for step in logged(record, "samples")]
 
 
 def assert_stream(record: Record) -> None:
-    """All steps together have seen the stream from its beginning, no sample lost or twice."""
+    """Check that the steps have the stream from its start, each sample once and in order."""
     seen = [sample for batch in batches(record) for sample in batch]
     sampler = StepSampler(LENGTH, 1, seed=3)
     sampler.bind(0, 1)
@@ -64,7 +64,7 @@ def assert_stream(record: Record) -> None:
 
 
 def shrink_and_grow(job: Job, number: int) -> None:
-    """Lose node 1, let the others train on, and bring a node when rank 0 holds."""
+    """Lose node 1, let the other ranks train, and start a node when rank 0 holds."""
     job.wait_pause(12, first=number)
     job.kill_node(1)
     job.release_all(number)
@@ -73,13 +73,13 @@ def shrink_and_grow(job: Job, number: int) -> None:
 
 
 def lose_with_engine(job: Job) -> None:
-    """Lose node 0; from now on the engine brings the nodes that are wanted."""
+    """Lose node 0; from then on the engine starts the requested nodes."""
     job.replaces = True
     job.kill_node(0)
 
 
 def kill_in_full_world(job: Job, number: int) -> None:
-    """Kill a rank when the world that has grown has done a step: it would be left out before."""
+    """Kill a rank after the first step of the larger world; before it, the world would shrink."""
     job.wait_fault(number)
     formed = job.events_of(journal.Formed)[-1]
     job.wait_event(journal.FirstStep, generation=formed.generation)
@@ -87,7 +87,7 @@ def kill_in_full_world(job: Job, number: int) -> None:
 
 
 def lose_for_good(job: Job, node: int, number: int, step: int) -> None:
-    """Lose a node for which none comes."""
+    """Lose a node without a replacement."""
     job.wait_pause(step, first=number)
     job.replaces = False
     job.kill_node(node)
@@ -95,7 +95,7 @@ def lose_for_good(job: Job, node: int, number: int, step: int) -> None:
 
 
 def is_lost_node(_: Ended, incident: journal.Incident) -> None:
-    """The fault is the loss of the node."""
+    """Check that the fault is the loss of the node."""
     assert incident.cause.kind is FaultKind.NODE_LOST
 
 
@@ -151,19 +151,19 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def attempts(ended_of: EndedOf) -> tuple[Ended, Ended]:
-    """A job that shrinks and grows, fails in a small world, and continues in the full one."""
+    """Run a job that shrinks and grows, fails in a small world, and continues in the full one."""
     ended = ended_of(PLAN)
     return ended.only(0), ended.only(1)
 
 
 @pytest.mark.parametrize("row", [GROWS, ENGINE, IN_FULL_WORLD], ids=str)
 def test_the_world_shrinks_and_grows(row: Row, attempts: tuple[Ended, Ended]) -> None:
-    """The others continue from the same step; a new node joins them between two steps."""
+    """The other ranks continue from the same step; a new node joins them between two steps."""
     attempts[0].check(row)
 
 
 def test_sizes_of_the_batches(attempts: tuple[Ended, Ended]) -> None:
-    """Each world trains on the samples of its ranks, from the step on in which it was formed."""
+    """Each world trains on the samples of its ranks, starting with the step in which it forms."""
     first, _ = attempts
     assert worlds(first.events) == [4, 2, 4, 2, 4, 4, 2]
     sizes = [len(batch) for batch in batches(first.job.record)]
@@ -173,7 +173,7 @@ def test_sizes_of_the_batches(attempts: tuple[Ended, Ended]) -> None:
 
 
 def test_start_with_fewer_nodes_is_resumed_with_more(attempts: tuple[Ended, Ended]) -> None:
-    """A job that failed in a small world continues in the full one: the position is the same."""
+    """A job that failed in a small world continues in the full one from the same position."""
     first, second = attempts
     first.check_ends()
     step, sources = second.began()
@@ -182,7 +182,7 @@ def test_start_with_fewer_nodes_is_resumed_with_more(attempts: tuple[Ended, Ende
 
 
 def test_the_world_shrinks(attempts: tuple[Ended, Ended], baseline_of: Baselines) -> None:
-    """Without its node the world continues at once with half the ranks, up to the end."""
+    """Without its node the world continues with half the ranks to the end."""
     _, second = attempts
     second.check(SHRINKS)
     second.check_ends()
@@ -202,9 +202,9 @@ def test_the_world_shrinks(attempts: tuple[Ended, Ended], baseline_of: Baselines
 def test_the_global_batch_is_kept(
     node: int, job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
-    """Three ranks do the shares of four, with their samples and random streams: the same training.
+    """Three ranks do the shares of four, with their samples and random streams.
 
-    But for the order in which gradients are summed: its rounding is all that differs.
+    The training is the same within rounding: only the order of the gradients' sum differs.
     """
     first = min({0, 1} - {node})
     run = job(

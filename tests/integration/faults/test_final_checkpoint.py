@@ -1,6 +1,6 @@
-"""A job that ends without success writes a final checkpoint, and the next attempt begins with them.
+"""A job that ends without success writes a final checkpoint; the next attempt starts from it.
 
-One job ends in many ways: each attempt begins with what the one before it has left.
+One job ends in many ways. Each attempt starts from the state that the earlier one has left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def raises(step: int) -> Row:
 
 
 def end_twice(job: Job) -> list[str]:
-    """End a job whose store does not answer; return the processes that it leaves."""
+    """End a job twice while its store does not answer; return the remaining processes."""
     store = Path(job.spec.checkpoint_store)
     store.mkdir(exist_ok=True)
     with (store / ".lock").open("w") as lock:
@@ -49,19 +49,19 @@ def end_twice(job: Job) -> list[str]:
 
 
 def end_paused(job: Job) -> None:
-    """End the job while all ranks pause: released ranks reach the next snapshot."""
+    """End the job while all ranks pause: released ranks would reach the next snapshot."""
     end(job)
     job.end()
 
 
 def ends(name: str, row: Row, policy: Policy, outcome: str = "failed") -> Attempt:
-    """Return an attempt that its row ends; the checkpoints are read afterwards."""
+    """Return an attempt that its row ends, with its checkpoints."""
     return Attempt((row,), {"policy": policy}, outcome, name=name, after=Job.checkpoints)
 
 
 @pytest.fixture(scope="module", params=soak_but([0, 1], 0))
 def endings(request: pytest.FixtureRequest, ended_of: EndedOf) -> Ended:
-    """All attempts, named by how they end; the parameter is the node that is lost."""
+    """Run all attempts, named by their ends; the parameter is the lost node."""
     attempts = (
         ends("not allowed", raises(12), SILENT),
         ends("second signal", paused("second signal", 12, end_twice), ANY, "stopped"),
@@ -84,14 +84,14 @@ def written(attempt: Ended) -> list[int]:
 
 
 def test_not_allowed(endings: Ended) -> None:
-    """Without `dump` in the policy nothing is written that was not asked for."""
+    """Without `dump` in the policy the job writes no final checkpoint."""
     endings.only("not allowed").check_ends()
     assert endings.after["not allowed"] == []
     assert endings.only("second signal").began() == (0, {"fresh": RANKS})
 
 
 def test_a_second_signal_does_not_wait(endings: Ended) -> None:
-    """A store that does not answer delays final checkpoint, but not the second order to end."""
+    """A store that does not answer delays the final checkpoint, but not a second stop."""
     attempt = endings.only("second signal")
     [end] = attempt.check_ends()
     assert attempt.seen["second signal"] == []
@@ -102,7 +102,7 @@ def test_a_second_signal_does_not_wait(endings: Ended) -> None:
 
 
 def test_all_ranks_are_dead(endings: Ended) -> None:
-    """The agents' snapshots outlive their ranks."""
+    """The agents write their snapshots after all ranks have been killed."""
     attempt = endings.only("all ranks are dead")
     attempt.check_ends()
     (incident,) = attempt.incidents
@@ -113,7 +113,7 @@ def test_all_ranks_are_dead(endings: Ended) -> None:
 
 
 def test_script_raises(endings: Ended) -> None:
-    """A run that its script ends loses no more than the snapshot interval."""
+    """A job that ends by a script error loses at most the snapshot interval."""
     attempt = endings.only("script raises")
     attempt.check_ends()
     assert written(attempt) == [15]
@@ -121,17 +121,17 @@ def test_script_raises(endings: Ended) -> None:
 
 
 def test_node_and_all_other_ranks_lost(endings: Ended) -> None:
-    """Any node that is left has a snapshot of the job's state."""
+    """Each node that is left has a snapshot of the job's state."""
     endings.only("node and all other ranks lost").check_ends()
     assert endings.only("stopped").began() == (20, {"checkpoint": RANKS})
 
 
 def test_stopped(endings: Ended) -> None:
-    """A job that is ended, as before a machine goes down, writes a final checkpoint."""
+    """A stopped job writes a final checkpoint, for example before a machine is shut down."""
     endings.only("stopped").check_ends()
     assert endings.only("none").began() == (25, {"checkpoint": RANKS})
 
 
 def test_end(endings: Ended, baseline_of: Callable[..., Record]) -> None:
-    """However the attempts ended, the training is the uninterrupted one, to the bit."""
+    """After all these ends the training equals the uninterrupted one, bit by bit."""
     endings.only("none").check_end(baseline_of("ddp", steps=STEPS))

@@ -1,4 +1,4 @@
-"""FSDP2 models continue with the groups of the next generation, wherever a step has failed.
+"""FSDP2 models continue with the groups of the next generation, after a fault at any place.
 
 `hsdp` has each piece twice, `fsdp` has each piece once. Each table is one job.
 """
@@ -23,7 +23,7 @@ PLACES = ("forward", "forward 0", "forward 2", "backward 2", "backward 0", "upda
 
 
 def killed(*places: str, **expected: Any) -> list[Row]:
-    """Return a row for each place: a rank dies there, three steps after a snapshot."""
+    """Return a row for each place: a rank is killed there, three steps after a snapshot."""
     rows = []
     for place in places:
         number = PLACES.index(place)
@@ -45,7 +45,7 @@ def fault_after_fault(place: str) -> Row:
 
 
 def done_again(how: str, step: int) -> Row:
-    """Return a row: a fault breaks no process."""
+    """Return the row of a fault that ends no process."""
     fault = Fault(2, "backward 1", step, life=0, do=how)
     return Row(how, step, (fault,), strategies=RETRY, sources=[{"self": RANKS}])
 
@@ -63,7 +63,7 @@ TABLES = {
         *killed("forward", **FROM_PEER),
         fault_after_fault("receive"),
         done_again("hiccup", 57),
-        # Each rank gets its piece, and the optimizer's state of it, from its agent.
+        # Each rank gets its piece and the piece's optimizer state from its agent.
         paused("all processes", 65, kill(*range(RANKS)), strategies=None, replaced=range(RANKS)),
     ],
     "fsdp": [
@@ -71,7 +71,7 @@ TABLES = {
         done_again("link", 53),
         lost_node(strategies=None, lost=2),
     ],
-    # A process that imports FSDP2 costs a second: the other places are for the soak.
+    # The import of FSDP2 takes a second in each process: the other places run in the soak only.
     "hsdp in the soak": [
         *killed(*PLACES[1:], **FROM_PEER),
         done_again("link", 53),
@@ -101,7 +101,7 @@ def marks(table: str) -> list[pytest.MarkDecorator]:
 
 
 def test_pieces_and_replicas(baseline_of: Callable[..., Record]) -> None:
-    """The tests below take this for granted of their script."""
+    """The script's shards differ and its replicas are equal, as the other tests assume."""
     hsdp, fsdp = (baseline_of(variant, steps=STEPS) for variant in ("hsdp", "fsdp"))
     digests = [hsdp.result(rank)["digest"] for rank in range(RANKS)]
     assert digests[:2] == digests[2:]
@@ -119,11 +119,11 @@ def test_pieces_and_replicas(baseline_of: Callable[..., Record]) -> None:
     ],
 )
 def test_row(table: str, row: Row, ended_of: EndedOf) -> None:
-    """A replica sends the piece that was lost; without one, all ranks load their snapshots."""
+    """A replica sends the lost piece; without a replica, all ranks load their snapshots."""
     ended_of(PLANS[table]).check(row)
 
 
 @pytest.mark.parametrize("table", [pytest.param(each, marks=marks(each)) for each in TABLES])
 def test_end(table: str, ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     ended_of(PLANS[table]).check_end(baseline_of(table[:4], steps=STEPS))

@@ -1,4 +1,4 @@
-"""Ranks that live and make no progress: found by what they do, named, and recovered."""
+"""Live ranks without progress: agents detect them by their activity, name and replace them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 SOON = Policy(hang_timeout_s=bound_s(2.0), idle_timeout_s=bound_s(3.0))
 HANGS = ("hang", "hang-collective", "hang-data", "stop", "livelock")
-_DUMP = "Current thread"  # begins one thread's stack in each answer of a rank
+_DUMP = "Current thread"  # starts one thread's stack in each answer of a rank
 
 
 def hold(step: int) -> Fault:
-    """A pause that holds the job in a step while a fault is injected."""
+    """Return a pause that holds the job in a step during an injection."""
     return Fault(0, "forward", step, do="pause", life=0)
 
 
 def hangs(kind: str, rank: int, step: int) -> Row:
-    """A rank that hangs is named and replaced, whatever holds it up."""
+    """Return the row: a rank that hangs is named and replaced."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -53,13 +53,13 @@ def hangs(kind: str, rank: int, step: int) -> Row:
 
 
 def looks(job: Job, rank: int) -> int:
-    """How often a rank has reported its stacks to its agent."""
+    """Return the number of stack reports of a rank to its agent."""
     logs = Path(job.spec.log_directory).glob(f"attempt_*/{rank}/{names.STACK_FILE}")
     return sum(log.read_text().count(_DUMP) for log in logs)
 
 
 def wait_looks(job: Job, before: list[int]) -> None:
-    """Wait until each rank has reported its stacks twice more than before."""
+    """Wait until each rank has reported its stacks twice more."""
 
     def twice() -> bool:
         return all(looks(job, rank) >= before[rank] + 2 for rank in range(RANKS))
@@ -68,7 +68,7 @@ def wait_looks(job: Job, before: list[int]) -> None:
 
 
 def takes_long(name: str, place: str, do: str, step: int) -> Row:
-    """All others wait for a rank: agents look closely, more than once, and do not end it."""
+    """Return the row: all ranks wait for one; agents read the stacks twice and end no rank."""
 
     def release(job: Job, number: int) -> None:
         before = [looks(job, rank) for rank in range(RANKS)]
@@ -81,11 +81,11 @@ def takes_long(name: str, place: str, do: str, step: int) -> Row:
 
 
 def compiles(step: int) -> Row:
-    """A replacement computes for long in its first step, while all others wait in theirs."""
+    """Return the row: a replacement computes for long in its first step; all others wait."""
 
     def release(job: Job, number: int) -> None:
         job.wait_fault(number)
-        # Agents have to see a step to learn how long it takes.
+        # Agents must see a step to measure its usual time.
         job.wait(lambda: job.status().finished == step, "a look at the step")
         before = [looks(job, rank) for rank in range(RANKS)]
         job.release(number)
@@ -101,7 +101,7 @@ def compiles(step: int) -> Row:
 
 
 def night(step: int) -> Row:
-    """All processes of the job stand still for longer than any limit, and continue."""
+    """Return the row: all processes are suspended longer than any limit, and continue."""
 
     def sleep(job: Job) -> None:
         lines = marked_processes(job.mark)
@@ -154,12 +154,12 @@ DDP = Plan(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP))
 def test_rank_without_progress(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """A hanging rank is named and replaced alone; a rank that takes long is not replaced."""
+    """A rank that hangs is named and only that rank is replaced; a slow rank is not replaced."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(DDP).check_end(baseline_of("ddp", RANKS, LONG))
 
 
@@ -181,7 +181,7 @@ print("well done", flush=True)
 
 
 def test_a_script_without_a_session(job: Callable[..., Job], tmp_path: Path) -> None:
-    """It hangs when none of its processes does anything; all of them are started again."""
+    """If no process of a script without a Session makes progress, all its ranks restart."""
     script = tmp_path / "untouched.py"
     script.write_text(UNTOUCHED)
     run = job(nodes=2, processes=RANKS, policy=SOON, script=script)
@@ -196,9 +196,9 @@ def test_a_script_without_a_session(job: Callable[..., Job], tmp_path: Path) -> 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", HANGS)
 def test_twenty_hangs_of_each_kind(kind: str, job: Callable[..., Job]) -> None:
-    """With the limits that users have: each decided within 15 s, at least 19 of the right rank.
+    """With default limits each hang is detected within 15 s, at least 19 of 20 in the right rank.
 
-    The time runs from the last record of a rank before it hangs.
+    The time starts at the last record of a rank before its hang.
     """
     run = job(nodes=2, steps=100_000, policy=Policy(max_recoveries=1000))
     right, seconds = 0, []
@@ -220,7 +220,7 @@ def test_twenty_hangs_of_each_kind(kind: str, job: Callable[..., Job]) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_ten_thousand_steps_of_varying_length(job: Callable[..., Job]) -> None:
-    """No step is a hang that takes ten times as long as another."""
+    """A step that takes ten times as long as another is not a hang."""
     run = job(steps=10_000, policy=Policy(), misfit={"SHORTEST_STEP_S": "0.002"})
     assert run.end(3000).outcome == "succeeded", run.story()
     assert not run.incidents()

@@ -1,4 +1,4 @@
-"""Faults injected into a running job, each met as a real one of its kind is; stuck ranks."""
+"""Faults injected into a running job have the results of real faults; stuck ranks are replaced."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
-AFTER = 3  # steps between the one in which the job is held and the one that is named
+AFTER = 3  # steps between the step that holds the job and the target of the injection
 
 
 def hold(step: int) -> Fault:
-    """A pause that holds the job in a step while a fault is injected."""
+    """Return a pause that holds the job in a step during an injection."""
     return Fault(0, "forward", step, do="pause", life=0)
 
 
 def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: object) -> Row:
-    """A fault that strikes in the step that is named, or in the next one."""
+    """Return the row of a fault that occurs in its target step, or in the next step."""
     target = step + AFTER if named else None
 
     def inject(job: Job, number: int) -> None:
@@ -36,14 +36,14 @@ def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: obje
 
     def is_written(ended: Ended, incident: journal.Incident) -> None:
         said = f"{kind} injected into step {'' if target is None else target}"
-        # The output of a rank is lost with its agent.
+        # the output of a rank is lost with its agent
         assert said in ended.job.stderr(rank) or kind == "node-lost"
 
     return Row(kind, step, (hold(step),), inject, check=is_written, **row)
 
 
 def slow(step: int) -> Row:
-    """A slow step changes nothing: the others wait for it."""
+    """Return the row: a slow step causes no incident, because the other ranks wait."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -54,7 +54,7 @@ def slow(step: int) -> Row:
 
 
 def hang_while_others_leave(step: int) -> Row:
-    """A hanging rank does not follow the call to regroup, and is replaced."""
+    """Return the row: a rank that hangs does not leave for a new generation, and is replaced."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -67,7 +67,7 @@ def hang_while_others_leave(step: int) -> Row:
 
 
 def stuck(how: str, step: int) -> Row:
-    """A stopped or hanging rank that does not leave a broken step in time is replaced too."""
+    """Return the row: a rank that cannot leave a broken step in time is replaced as well."""
 
     def kill(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -82,7 +82,7 @@ def stuck(how: str, step: int) -> Row:
 
 
 def refused(job: Job, rank: int, **more: object) -> str:
-    """Return why an injection is refused; empty: it is not."""
+    """Return the reason of a refused injection, or an empty string."""
     try:
         job.inject("kill", rank=rank, **more)
     except JobError as error:
@@ -91,7 +91,7 @@ def refused(job: Job, rank: int, **more: object) -> str:
 
 
 def refusals(step: int) -> Row:
-    """A rank that the world does not have, and a step that is past, are refused."""
+    """Return the row: injections for a missing rank and for a past step are refused."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -111,7 +111,7 @@ def refusals(step: int) -> Row:
 
 
 def not_allowed(step: int) -> Row:
-    """A job without `--allow-injection` refuses every injection."""
+    """Return the row: a job without `--allow-injection` refuses each injection."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -125,7 +125,7 @@ def not_allowed(step: int) -> Row:
 
 
 def replaced_twice(ended: Ended, incident: journal.Incident) -> None:
-    """The replacement that hangs before it reaches its Session is replaced in its turn."""
+    """Check that a replacement that hangs before it reaches its Session is replaced again."""
     begin, end = ended.window(next(row for row in ended.rows if row.check is replaced_twice))
     births = ended.job.record.births(1)
     assert len([at for at in births if begin <= at < end]) == 2
@@ -196,10 +196,10 @@ PLAN = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(PLAN))
 def test_injected_fault(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """It strikes where it was aimed, and no step is lost."""
+    """The fault occurs at its target, and no step is lost."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(PLAN).check_end(baseline_of("ddp", RANKS, LONG))

@@ -1,4 +1,4 @@
-"""Where ranks return to when no replica is left or clean: a snapshot, a checkpoint, the start."""
+"""Recovery without an intact replica: from a snapshot, a checkpoint, or the start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = range(RANKS)
 
 
 def cannot_be_brought_back(step: int) -> Row:
-    """A rank whose replacements die one after the other ends the attempt, with the reason."""
+    """Return the row: a rank whose replacements end one after the other ends the attempt."""
     fault = Fault(1, "forward", step, life=0)
     again = Fault(1, "start", life=0, after=1)
     name = "rank that cannot be brought back"
@@ -35,14 +35,14 @@ def cannot_be_brought_back(step: int) -> Row:
 
 
 def limited(ended: Ended, incident: journal.Incident) -> None:
-    """The policy limits the starts of the rank; one more is on another node."""
+    """Check that the policy limits the starts of the rank; one more is on another node."""
     begin, end = ended.window(next(row for row in ended.rows if row.check is limited))
     births = [at for at in ended.job.record.births(1) if begin <= at < end]
     assert len(births) <= 1 + ended.job.spec.policy.max_in_row
 
 
 def transient_with_nothing_kept(step: int) -> Row:
-    """A restart begins the training again where no state was kept."""
+    """Return the row: without any saved state a restart starts the training from step 0."""
     return Row(
         "transient error with nothing kept",
         step,
@@ -54,7 +54,7 @@ def transient_with_nothing_kept(step: int) -> Row:
 
 
 def leave(finished: int, after: int = 0) -> Row:
-    """All ranks leave their loop after this number of steps."""
+    """Return the row: all ranks leave their loop after this number of steps."""
     faults = [Fault(r, "evaluate", finished - 1, do="leave", life=0) for r in ALL]
     return Row(f"left after step {finished}", finished - 1, tuple(faults), strategies=())
 
@@ -125,13 +125,13 @@ FSDP = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP, FSDP))
 def test_return(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """The newest state that is clean is taken, and nothing else."""
+    """The ranks continue from the newest clean state."""
     ended_of(plan).check(row)
 
 
 @pytest.mark.parametrize("plan", [DDP, FSDP], ids=str)
 def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job has trained what an undisturbed one trains, apart from what it has done again."""
+    """The training equals an undisturbed job, except for the steps that the job repeated."""
     ended = ended_of(plan)
     ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps), wrong=wrong_steps(ended))
 
@@ -149,9 +149,9 @@ LEFT = [
 def test_checkpoint_of_an_early_end(
     plan: Plan, number: int, steps: list[int], ended_of: EndedOf
 ) -> None:
-    """There is one checkpoint of the last step, and the next attempt continues from there.
+    """An early end has one checkpoint of its last step, and the next attempt continues from it.
 
-    The steps take milliseconds: a busy store may leave out one between the first and the last.
+    The steps take milliseconds: a busy store may leave out a checkpoint in between.
     """
     ended = ended_of(plan)
     assert ended.ends[number].finished == steps[-1]
@@ -163,10 +163,10 @@ def test_checkpoint_of_an_early_end(
 
 
 def test_no_checkpoints_asked_for(ended_of: EndedOf) -> None:
-    """Where none is ever written, none is written at the end."""
+    """If checkpoints are off, the end of the job writes none."""
     assert written(ended_of(DDP), 2) == []
 
 
 def test_no_checkpoint_of_an_error(ended_of: EndedOf) -> None:
-    """A script that fails has no checkpoint made of what it was doing."""
+    """A script error causes no checkpoint of the unfinished step."""
     assert {step % 4 for step in written(ended_of(DDP), 3)} == {0}

@@ -1,6 +1,6 @@
-"""The agent is killed while it saves, and while its ranks are given what was saved.
+"""SIGKILL of the agent during a save, and during the restore of its ranks.
 
-With one node nothing is left in memory then: all that there is lies in the store.
+With one node no state is left in memory then: the only state is in the store.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 
 PROCESSES = 2
-SAVING_S = 0.1  # after the first step, when the job certainly saves: a step takes 5 ms at least
-HELD = 20  # where a short job is held until the last kill; it has not come there so soon
-# A job that is killed all the time is no job whose script fails again and again.
+SAVING_S = 0.1  # after the first step, while the job saves: a step takes at least 5 ms
+HELD = 20  # a short job is held in this step until the last kill; it is not there earlier
+# These policies allow many kills, because they are not repeated errors of the script.
 _POLICY = Policy(hang_timeout_s=LIMIT_S, max_recoveries=1000, max_in_row=1000)
 
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An S3 server with an empty bucket."""
+    """Start an S3 server with an empty bucket."""
     with rclone(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture(params=["directory", "s3"])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """That of a store of each kind."""
+    """Return the location of a store of each kind."""
     if request.param == "directory":
         return str(tmp_path / "store")
     server: Server = request.getfixturevalue("bucket")
@@ -49,7 +49,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def assert_sound(store: CheckpointStore) -> int | None:
-    """Whatever was cut off: all that is committed is intact; the newest step of it."""
+    """Check that all committed checkpoints are intact; return the newest step."""
     committed = [seen for seen in store.survey() if not seen.unfinished]
     for seen in committed:
         assert seen.manifest, seen
@@ -65,11 +65,11 @@ def assert_sound(store: CheckpointStore) -> int | None:
 def kill_again_and_again(
     run: Job, store: CheckpointStore, kills: int, chance: random.Random
 ) -> int:
-    """Kill the agent, in turn while it saves and while its ranks restore; how often it was saving.
+    """Kill the agent, in turn during a save and during a restore; return the kills during a save.
 
-    It saves after every step, so at any moment; what is random is the moment within it.
+    The agent saves after each step, so that each moment can be in a save. The moment is random.
     """
-    saving, known = 0, 0  # known: events before the newest kill
+    saving, known = 0, 0  # known: the number of events before the newest kill
     for kill in range(kills):
         restores = kill % 2 == 1
         wait_event(run, known, journal.NodeJoined if restores else journal.FirstStep)
@@ -88,7 +88,7 @@ def kill_again_and_again(
 
 
 def seen(run: Job, first: int, kind: type[journal.Event]) -> bool:
-    """Whether there was such an event after so many others."""
+    """Return whether the events after the first ones have one of this kind."""
     return any(isinstance(event, kind) for event in run.events()[first:])
 
 
@@ -101,7 +101,10 @@ def wait_event(run: Job, first: int, kind: type[journal.Event]) -> None:
 
 
 def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
-    """Kill and see the job end with the baseline's training; how often the agent was saving."""
+    """Kill the agent; check that the job ends with the baseline's training.
+
+    Return how often the agent was saving.
+    """
     store = open_store(run.spec.checkpoint_store, ENVIRONMENT)
     saving = kill_again_and_again(run, store, kills, random.Random(seed))
     for number in range(len(run.faults)):
@@ -111,13 +114,13 @@ def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
     assert_samples_once(run.record)
     assert run.leftovers() == []
     assert assert_sound(store) == baseline.total
-    # What was cut off needs nobody to clean it up.
+    # Later writes remove the partial checkpoints.
     assert [seen for seen in store.survey() if seen.unfinished] == []
     return saving
 
 
 def steps_for(kills: int) -> int:
-    """More than are done before the last kill."""
+    """Return more steps than the job does before the last kill."""
     return 60 + 60 * kills
 
 
@@ -125,7 +128,10 @@ def steps_for(kills: int) -> int:
 def test_killed_agent(
     location: str, job: Callable[..., Job], baseline_of: Callable[..., Record]
 ) -> None:
-    """While it saves, and while it restores: what is committed is intact, and no step is wrong."""
+    """After kills during a save and a restore the committed checkpoints are intact.
+
+    The training equals the baseline.
+    """
     held = Fault(0, "forward", HELD, life=0, do="pause", again=True)
     run = start(job, location, held, variant="ddp", steps=STEPS)
     strike_and_end(run, baseline_of("ddp", PROCESSES, STEPS), 2, location)
@@ -140,7 +146,7 @@ def test_agent_killed_often(
     job: Callable[..., Job],
     baseline_of: Callable[..., Record],
 ) -> None:
-    """Fifty times each; many of them while it was saving."""
+    """After fifty kills, some during a save, the training equals the baseline."""
     kills = 50
     steps = steps_for(kills)
     baseline = baseline_of(variant, PROCESSES, steps)
@@ -151,7 +157,7 @@ def test_agent_killed_often(
 
 
 def start(job: Callable[..., Job], location: str, *faults: Fault, **settings: object) -> Job:
-    """A job of one node that saves after each step."""
+    """Start a job of one node that saves after each step."""
     return job(
         *faults,
         **settings,

@@ -1,4 +1,4 @@
-"""One rank is killed: nothing of the training is lost, and the others keep their processes."""
+"""A kill of one rank loses no step, and the other ranks keep their processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST = LONG - 1
 
 
 def crashed(how: str, step: int) -> Row:
-    """A rank that ends itself by a signal is replaced like one that was killed."""
+    """Return the row: a rank that ends by its own signal is replaced like a killed rank."""
 
     def named(ended: Ended, incident: journal.Incident) -> None:
         assert f"SIG{how.upper()}" in incident.cause.message
@@ -30,7 +30,7 @@ def crashed(how: str, step: int) -> Row:
 
 
 def at_any_moment(seed: int, step: int) -> Row:
-    """A rank killed from outside, wherever it just is; a peer holds it up three steps later."""
+    """Return the row: a rank is killed at a random moment; a peer pauses in a later step."""
     chance = random.Random(seed)
     rank, moment = chance.randrange(RANKS), chance.randrange(step, step + 4)
 
@@ -45,7 +45,7 @@ def at_any_moment(seed: int, step: int) -> Row:
 
 
 def release_at_death(job: Job, number: int) -> None:
-    """Let the rank that holds up the dismissal continue when the death of the other is known."""
+    """Release the rank that delays the dismissal after the fault of the other rank is known."""
     job.wait_fault(number)
     job.wait(lambda: 3 in [fault.rank for fault in job.incidents()[-1].faults], "the death")
     job.release(number + 1)
@@ -120,17 +120,17 @@ DDP = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP))
 def test_killed_rank(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """Each fault costs what its row says, and nearly all of them cost no step."""
+    """Each fault has the result of its row; nearly all lose no step."""
     ended_of(plan).check(row)
 
 
 @pytest.mark.parametrize("plan", [DDP], ids=str)
 def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
 
 
 def test_generations(ended_of: EndedOf) -> None:
-    """Each recovery of a long row of them takes one generation: none fails on the way."""
+    """Each recovery takes one generation, without a failed one in between."""
     formed = [event.generation for event in ended_of(DDP).of(journal.Formed)]
     assert formed == list(range(1, len(formed) + 1))

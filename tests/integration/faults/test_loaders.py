@@ -1,4 +1,4 @@
-"""Loaders keep their position through faults: what counts is what was trained on."""
+"""Loaders keep their position through faults: the position counts trained samples."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ ELASTIC = ["map-0", "stream-0", "torchdata-2"]
 
 
 def worlds(run: Job) -> list[int]:
-    """The sizes of the worlds that were formed."""
+    """Return the sizes of the formed worlds."""
     return [event.world_size for event in run.events_of(journal.Formed)]
 
 
 def trained(record: Record) -> list[list[int]]:
-    """The samples of each step, of all ranks of the world that did it last."""
+    """Return the samples of each step, of all ranks in the last world that did it."""
     lines = [line for rank in range(record.ranks) for line in record.lines(rank)]
     found = []
     for step in range(record.total):
         mine = [line for line in lines if line["step"] == step]
         last = max(line["generation"] for line in mine)
-        # Of several records of a rank the last one counts.
+        # If a rank has several records, the last one counts.
         by_rank = {each["rank"]: each["metrics"] for each in mine if each["generation"] == last}
         found.append(list(itertools.chain(*(each["samples"] for each in by_rank.values()))))
     return found
 
 
 def assert_once(run: Job) -> None:
-    """Every sample was trained on exactly once in each epoch."""
+    """Check that each epoch has each sample exactly once."""
     seen = list(itertools.chain(*trained(run.record)))
     kind = run.spec.arguments[2].partition("-")[0]
-    if kind == "map":  # a sampler's epochs have no numbers: one is behind the other
+    if kind == "map":  # a sampler's epochs have no numbers and follow each other
         seen = [place // SAMPLES * EPOCH + number for place, number in enumerate(seen)]
     twice = [number for number, count in collections.Counter(seen).items() if count > 1]
     assert twice == []
     epochs = [{n % EPOCH for n in seen if n // EPOCH == e} for e in range(max(seen) // EPOCH + 1)]
     whole = len(seen) // SAMPLES
-    whole -= 2 if kind in STREAMS else 0  # readers may be that far apart
+    whole -= 2 if kind in STREAMS else 0  # readers can be up to two epochs apart
     assert whole > 0, "too few samples to tell"
     for each in epochs[:whole]:
         assert each == set(range(SAMPLES))
-    if kind in STREAMS:  # of what is still being read, nothing was left out
+    if kind in STREAMS:  # check the part of a stream that is still being read for left-out samples
         for each, part in itertools.product(epochs, range(len(SIZES))):
             numbers = [number for number in numbers_of(part) if number in each]
             assert numbers == list(numbers_of(part)[: len(numbers)])
 
 
 def assert_ended(run: Job) -> None:
-    """The job ended well, and left no process: none of a loader's either."""
+    """Check that the job succeeded and left no process, including those of loaders."""
     ended = run.end()
     assert ended.outcome == "succeeded", f"{ended}{run.story()}"
     assert run.leftovers() == []
@@ -71,7 +71,7 @@ def assert_ended(run: Job) -> None:
     soak_but(["map-2", "stream-2", "stateful-0", "stateful-2"], "stateful-2"),
 )
 def test_the_world_stays(variant: str, job: Callable[..., Job]) -> None:
-    """Killed ranks, a broken link and a new attempt change no sample and no bit, in no step."""
+    """Killed ranks, a broken link and a new attempt change no sample and no bit in any step."""
     settings = {"variant": variant, "processes": 2, "steps": 40, "snapshot_every": 4}
     whole = job(**settings)
     assert_ended(whole)
@@ -94,13 +94,13 @@ def test_the_world_stays(variant: str, job: Callable[..., Job]) -> None:
     assert_same_training(run.record, whole.record)
     for rank in range(2):
         wanted = whole.record.steps(rank)
-        for line in run.record.lines(rank):  # also of steps that were broken
+        for line in run.record.lines(rank):  # also of steps that broke
             assert line["metrics"]["samples"] == wanted[line["step"]]["samples"], f"{rank}: {line}"
 
 
 @pytest.mark.parametrize("variant", soak_but(ELASTIC, "torchdata-2"))
 def test_the_world_shrinks_and_grows(variant: str, job: Callable[..., Job]) -> None:
-    """Four ranks, three, and four again: each sample once per epoch."""
+    """With four ranks, three, and four again each epoch has each sample once."""
     run = job(
         *pause_all(12),
         Fault(0, "forward", 18, do="hold"),
@@ -124,7 +124,7 @@ def test_the_world_shrinks_and_grows(variant: str, job: Callable[..., Job]) -> N
 
 
 def test_another_attempt_has_another_world(job: Callable[..., Job]) -> None:
-    """A stream's position in a checkpoint of two ranks serves three."""
+    """A stream's position in a checkpoint of two ranks is valid for three ranks."""
     settings = {"variant": "stream-2", "processes": 2, "steps": 45, "snapshot_every": 0}
     run = job(Fault(0, "forward", 23, do="raise"), checkpoint_every=10, **settings)
     assert run.end().outcome == "failed"

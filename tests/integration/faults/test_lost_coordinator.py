@@ -1,4 +1,4 @@
-"""The coordinator is killed: training continues without it, and another one takes its place."""
+"""A kill of the coordinator: training continues without it, and another one replaces it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replace(run: Job) -> None:
 
 
 def while_they_train(run: Job, first: int) -> None:
-    """All ranks do further steps without a coordinator."""
+    """Let all ranks do further steps without a coordinator."""
     run.wait_pause(4, first)
     run.kill_coordinator()
     run.release_all(first)
@@ -39,7 +39,7 @@ def while_they_train(run: Job, first: int) -> None:
 
 
 def as_a_rank_dies(run: Job) -> None:
-    """Rank 3 dies while there is no coordinator that could be informed."""
+    """Kill rank 3 while there is no coordinator."""
     pid = run.pid(3)
     run.kill_coordinator()
     os.kill(pid, 9)
@@ -47,7 +47,7 @@ def as_a_rank_dies(run: Job) -> None:
 
 
 def as_it_recovers(run: Job) -> None:
-    """An incident is open when the coordinator dies."""
+    """Kill the coordinator while an incident is open."""
     seen = len(run.events_of(journal.FaultSeen))
     run.kill(1)
     run.wait_event(journal.FaultSeen, count=seen + 1)
@@ -55,14 +55,14 @@ def as_it_recovers(run: Job) -> None:
 
 
 def while_they_stand(run: Job) -> None:
-    """The ranks stand in a step until the next coordinator has decided."""
+    """Replace the coordinator; the ranks wait in a step until the next one has decided."""
     decided = len(run.events_of(journal.Decided))
     replace(run)
     run.wait_event(journal.Decided, count=decided + 1)
 
 
 LOST = {"strategies": (Strategy.RETRY,), "cause": (FaultKind.COORDINATOR, -1)}
-# Of the ranks that train on, each stands in step 8 until its generation is over.
+# Each rank that continues to train waits in step 8 until its generation is over.
 PLAN = Plan(
     "coordinator",
     (
@@ -103,7 +103,7 @@ PLAN = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(PLAN))
 def test_no_step_is_lost(ended_of: EndedOf, plan: Plan, row: Row) -> None:
-    """The next coordinator hears of all that happened meanwhile, and closes what was open."""
+    """The next coordinator gets all facts from the meantime, and closes the open incidents."""
     ended_of(plan).check(row)
 
 
@@ -112,7 +112,10 @@ def test_the_training_is_that_of_an_undisturbed_run(ended_of: EndedOf, baseline:
 
 
 def test_none_comes_while_the_ranks_stand(job: Callable[..., Job], baseline_of: Baselines) -> None:
-    """Agents and ranks end in time, and the job can be resumed from its newest checkpoint."""
+    """Without another coordinator, agents and waiting ranks end.
+
+    The job then resumes from its newest checkpoint.
+    """
     pause = Fault(0, "forward", 9, do="pause")
     policy = Policy(coordinator_timeout_s=0.5)
     run = job(pause, processes=2, snapshot_every=0, checkpoint_every=4, policy=policy)
@@ -128,7 +131,7 @@ def test_none_comes_while_the_ranks_stand(job: Callable[..., Job], baseline_of: 
 
 
 def test_none_comes_while_the_ranks_train(job: Callable[..., Job]) -> None:
-    """Without a coordinator for longer than the policy allows, nothing of the job is left."""
+    """If the coordinator is absent longer than the policy allows, all processes of the job end."""
     run = job(processes=2, steps=100_000, policy=Policy(coordinator_timeout_s=1.0))
     run.wait_step(4, rank=0)
     run.kill_coordinator()

@@ -1,4 +1,4 @@
-"""Nodes are lost: an agent is killed, and by the kernel all its ranks with it."""
+"""Lost nodes: a kill of an agent, with which the kernel ends all its ranks."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rekindle.recovery.journal import journal
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 40
-WAITS_S = bound_s(2.0)  # for a node that does not come; also for the first ones, which do
+WAITS_S = bound_s(2.0)  # limit for a node that does not join, and for the first nodes
 
 
 def is_lost_node(_: Ended, incident: journal.Incident) -> None:
-    """The fault is the loss of the node, not of what has broken with it."""
+    """Check that the fault is the loss of the node, not a consequence of it."""
     assert incident.cause.kind is FaultKind.NODE_LOST
 
 
 def loses_two_steps_at_most(ended: Ended, last: journal.Incident) -> None:
-    """The job loses the steps after the newest checkpoint."""
+    """Check that the job loses the steps after the newest checkpoint."""
     lost = [each.steps_lost for each in ended.incidents if each.resumed_at == last.resumed_at]
     assert max(lost) == 2
 
 
 def twice(step: int, first: int, second: int) -> Row:
-    """Return the row of two nodes that are lost one after the other, while others are in a step.
+    """Return the row of two nodes that are lost in succession, while others are in a step.
 
-    A rank elsewhere pauses, and the lost node's ranks wait for its gradients.
+    A rank of another node pauses, and the lost node's ranks wait for its gradients.
     """
     elsewhere = [2 * (1 - node) for node in (first, second)]
     faults = (
@@ -59,7 +59,7 @@ def twice(step: int, first: int, second: int) -> Row:
 
 
 def lost_again(step: int) -> Row:
-    """Return the row of a new node that is lost while its ranks take their state."""
+    """Return the row of a new node that is lost while its ranks receive their state."""
     faults = (
         Fault(0, "forward", step, life=0, do="pause"),
         Fault(2, "receive", life=0, after=1, do="pause"),
@@ -76,7 +76,7 @@ def lost_again(step: int) -> Row:
 
 
 def lose_all_but_memory(job: Job) -> None:
-    """Kill a node, and all ranks of the other one; its agent has their snapshots."""
+    """Kill a node and all ranks of the other one, whose agent has their snapshots."""
     job.kill(2, 3)
     job.kill_node(0)
 
@@ -84,10 +84,10 @@ def lose_all_but_memory(job: Job) -> None:
 ROWS = (
     paused("node 0", 7, lose(0), strategies=NODE, replaced={0, 1}, check=is_lost_node),
     twice(11, 1, 0),
-    # One replica is left: enough for every step.
+    # One replica is left, which is enough for each step.
     paused("node and rank of the other", 17, lose(0, also=3), strategies=None, replaced={0, 1, 3}),
     lost_again(21),
-    # There is no live replica: the snapshot of the node that is left is used.
+    # There is no live replica; the ranks use the snapshot of the remaining node.
     paused(
         "node and all other ranks",
         27,
@@ -112,7 +112,7 @@ SOAK = (
     paused("node 1", 16, lose(1), strategies=NODE, replaced={2, 3}, check=is_lost_node),
     twice(20, 1, 1),
 )
-# A node is lost for which none comes; the next attempt meets the rows.
+# A node is lost without a replacement; the next attempt has the rows.
 PLAN = Plan(
     "nodes",
     (
@@ -132,26 +132,26 @@ SOAK_PLAN = Plan("soak", (Attempt(SOAK),), steps=STEPS, settings={"nodes": 2})
 
 
 def test_no_node_comes(ended_of: EndedOf) -> None:
-    """A job for which no node comes in time fails with that reason, and leaves no process."""
+    """If no node joins in time, the job fails with that reason and leaves no process."""
     [end] = ended_of(PLAN).only(0).check_ends()
     assert end.reason == f"no agent joined for node 1 within {WAITS_S:g} s"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_lost(row: Row, ended_of: EndedOf) -> None:
-    """A new node replaces a lost one; with a replica elsewhere the job loses no step."""
+    """A new node replaces a lost one; with a replica on another node no step is lost."""
     ended_of(PLAN).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     ended_of(PLAN).only(1).check_end(baseline_of("ddp", steps=STEPS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", SOAK, ids=str)
 def test_lost_in_the_soak(row: Row, ended_of: EndedOf) -> None:
-    """The same holds for the other node; without a checkpoint all steps are done again."""
+    """The other node has the same results; without a checkpoint all steps are repeated."""
     incident = ended_of(SOAK_PLAN).check(row)
     if row.name == "all nodes":
         assert incident is not None
@@ -160,5 +160,5 @@ def test_lost_in_the_soak(row: Row, ended_of: EndedOf) -> None:
 
 @pytest.mark.soak
 def test_end_of_the_soak(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     ended_of(SOAK_PLAN).check_end(baseline_of("ddp", steps=STEPS))

@@ -1,4 +1,4 @@
-"""Nodes are checked before they train: real processes that are killed, cut off or made slow.
+"""Node checks before the training, with real processes that are killed, disconnected or slow.
 
 One job has two attempts. In each attempt one host is slow, and the checkers of another are killed.
 """
@@ -26,11 +26,11 @@ from rekindle.recovery.node_check.evidence import Measurement, NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.training.node_check.serving import NAME
 
-# Nodes of one machine wait for each other, and two cores are never quiet.
+# Nodes of one machine wait for each other, and other processes use the two cores.
 LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)
 NODES = 4
 SLOW, KILLED, SPARE = "local-1", "local-2", "local-4"
-PACE_S = 0.03  # between two looks at all processes; a check takes much longer
+PACE_S = 0.03  # between two reads of all processes; a check takes much longer
 FAILS = 12  # the step in which an error of the script ends the first attempt
 
 
@@ -54,16 +54,16 @@ def hosts(events: Events) -> set[str]:
 
 
 def assert_killed(incident: journal.Incident) -> None:
-    """The incident is that of a node whose checkers were killed."""
+    """Check that the incident belongs to a node whose checkers were killed."""
     assert incident.cause.kind is FaultKind.NODE
     assert "The node is down." in incident.cause.message
     assert "SIGKILL" in incident.cause.message
 
 
 def any_checker() -> bool:
-    """Whether there is a checker of any job; a look at all processes' names is cheap."""
+    """Return whether a checker of any job exists; a read of all processes' names is cheap."""
     for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if process.name.isdigit() and (process / "comm").read_text() == f"{NAME}\n":
                 return True
     return False
@@ -75,7 +75,7 @@ def checkers_of(run: Job, host: str) -> list[psutil.Process]:
 
 
 def kill_checkers(run: Job, host: str) -> set[int]:
-    """Kill each checker of a host as soon as it comes, until this attempt isolates the host."""
+    """Kill each new checker of a host until this attempt isolates the host."""
     victims: set[int] = set()
     before = len(run.events_of(journal.Isolated, host=host))
 
@@ -92,7 +92,7 @@ def kill_checkers(run: Job, host: str) -> set[int]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The job; its hosts are known to it alone, and a product takes the slow one longer."""
+    """Return the job; only this job knows its hosts, and products are slower on one of them."""
     folder = tmp_path_factory.mktemp("checked")
     environment = slow(SLOW, seconds=0.1) | {names.ENV_HOME: str(folder / "home")}
     with pytest.MonkeyPatch.context() as patch:
@@ -105,10 +105,10 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def first(job: Job) -> Events:
-    """The events of the first attempt, which has a spare and brings no other node.
+    """Return the events of the first attempt, which has a spare and no other replacement.
 
-    The coordinator dies during the check. The checkers of a host are killed in the check of the
-    next coordinator. The attempt ends with an error of the script.
+    The test kills the coordinator during the check. It kills the checkers of a host in the check of
+    the next coordinator. The attempt ends with an error of the script.
     """
     job.replaces = False
     job.start(network_check=True, node_check=LIMITS, spares=1)
@@ -125,10 +125,10 @@ def first(job: Job) -> Events:
 
 @pytest.fixture(scope="module")
 def second(job: Job, first: Events) -> Events:
-    """The events of the second attempt, which has no spare and excludes stragglers."""
+    """Return the events of the second attempt, which has no spare and excludes stragglers."""
     job.replaces = True
     job.start(exclude_straggler=True, spares=0)
-    # The DLRover community shows its check so.
+    # The DLRover community demonstrates its check in this way.
     assert len(kill_checkers(job, KILLED)) >= 2
     assert job.end().outcome == "succeeded", job.story()
     assert job.leftovers() == []
@@ -136,7 +136,10 @@ def second(job: Job, first: Events) -> Events:
 
 
 def test_healthy_nodes_train(first: Events) -> None:
-    """A coordinator dies during the check: another one begins the check again."""
+    """After a kill of the coordinator during the check, the next one repeats the check.
+
+    The healthy nodes train without an incident.
+    """
     found = healths(first)
     assert found.keys() == {f"local-{number}" for number in range(NODES + 1)}
     healthy = found.keys() - {SLOW, KILLED}
@@ -155,7 +158,7 @@ def test_healthy_nodes_train(first: Events) -> None:
 
 
 def test_a_spare_takes_the_place_of_a_sick_node(first: Events) -> None:
-    """A slow node stays, for the job does not exclude stragglers."""
+    """A spare replaces the faulty node; the job does not exclude stragglers, and one stays."""
     assert healths(first)[KILLED] is Health.FAULTY
     assert healths(first)[SLOW] is Health.STRAGGLER
     incident = journal.incidents(first)[0]
@@ -165,7 +168,7 @@ def test_a_spare_takes_the_place_of_a_sick_node(first: Events) -> None:
 
 
 def test_sick_nodes_are_replaced(second: Events) -> None:
-    """The checkers of one node are killed, and a slow node exits. Other nodes train."""
+    """Other nodes replace the faulty node and the straggler."""
     assert healths(second)[KILLED] is Health.FAULTY
     assert healths(second)[SLOW] is Health.STRAGGLER
     incidents = {incident.cause.host: incident for incident in journal.incidents(second)}
@@ -178,7 +181,7 @@ def test_sick_nodes_are_replaced(second: Events) -> None:
 
 
 def test_end(second: Events, job: Job, baseline: Record) -> None:
-    """The job has trained what an undisturbed one trains, with one process a rank and attempt."""
+    """The training equals that of an undisturbed job, with one process per rank and attempt."""
     assert_same_training(job.record, baseline)
     assert_samples_once(job.record)
     for rank in range(job.record.ranks):

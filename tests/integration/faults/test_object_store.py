@@ -1,4 +1,4 @@
-"""Jobs whose checkpoints are in an object store: a real S3 server, real kills."""
+"""Jobs with checkpoints in an object store: a real S3 server and real kills."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TWO = 2  # ranks
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """An S3 server with an empty bucket."""
+    """Start an S3 server with an empty bucket."""
     with rclone(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
@@ -48,7 +48,7 @@ def flip(server: Server, location: str, name: str) -> None:
 
 
 def flip_newest(server: Server, location: str) -> str:
-    """Change a byte of the newest checkpoint; return where that is."""
+    """Change a byte of the newest checkpoint; return its location."""
     store = open_store(location, ENVIRONMENT)
     [newest, *_] = store.survey()
     assert newest.manifest
@@ -59,7 +59,7 @@ def flip_newest(server: Server, location: str) -> str:
 
 
 def lose_all_nodes(run: Job) -> None:
-    """Kill all nodes as all ranks stand in step 12, when there is a checkpoint of step 10."""
+    """Kill all nodes in step 12, when the checkpoint of step 10 exists."""
     run.wait_pause(12)
     run.wait_event(journal.Checkpointed, step=10)
     run.kill_node(0, 1)
@@ -67,13 +67,13 @@ def lose_all_nodes(run: Job) -> None:
 
 
 def assert_restored(run: Job) -> None:
-    """New nodes took the state from the store, and no file that the job leaves has a secret."""
+    """Check that new nodes got the state from the store, and that no file has a secret."""
     again = run.events_of(journal.Formed)[1]
     assert (again.step, again.sources) == (10, {"checkpoint": run.record.ranks})
     assert steps_lost(run)[0] == 2
     kept = (run.spec.directory, run.spec.log_directory)
     for file in (each for folder in kept for each in Path(folder).rglob("*") if each.is_file()):
-        if file.name != "job.json":  # others cannot read it
+        if file.name != "job.json":  # other users cannot read it
             assert SECRET_KEY.encode() not in file.read_bytes(), file
     assert Path(run.spec.directory, "job.json").stat().st_mode & 0o077 == 0
 
@@ -81,7 +81,7 @@ def assert_restored(run: Job) -> None:
 def test_all_nodes_of_shards_lost(
     bucket: Server, job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
-    """Each rank of the new nodes takes its shard from the store."""
+    """Each rank of the new nodes loads its shard from the store."""
     settings = {"nodes": 2, "checkpoint_every": 10, "checkpoint_store": bucket.location()}
     run = job(*pause_all(12), variant="sharded", misfit=ENVIRONMENT, **settings)
     lose_all_nodes(run)
@@ -91,7 +91,7 @@ def test_all_nodes_of_shards_lost(
 
 @dataclass
 class Story:
-    """A job of two attempts. first, second: their events. damaged: a checkpoint between them."""
+    """A job of two attempts, with their events and the checkpoint damaged between them."""
 
     job: Job
     first: list[journal.AnyEvent] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Story:
 
 
 def fail_after_a_loss(run: Job) -> None:
-    """The first attempt: all nodes are lost, and later the script fails."""
+    """Run the first attempt: all nodes are lost, and later the script fails."""
     run.start()
     lose_all_nodes(run)
     run.wait_fault(TWO)
@@ -111,9 +111,9 @@ def fail_after_a_loss(run: Job) -> None:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Between two attempts a byte of the newest checkpoint is changed.
+    """Run two attempts; between them a byte of the newest checkpoint changes.
 
-    In the second attempt the server is gone from step 13 to step 18.
+    In the second attempt the server is stopped from step 13 to step 18.
     """
     root = tmp_path_factory.mktemp("s3") / "root"
     ends = (
@@ -157,7 +157,7 @@ def test_all_nodes_lost(story: Story) -> None:
 
 
 def test_next_attempt(story: Story) -> None:
-    """The ranks begin with the checkpoint before the damaged one. The journal has the reason."""
+    """The ranks start with the checkpoint before the damaged one; the journal has the reason."""
     skipped = [e for e in story.second if isinstance(e, journal.CheckpointSkipped)]
     assert {each.path for each in skipped} == {story.damaged}
     assert all("checksum" in each.reason for each in skipped)
@@ -166,7 +166,7 @@ def test_next_attempt(story: Story) -> None:
 
 
 def test_server_that_is_gone(story: Story) -> None:
-    """Training continues without it. The checkpoints that are due are written afterwards."""
+    """Training continues without the server; the agent writes the due checkpoints afterwards."""
     assert not any(isinstance(event, journal.CheckpointFailed) for event in story.second)
     assert not any(isinstance(event, journal.FaultSeen) for event in story.second)
     assert len([event for event in story.second if isinstance(event, journal.Formed)]) == 1
@@ -180,7 +180,7 @@ def test_the_training_is_that_of_an_undisturbed_run(story: Story, baseline_of: B
 def test_two_jobs_with_one_place(
     bucket: Server, job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
-    """Two jobs of one name share a store by mistake: neither changes a checkpoint of the other."""
+    """If two jobs of one name share a store by mistake, neither changes the other's checkpoints."""
     location = bucket.location()
     settings = {"checkpoint_every": 2, "checkpoint_store": location, "misfit": ENVIRONMENT}
     runs = {

@@ -1,4 +1,4 @@
-"""Faults of a script that all-reduces its gradients by hand, without DDP."""
+"""Faults of a script that all-reduces its gradients itself, without DDP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = STEPS - 1
 
 
 def torn_when_others_are_ahead(step: int) -> Row:
-    """One rank is torn when the others wait for it in the next step: that step follows."""
+    """Return the row: a rank is torn while the others wait in the next step, which follows."""
 
     def release(job: Job, number: int) -> None:
         for rank in set(range(RANKS)) - {2}:
@@ -42,7 +42,7 @@ def torn_when_others_are_ahead(step: int) -> Row:
 
 
 def hangs(kind: str, rank: int, step: int) -> Row:
-    """A rank that hangs in a step is named and replaced."""
+    """Return the row: a rank that hangs in a step is named and replaced."""
 
     def inject(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -54,7 +54,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
 
 
 def ended_itself(ended: Ended, incident: journal.Incident) -> None:
-    """No rank was started for the exit status."""
+    """Check that the exit status is the cause."""
     assert incident.cause.message == "rank 2 ended with exit status 3"
 
 
@@ -100,11 +100,11 @@ PLAIN = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(PLAIN))
 def test_fault(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """As with DDP."""
+    """Each fault has the same result as with DDP."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended = ended_of(PLAIN)
     ended.check_end(baseline_of("plain", RANKS, STEPS), wrong=wrong_steps(ended))

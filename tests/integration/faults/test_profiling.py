@@ -1,4 +1,4 @@
-"""Light profiling of a running job: what its ranks write down, read as the seed describes it."""
+"""Light profiling of a running job: its ranks write records in the specified format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 
 HELD = 3  # the step in which the switch is set
-TWO = 2  # ranks, where no more are needed
+TWO = 2  # ranks, in tests for which two are enough
 
 
 def held(job: Callable[..., Job], *faults: Any, ranks: int = TWO, **settings: object) -> Job:
@@ -33,20 +33,20 @@ def held(job: Callable[..., Job], *faults: Any, ranks: int = TWO, **settings: ob
 
 
 def task_of(run: Job) -> Path:
-    """The one folder of a task that there is."""
+    """Return the only task folder."""
     (task,) = (run.directory.path / "profiling").iterdir()
     return task
 
 
 def records(run: Job, rank: int) -> Iterator[dict[str, Any]]:
-    """All records of a rank, by a reader that knows nothing but the seed's words."""
+    """Return all records of a rank, read only by the format's specification."""
     files = [path for path in (task_of(run) / str(rank)).iterdir() if path.name.isdigit()]
     for path in sorted(files, key=lambda path: int(path.name)):
         yield from map(json.loads, path.read_text().splitlines())
 
 
 def spans(run: Job, rank: int) -> list[tuple[str, int, int]]:
-    """Name, start and end of all that a rank has written down."""
+    """Return name, start and end of all spans of a rank."""
     open_: dict[int, dict[str, Any]] = {}
     found = []
     for record in records(run, rank):
@@ -73,7 +73,7 @@ def recorded(run: Job, rank: int) -> range:
 
 
 def test_five_kinds_are_written(job: Callable[..., Job]) -> None:
-    """A rank writes them from the step on that follows when it hears of the switch."""
+    """After the switch a rank writes five kinds of records, starting with the next step."""
     run = held(job, variant="map-0")
     run.profile("communication")
     run.wait_event(journal.Profiled)
@@ -97,7 +97,7 @@ def test_five_kinds_are_written(job: Callable[..., Job]) -> None:
 def test_whoever_takes_the_place_of_a_rank_goes_on(
     job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
-    """Also when another coordinator has to tell it; its records are in the same folder."""
+    """A replacement writes records into the same folder, even after a change of the coordinator."""
     run = held(job)
     run.profile()
     run.kill_coordinator()
@@ -112,7 +112,7 @@ def test_whoever_takes_the_place_of_a_rank_goes_on(
 
 
 def test_off_again(job: Callable[..., Job], baseline_of: Baselines) -> None:
-    """The four kinds go off only together with communication, which does so by itself."""
+    """The four other kinds cannot be switched off without communication; communication can."""
     run = held(job, *pause_all(12, TWO))
     run.profile("communication")
     run.release_all()
@@ -135,7 +135,7 @@ def test_off_again(job: Callable[..., Job], baseline_of: Baselines) -> None:
 def test_a_folder_that_cannot_be_written_costs_nothing(
     job: Callable[..., Job], baseline_of: Baselines
 ) -> None:
-    """It is said, and training goes on."""
+    """If the folder cannot be written, a message reports that and training continues."""
     run = held(job)
     (run.directory.path / "profiling").write_text("in the way")
     run.profile()
@@ -145,7 +145,10 @@ def test_a_folder_that_cannot_be_written_costs_nothing(
 
 
 def test_a_rank_that_did_not_join_a_collective_is_named(job: Callable[..., Job]) -> None:
-    """In the incident: which collective of which step, and who waits in it."""
+    """The incident names the collective, its step, and the rank that did not join.
+
+    It also has the ranks that wait.
+    """
     run = held(job, Fault(2, "backward", 9, do="hang"), ranks=RANKS, policy=Policy())
     run.profile("communication")
     run.release_all()

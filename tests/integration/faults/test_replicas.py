@@ -1,4 +1,4 @@
-"""Copies of snapshots on another node: any one node may be lost where no shard has a replica."""
+"""Replicas of snapshots on another node: any one node can be lost without replicas of shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plan(name: str, *attempts: Attempt, nodes: int = 2, **settings: int) -> Plan
 
 
 def lose_damaged(step: int, checkpoint: int = 0) -> Callable[[Job], int]:
-    """Return what kills node 1 when the copies of its ranks' snapshots are damaged."""
+    """Return an act that damages the replicas of node 1's snapshots and then kills node 1."""
 
     def act(job: Job) -> int:
         job.wait_copies(step, *range(RANKS))
@@ -44,7 +44,7 @@ def lose_damaged(step: int, checkpoint: int = 0) -> Callable[[Job], int]:
 
 
 def was_damaged(row: str) -> Callable[[Ended, journal.Incident], None]:
-    """Return the check that both copies were there to be damaged."""
+    """Return a check that both replicas existed before the damage."""
 
     def check(ended: Ended, _: journal.Incident) -> None:
         assert ended.seen[row] == 2
@@ -53,7 +53,7 @@ def was_damaged(row: str) -> Callable[[Ended, journal.Incident], None]:
 
 
 def lose_after_coordinator(job: Job) -> None:
-    """Kill the coordinator; when the next one knows of the copies, kill node 1."""
+    """Kill the coordinator; when the next one knows the replicas, kill node 1."""
     job.wait_copies(30, *range(RANKS))
     known = len(job.events_of(journal.NodeJoined))
     job.kill_coordinator()
@@ -63,17 +63,17 @@ def lose_after_coordinator(job: Job) -> None:
 
 
 def lose_with_spare(job: Job) -> int:
-    """Have a spare come, and kill node 0; return the spare's process."""
+    """Start a spare and kill node 0; return the spare's process."""
     known = len(job.events_of(journal.NodeJoined, node=SPARE))
     job.bring(SPARE)
     spare = job.wait_event(journal.NodeJoined, count=known + 1, node=SPARE).pid
-    job.replaces = False  # of the spare
+    job.replaces = False  # not of the spare
     lose(0, copies=35)(job)
     return spare
 
 
 def see_memory(job: Job) -> tuple[dict[int, tuple[int, ...]], list[int]]:
-    """Return the steps of each rank's copies, and how many buffers for copies each node has."""
+    """Return the steps of each rank's replicas, and the number of replica buffers on each node."""
     job.wait_copies(65, *range(RANKS))
     job.replaces = True
     return job.copies(), [len(buffers(job.agent_pid(node), COPIES)) for node in range(2)]
@@ -85,12 +85,12 @@ def shards_in(checkpoint: Path) -> int:
 
 
 def written(job: Job) -> list[tuple[str, int]]:
-    """Return the steps of all checkpoints, and the numbers of their shards."""
+    """Return the steps of all checkpoints, and their numbers of shards."""
     return [(path.name.partition("-g")[0], shards_in(path)) for path in job.checkpoints()]
 
 
 def see_shards(job: Job) -> int:
-    """Kill both nodes when there is a checkpoint; return the number of its shards."""
+    """Kill both nodes when a checkpoint exists; return the number of its shards."""
     job.wait_event(journal.Checkpointed, step=70)
     shards = shards_in(job.checkpoints()[0])
     job.kill_node(0, 1)
@@ -106,9 +106,9 @@ def lost(name: str, step: int, act: Callable[[Job], Any], *nodes: int, **expecte
 
 ROWS = (
     lost("node 0", 17, lose(0, copies=15), 0),
-    # Copies are used even where there is a checkpoint of the same step.
+    # Replicas have priority over a checkpoint of the same step.
     lost("node 1", 22, lose(1, checkpoint=20, copies=20), 1),
-    # A damaged copy is not loaded: the older copy is.
+    # A damaged replica is not loaded; the older replica is.
     lost(
         "damaged copy",
         27,
@@ -118,9 +118,9 @@ ROWS = (
         sources=[FROM_REPLICA, FROM_REPLICA],
         check=was_damaged("damaged copy"),
     ),
-    # The next coordinator asks for the copies, and where they are. It does not know the last step.
+    # The next coordinator requests the replicas and their nodes. It does not know the last step.
     lost("another coordinator", 32, lose_after_coordinator, 1, lost=0),
-    # The spare fetches the lost node's copies, and keeps some itself afterwards.
+    # The spare fetches the lost node's replicas, and keeps replicas itself afterwards.
     lost("spare", 37, lose_with_spare, 0),
     paused("memory", 67, see_memory, strategies=()),
     lost("both nodes", 72, see_shards, 0, 1, sources=None),
@@ -137,13 +137,13 @@ PLAN = plan("two nodes", ALONE, Attempt(ROWS, {"checkpoint_every": 10}))
 
 @pytest.fixture(scope="module")
 def attempts(ended_of: EndedOf) -> tuple[Ended, Ended]:
-    """A node is lost, and the job is ended; the next attempt meets the rows."""
+    """Run an attempt that loses a node and is stopped, and an attempt with the rows."""
     ended = ended_of(PLAN)
     return ended.only(0), ended.only(1)
 
 
 def test_final_checkpoint_after_a_lost_node(attempts: tuple[Ended, Ended]) -> None:
-    """The other node writes the lost node's shards from its copies."""
+    """The other node writes the lost node's shards from its replicas."""
     first, second = attempts
     first.check_ends()
     assert first.after["alone"] == [("step-0000000010", RANKS)]
@@ -152,12 +152,12 @@ def test_final_checkpoint_after_a_lost_node(attempts: tuple[Ended, Ended]) -> No
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.replaced], ids=str)
 def test_lost(row: Row, attempts: tuple[Ended, Ended]) -> None:
-    """The lost node's ranks get their states from its other node, others from their snapshots."""
+    """The lost node's ranks get their states from replicas, the others from their snapshots."""
     attempts[1].check(row)
 
 
 def test_spare_takes_a_lost_place(attempts: tuple[Ended, Ended]) -> None:
-    """The agent that is node 0 came as a spare."""
+    """The spare's agent is now node 0."""
     _, second = attempts
     joined = [event.pid for event in second.of(journal.NodeJoined) if event.node == 0]
     assert second.seen["spare"] in joined
@@ -171,14 +171,14 @@ def test_both_nodes_lost(attempts: tuple[Ended, Ended]) -> None:
 
 
 def test_memory(attempts: tuple[Ended, Ended]) -> None:
-    """A node has two copies for each rank and room for a third, after any number of snapshots."""
+    """A node has two replicas for each rank and room for a third, after any number of snapshots."""
     copies, rooms = attempts[1].seen["memory"]
     assert copies == dict.fromkeys(range(RANKS), (60, 65))
     assert max(rooms) <= 3 * 2
 
 
 def test_end(attempts: tuple[Ended, Ended], baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     attempts[1].check_end(baseline_of("sharded", steps=STEPS))
 
 
@@ -186,7 +186,7 @@ def test_end(attempts: tuple[Ended, Ended], baseline_of: Callable[..., Record]) 
 
 
 def see_and_lose_last(job: Job) -> dict[int, set[int]]:
-    """Kill node 3; return the ranks of which each node had copies."""
+    """Kill node 3; return the ranks whose replicas each node had."""
     job.wait_copies(10, *range(RANKS))
     kept = {node.node: set(node.copies) for node in job.status().nodes}
     job.kill_node(3)
@@ -194,12 +194,12 @@ def see_and_lose_last(job: Job) -> dict[int, set[int]]:
 
 
 def was_a_ring(ended: Ended, _: journal.Incident) -> None:
-    """Each node keeps the copies of the one before it; the last one's other node is the first."""
+    """Check that each node keeps the replicas of the node before it, in a ring."""
     assert ended.seen["last node"] == {0: {3}, 1: {0}, 2: {1}, 3: {2}}
 
 
 def was_from_all(_: Ended, incident: journal.Incident) -> None:
-    """Each state comes from the nearest place that has it."""
+    """Check that each state comes from the nearest source."""
     assert incident.sources == {"checkpoint": 1, "replica": 1, "snapshot": 2}
 
 
@@ -212,7 +212,7 @@ FOUR = (
         sources=[{"replica": 1, "snapshot": 3}],
         check=was_a_ring,
     ),
-    # A shard and its copy are gone: that one comes from the checkpoint of the step.
+    # A shard and its replica are lost; that shard comes from the checkpoint of the step.
     lost(
         "other nodes",
         22,
@@ -232,7 +232,7 @@ def test_lost_of_four(row: Row, ended_of: EndedOf) -> None:
 
 
 def test_end_of_four(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     ended_of(FOUR_NODES).check_end(baseline_of("sharded", steps=STEPS))
 
 
@@ -240,7 +240,7 @@ def test_end_of_four(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> N
 
 
 def one_after_the_other(step: int, second: int) -> Row:
-    """Return the row of node 1 and then another; a new node gets copies at once."""
+    """Return the row of node 1 and then another node; a new node gets replicas immediately."""
     faults = (*pause_all(step, life=0), *pause_all(step + 1, life=0))
 
     def act(job: Job, number: int) -> None:
@@ -260,7 +260,7 @@ SOAK = (
     lost("both nodes", 7, lose(0, 1), 0, 1, lost=None, sources=None),
     one_after_the_other(12, 0),
     one_after_the_other(17, 1),
-    # A damaged copy is not loaded: the checkpoint of the same step is.
+    # A damaged replica is not loaded; the checkpoint of the same step is.
     lost(
         "damaged copy",
         22,
@@ -274,7 +274,7 @@ SOAK = (
 
 @pytest.mark.soak
 def test_more_of_two_nodes(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """Without a checkpoint all is lost with both nodes; else little is."""
+    """Without a checkpoint the loss of both nodes loses all steps; each other loss is small."""
     ended = ended_of(plan("soak", Attempt(SOAK), checkpoint_every=10))
     for row in SOAK:
         ended.check(row)
@@ -284,7 +284,7 @@ def test_more_of_two_nodes(ended_of: EndedOf, baseline_of: Callable[..., Record]
 
 @pytest.mark.soak
 def test_snapshot_of_every_step(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """Ranks wait for their copies, so that one step is there of all: no more than two are lost."""
+    """Ranks wait for their replicas, so that one step is complete: at most two steps are lost."""
 
     def act(job: Job, number: int) -> None:
         job.wait_fault(number)

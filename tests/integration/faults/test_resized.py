@@ -1,4 +1,4 @@
-"""A stopped job goes on with another number of ranks: with the same state, to the bit."""
+"""A stopped job continues with another number of ranks, from the same state, bit by bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPT = Path(resized.__file__)
 
 
 def go_on(run: Job, ranks: int, steps: int, *more: str, nodes: int = 1) -> None:
-    """Start the next attempt, with so many ranks."""
+    """Start the next attempt with this number of ranks."""
     run.start(
         nodes=nodes,
         processes_per_node=ranks // nodes,
@@ -33,7 +33,7 @@ def go_on(run: Job, ranks: int, steps: int, *more: str, nodes: int = 1) -> None:
 
 
 def ended(run: Job, ranks: int, step: int) -> None:
-    """The attempt has ended well, and had begun at this step with the checkpoint."""
+    """Check that the attempt succeeded and started from the checkpoint of this step."""
     assert run.end().outcome == "succeeded", run.story()
     formed = run.events_of(journal.Formed)[-1]
     assert (formed.step, formed.sources) == (step, {"checkpoint": ranks})
@@ -41,24 +41,24 @@ def ended(run: Job, ranks: int, step: int) -> None:
 
 
 def state(run: Job, what: str, step: int, ranks: int) -> Any:
-    """What all ranks had together."""
+    """Return the state of all ranks together."""
     return json.loads((run.folder / f"{what}-{step}-of-{ranks}.json").read_text())
 
 
 def losses(run: Job) -> list[float]:
-    """Of all steps, of all ranks together; each attempt has gone on where the last one stopped."""
+    """Return the losses of all steps over all attempts, of all ranks together."""
     steps = {line["step"]: line["metrics"]["loss"] for line in run.record.lines(0)}
     return [steps[step] for step in sorted(steps)]
 
 
 def newest(run: Job) -> tuple[Path, Manifest]:
-    """The newest checkpoint."""
+    """Return the newest checkpoint."""
     [path, *_] = run.checkpoints()
     return path, decode((path / MANIFEST_FILE).read_bytes())
 
 
 def export(store: Path, folder: Path, form: str) -> Any:
-    """The newest checkpoint's state as torch has it, whole."""
+    """Return the newest checkpoint's complete state, loaded with torch."""
     out, whole = folder / form, folder / f"{form}.pt"
     with pytest.raises(SystemExit) as ended:
         main(["checkpoints", "export", str(store), str(out), "--format", form])
@@ -69,7 +69,7 @@ def export(store: Path, folder: Path, form: str) -> Any:
 
 
 def test_ddp_with_two_and_then_eight_ranks(job: Callable[..., Job]) -> None:
-    """What is trained is that of four ranks, but for rounding."""
+    """The training equals that of four ranks, within rounding."""
     settings = {"script": SCRIPT, "variant": "ddp", "snapshot_every": 0, "checkpoint_every": 6}
     straight, run = job(steps=18, **settings), job(steps=6, nodes=2, **settings)
     assert straight.end().outcome == "succeeded", straight.story()
@@ -81,13 +81,16 @@ def test_ddp_with_two_and_then_eight_ranks(job: Callable[..., Job]) -> None:
     ended(run, 8, 12)
     assert state(run, "loaded", 12, 8) == state(run, "done", 12, 2)
     assert losses(run) == pytest.approx(losses(straight), rel=1e-4)
-    # What came before the first change is the same to the bit.
+    # The steps before the first change are equal bit by bit.
     assert losses(run)[:6] == losses(straight)[:6]
     assert state(run, "done", 6, 4) == state(straight, "done", 6, 4)
 
 
 def test_fsdp_with_two_and_then_four_ranks(job: Callable[..., Job]) -> None:
-    """Also from the final checkpoint of a job that was stopped; each file says what it holds."""
+    """A job with another number of ranks also continues from a stopped job's final checkpoint.
+
+    Each file of a checkpoint describes its contents.
+    """
     settings = {"script": SCRIPT, "variant": "fsdp", "checkpoint_every": 100}
     straight = job(steps=12, snapshot_every=0, **settings)
     run = job(steps=6, nodes=2, snapshot_every=4, **settings)

@@ -1,4 +1,4 @@
-"""A fault inside a step that breaks no process: every one of them stays, and no step is lost."""
+"""A fault inside a step that ends no process: all processes stay, and no step is lost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rekindle.recovery.policy.policy import Strategy
 
 
 def fault(rank: int, place: str, step: int | None, do: str, after: int = 0) -> Fault:
-    """A fault of a rank that may have been replaced before."""
+    """Return a fault of a rank that may have been replaced before."""
     return Fault(rank, place, step, do=do, life=0, after=after)
 
 
 def torn(how: str, place: str, step: int) -> Row:
-    """A rank torn inside its update takes the state of the others.
+    """Return the row: a rank torn inside its update gets the state of the others.
 
-    Step n+1 follows if one of them finished n.
+    Step n+1 follows if one of them has finished step n.
     """
     return Row(
         f"{how} at {place}",
@@ -36,18 +36,18 @@ def torn(how: str, place: str, step: int) -> Row:
 
 
 def from_a_peer(ended: Ended, incident: journal.Incident) -> None:
-    """A state was taken over from a peer."""
+    """Check that a rank got its state from a peer."""
     assert "peer" in incident.sources
 
 
 def at_an_edge(how: str, place: str, step: int) -> Row:
-    """A fault before the step's body, before its update, or when the step is over."""
+    """Return the row of a fault before the step's body, before its update, or after the step."""
     name = f"{how} at {place}"
     return Row(name, step, (fault(2, place, step, how),), strategies=(Strategy.RETRY,))
 
 
 def while_state_is_sent(name: str, rank: int, place: str, step: int, replaced: set[int]) -> Row:
-    """A second device fails in the middle of the recovery."""
+    """Return the row: a second device fails during the recovery."""
 
     def of_devices(ended: Ended, incident: journal.Incident) -> None:
         assert {fault.kind for fault in incident.faults} >= {FaultKind.DEVICE_MEMORY}
@@ -57,21 +57,21 @@ def while_state_is_sent(name: str, rank: int, place: str, step: int, replaced: s
 
 
 def that_a_retry_does_not_end(how: str, step: int) -> Row:
-    """The same rank, the same step again: it is replaced, and the others stay."""
+    """Return the row: after the same fault in the retry only that rank is replaced."""
     again = fault(1, "backward", step, how), fault(1, "backward", step, how, after=1)
     decided = Strategy.RETRY, Strategy.RECOVER_IN_PLACE
     return Row(f"{how} again after a retry", step, again, strategies=decided, replaced={1})
 
 
 def beyond_repair(ended: Ended, incident: journal.Incident) -> None:
-    """The rank reports the memory first, and the device when the repair has failed."""
+    """Check that the rank reports its memory first, and its device after the failed repair."""
     of_rank = [fault.kind for fault in incident.faults if fault.rank == 3]
     assert of_rank == [FaultKind.DEVICE_MEMORY, FaultKind.DEVICE]
     assert incident.strategy is Strategy.RECOVER_IN_PLACE
 
 
 def raised(ended: Ended, incident: journal.Incident) -> None:
-    """The incident names the error of the script."""
+    """Check that the incident names the error of the script."""
     assert "injected into step" in incident.cause.message
 
 
@@ -137,7 +137,8 @@ DDP = Plan(
                     sources={"snapshot": 1, "peer": 3},
                 ),
                 Row(
-                    # It came after the last update had begun, so that no other rank is suspect.
+                    # The error came after the start of the last update, so that no other rank is
+                    # suspicious.
                     "memory error of this step",
                     96,
                     (fault(2, "between", 96, "flip"), fault(2, "forward", 96, "ecc", after=1)),
@@ -173,10 +174,10 @@ DDP = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP))
 def test_fault_inside_a_step(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """Each fault costs no step where a replica is intact, and no process that is sound."""
+    """A fault loses no step while a replica is intact, and no intact process."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(DDP).check_end(baseline_of("ddp", RANKS, LONG))

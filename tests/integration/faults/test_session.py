@@ -1,4 +1,4 @@
-"""Session used wrongly, and used without an agent."""
+"""Wrong uses of Session, and a Session without an agent."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from rekindle.training.torch.data import random_streams as rng
 
 @pytest.fixture
 def model() -> torch.nn.Module:
-    """Anything with parameters."""
+    """Return a module with parameters."""
     return torch.nn.Linear(2, 1)
 
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """A default process group of this process alone."""
+    """Create a default process group of this process only."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 def session_of(model: torch.nn.Module, **settings: object) -> Session:
-    """A session with an optimizer."""
+    """Return a session with an optimizer."""
     return Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **settings)
 
 
 def test_ddp_wrapper_is_refused(model: torch.nn.Module, process_group: None) -> None:
-    """A DDP wrapper in place of the module is refused, with what to do instead."""
+    """Session refuses a DDP wrapper as its model; the error names the right option."""
     with pytest.raises(SessionError, match="ddp=True"):
         session_of(DistributedDataParallel(model))
 
@@ -52,14 +52,14 @@ def test_ddp_wrapper_is_refused(model: torch.nn.Module, process_group: None) -> 
 def test_process_group_of_the_script_is_refused(
     model: torch.nn.Module, process_group: None
 ) -> None:
-    """A script that formed the process group itself is told to leave that to Session."""
+    """Session refuses an existing process group; the error advises to remove it."""
     with pytest.raises(SessionError, match="remove init_process_group"):
         session_of(model)
 
 
 @pytest.mark.parametrize("value", [object(), {"key": {1, 2j}}, float])
 def test_value_that_cannot_be_logged(value: object, model: torch.nn.Module) -> None:
-    """A value that is no number, text or list cannot be logged, and the error names the step."""
+    """step.log refuses a value that is not a number, text or list; the error names the step."""
     with session_of(model) as session:
         for step in session.steps(1):
             with step, pytest.raises(SessionError, match=r"step\.log of step 0"):
@@ -67,7 +67,7 @@ def test_value_that_cannot_be_logged(value: object, model: torch.nn.Module) -> N
 
 
 def test_missing_sampler(model: torch.nn.Module) -> None:
-    """Samples without a sampler: the error says what Session lacks."""
+    """Without a sampler, the error about samples names the missing argument."""
     with session_of(model) as session:
         for step in session.steps(1):
             with step, pytest.raises(SessionError, match="give Session a sampler"):
@@ -77,7 +77,7 @@ def test_missing_sampler(model: torch.nn.Module) -> None:
 
 
 def test_one_part_is_the_whole_step(model: torch.nn.Module) -> None:
-    """Where each rank has one share, the only part of a step is all of it, unweighted."""
+    """If each rank has one share, a step has one part with all its samples and weight 1."""
     for keep in (False, True):
         sampler = StepSampler(10, 3)
         with session_of(model, sampler=sampler, keep_global_batch=keep) as session:
@@ -91,7 +91,7 @@ def test_one_part_is_the_whole_step(model: torch.nn.Module) -> None:
 def test_several_parts_have_the_shares_of_the_full_world(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank of a world of three does three shares, with random numbers of the three ranks."""
+    """A rank of a world of three does three shares, with the random numbers of the three ranks."""
     monkeypatch.setenv(names.ENV_FULL_WORLD, "3")
     with session_of(
         model, sampler=StepSampler(9, 3, shuffle=False), keep_global_batch=True, seed=5
@@ -106,7 +106,7 @@ def test_several_parts_have_the_shares_of_the_full_world(
 
 
 def test_indices_are_refused_where_there_may_be_parts(model: torch.nn.Module) -> None:
-    """What would be wrong in a smaller world is an error in the first step of the full one."""
+    """step.indices is an error in the full world if it would be wrong in a smaller one."""
     settings = {"sampler": StepSampler(10, 3), "keep_global_batch": True}
     with session_of(model, **settings) as session:
         step = next(session.steps(1))
@@ -120,7 +120,7 @@ def test_indices_are_refused_where_there_may_be_parts(model: torch.nn.Module) ->
 def test_parts_that_are_left_out_are_an_error(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop over the parts that stops early is an error: its peers would wait for the last."""
+    """A loop that leaves out parts is an error: its peers would wait for the last part."""
     monkeypatch.setenv(names.ENV_FULL_WORLD, "2")
     settings = {"sampler": StepSampler(10, 3), "keep_global_batch": True}
     with session_of(model, **settings) as session:
@@ -140,13 +140,13 @@ def test_parts_that_are_left_out_are_an_error(
 def test_global_batch_that_cannot_be_kept(
     model: torch.nn.Module, settings: dict[str, object], message: str
 ) -> None:
-    """What cannot be done in parts is refused at the start."""
+    """Session refuses at its start a configuration that does not work with parts."""
     with pytest.raises(SessionError, match=message):
         session_of(model, keep_global_batch=True, **settings)
 
 
 def test_steps_without_an_agent(model: torch.nn.Module) -> None:
-    """Without an agent all steps are yielded once, in order."""
+    """Without an agent each step occurs once, in order."""
     with session_of(model) as session:
         numbers = []
         for step in session.steps(3):
@@ -162,7 +162,7 @@ def run_by_hand(folder: Path, *launcher: str) -> None:
     command = [sys.executable, *launcher, str(SCRIPT), str(folder), "--steps", str(STEPS)]
     # With its own store torchrun often hangs at the start, in torch 2.13 with gloo.
     own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    for _ in range(3):  # torchrun may lose the free port that it has picked to somebody else
+    for _ in range(3):  # another process may take the free port that torchrun has chosen
         finished = run_command(command, env={**os.environ, **environment("by-hand"), **own})
         if "EADDRINUSE" not in finished.stderr:
             break
@@ -170,12 +170,12 @@ def run_by_hand(folder: Path, *launcher: str) -> None:
 
 
 def losses(record: Record, rank: int) -> list[float]:
-    """Return what the rank's own result says of its losses."""
+    """Return the losses in the rank's own result."""
     return list(record.result(rank)["losses"].values())
 
 
 def test_under_torchrun(tmp_path: Path, baseline: Record) -> None:
-    """Under torchrun a Session trains what it trains under Rekindle, to the bit."""
+    """Under torchrun a Session trains the same as under Rekindle, bit by bit."""
     run_by_hand(tmp_path, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}")
     record = Record(tmp_path, STEPS)
     for rank in range(RANKS):
@@ -184,7 +184,7 @@ def test_under_torchrun(tmp_path: Path, baseline: Record) -> None:
 
 
 def test_under_plain_python(tmp_path: Path, job: Callable[..., Job]) -> None:
-    """Started by hand, one process trains what a job of one rank trains, to the bit."""
+    """A single process without a launcher trains the same as a job of one rank, bit by bit."""
     run_by_hand(tmp_path)
     record = Record(tmp_path, STEPS)
     run = job(processes=1)

@@ -1,4 +1,4 @@
-"""More than one fault: at once, during the recovery from the first, and one after the other."""
+"""Several faults: at the same time, during the first recovery, and in succession."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = [
 
 
 def killed_twice(rank: int, place: str, step: int) -> Row:
-    """A second kill in the middle of a recovery costs no step either."""
+    """Return the row: a second kill during a recovery loses no step."""
     first = Fault(1, "forward", step, life=0)
     second = Fault(rank, place, life=0, after=1)
     name = f"then rank {rank} at {place}"
@@ -32,7 +32,7 @@ def killed_twice(rank: int, place: str, step: int) -> Row:
 
 
 def replacement_and_survivors(step: int) -> Row:
-    """The replacement and two survivors killed during one recovery leave one replica: enough."""
+    """Return the row: three kills during one recovery leave one replica, which is enough."""
     faults = (
         Fault(1, "forward", step, life=0),
         Fault(1, "before StateReady", life=0, after=1),
@@ -73,10 +73,10 @@ PLAN = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(PLAN))
 def test_several_faults(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """One live replica saves every step; without one, the newest snapshot is taken."""
+    """With one live replica no step is lost; without one the ranks use the newest snapshot."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job that has met all faults has trained what an undisturbed one trains."""
+    """The job's training after all faults equals that of an undisturbed job."""
     ended_of(PLAN).check_end(baseline_of("ddp", RANKS, LONG))

@@ -1,4 +1,4 @@
-"""Training state in shards: a lost shard comes from a replica; without one, from snapshots.
+"""Training state in shards: a lost shard comes from a replica, or from snapshots.
 
 `hybrid` has each shard twice, `sharded` has each shard once. Each is one job of a few attempts.
 """
@@ -26,16 +26,17 @@ from rekindle.recovery.policy.policy import Strategy
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a job waits for its end
 STEPS = 80
-# Here no other rank can finish the step; before the update all ranks wait for each other.
+# At these places no other rank can finish the step; before the update all ranks wait for each
+# other.
 BEFORE = ("between", "forward", "collective", "backward", "reduced")
 PLACES = (*BEFORE, "update", "updated", "last line", "snapshot", "before SnapshotTaken")
 
 
 def killed_everywhere(first: int, *, loses: bool, **expected: Any) -> list[Row]:
-    """Return a row for each place: a rank dies there, in the fourth step after a snapshot.
+    """Return a row for each place: a rank is killed there, in the fourth step after a snapshot.
 
-    A rank that dies while it takes a snapshot dies one step later.
-    loses: whether the steps since the snapshot are lost.
+    A rank killed during a snapshot ends one step later. loses: whether the steps since the snapshot
+    are lost.
     """
     rows = []
     for number, place in enumerate(PLACES):
@@ -48,24 +49,24 @@ def killed_everywhere(first: int, *, loses: bool, **expected: Any) -> list[Row]:
 
 
 def copies(job: Job) -> tuple[list[Path], dict[int, tuple[int, ...]]]:
-    """Return the copies of other nodes' snapshots that the nodes have."""
+    """Return the nodes' replicas of other nodes' snapshots."""
     nodes = range(job.spec.nodes)
     return [path for node in nodes for path in buffers(job.agent_pid(node), COPIES)], job.copies()
 
 
 def shards(job: Job) -> int:
-    """Count the shards in the newest checkpoint."""
+    """Return the number of shards in the newest checkpoint."""
     return len(list(job.checkpoints()[0].glob("state-*.safetensors")))
 
 
 def test_shards_differ_and_replicas_do_not(baseline_of: Callable[..., Record]) -> None:
-    """The tests below take this for granted of their script."""
+    """The script's shards differ and its replicas are equal, as the other tests assume."""
     hybrid, sharded = (baseline_of(variant, steps=STEPS) for variant in ("hybrid", "sharded"))
     digests = [hybrid.result(rank)["digest"] for rank in range(RANKS)]
     assert digests[:2] == digests[2:]
     assert digests[0] != digests[1]
     assert len({sharded.result(rank)["digest"] for rank in range(RANKS)}) == RANKS
-    # The training is the same, however it is cut.
+    # The training is the same with each division into shards.
     assert hybrid.losses(3)[:24] == pytest.approx(sharded.losses(3)[:24], rel=1e-4)
 
 
@@ -103,13 +104,13 @@ HYBRID_PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def hybrid(ended_of: EndedOf) -> tuple[Ended, Ended]:
-    """Both nodes are lost; the next attempt meets the rows."""
+    """Run an attempt that loses both nodes, and an attempt with the rows."""
     ended = ended_of(HYBRID_PLAN)
     return ended.only(0), ended.only(1)
 
 
 def test_checkpoint_holds_every_shard_once(hybrid: tuple[Ended, Ended]) -> None:
-    """Several agents write it, one commits it, and another attempt begins with it."""
+    """Several agents write a checkpoint and one commits it; the next attempt starts from it."""
     first, second = hybrid
     first.check_ends()
     assert first.after["both lost"] == 2
@@ -118,24 +119,24 @@ def test_checkpoint_holds_every_shard_once(hybrid: tuple[Ended, Ended]) -> None:
 
 @pytest.mark.parametrize("row", HYBRID, ids=str)
 def test_with_a_replica(row: Row, hybrid: tuple[Ended, Ended]) -> None:
-    """The replica of the lost shard sends it: no step is lost, and no other rank is replaced."""
+    """The replica sends the lost shard: no step is lost, and no other rank is replaced."""
     hybrid[1].check(row)
 
 
 def test_no_copies_of_replicas(hybrid: tuple[Ended, Ended]) -> None:
-    """Another node has the replica of each shard."""
+    """A node keeps no replicas of snapshots if another node has the replica of each shard."""
     assert hybrid[1].seen["no copies"] == ([], {})
 
 
 def test_end_with_replicas(hybrid: tuple[Ended, Ended], baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     hybrid[1].check_end(baseline_of("hybrid", steps=STEPS))
 
 
 # ---- without
 
 SHARDED = (
-    # Processes that have trained nothing yet begin again.
+    # Processes that have not trained yet start from step 0.
     Row(
         "before the first snapshot",
         3,
@@ -146,7 +147,7 @@ SHARDED = (
         sources=[{"fresh": RANKS}],
     ),
     *killed_everywhere(8, loses=True, sources=[{"snapshot": RANKS}]),
-    # It dies again while the shards are restored, and so does another one after that.
+    # The rank is killed again while the shards are restored; later another rank is killed.
     Row(
         "killed again",
         58,
@@ -168,7 +169,7 @@ SHARDED = (
 
 
 def with_environment(**more: str) -> Callable[[Job], dict[str, Any]]:
-    """Return what gives the ranks these variables."""
+    """Return a change that gives the ranks these variables."""
     return lambda job: {"environment": environment(job.mark) | more}
 
 
@@ -186,7 +187,7 @@ def of_variant(job: Job, variant: str) -> dict[str, Any]:
 
 
 def last(job: Job) -> dict[str, Any]:
-    """Describe the job as before, but for its checkpoint at the end."""
+    """Restore the first description of the job, with a checkpoint at its end only."""
     changes = {"nodes": 2, "processes_per_node": RANKS // 2}
     changes |= {"snapshot_every": 0, "checkpoint_every": STEPS}
     return of_variant(job, "sharded") | changes
@@ -198,7 +199,7 @@ OF_SHARDS = (
     Row("killed", 75, (Fault(3, "forward", 74, life=0),)),
 )
 FAILS: dict[str, Any] = {"outcome": "failed", "after": Job.checkpoints}
-# Attempts that end in all sorts of ways, with the rows between.
+# Attempts with different ends; one of them has the rows.
 SHARDED_PLAN = Plan(
     "sharded",
     (
@@ -217,13 +218,13 @@ SHARDED_PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def sharded(ended_of: EndedOf) -> Ended:
-    """The job of all these attempts."""
+    """Run the job of all these attempts."""
     return ended_of(SHARDED_PLAN)
 
 
 @pytest.mark.parametrize("row", SHARDED, ids=str)
 def test_without_a_replica(row: Row, sharded: Ended) -> None:
-    """All ranks load the newest step of which all shards have a snapshot; one rank is replaced."""
+    """All ranks load the newest step with snapshots of all shards; one rank is replaced."""
     sharded.only("rows").check(row)
 
 
@@ -236,7 +237,7 @@ def test_a_world_that_may_shrink_is_refused(sharded: Ended) -> None:
 
 
 def test_final_checkpoint_of_shards(sharded: Ended) -> None:
-    """A job that fails has the newest snapshots of all shards written as one checkpoint."""
+    """A job that fails writes the newest snapshots of all shards as one checkpoint."""
     sharded.only("rows").check_ends()
     [path] = sharded.after["rows"]
     assert path.name.startswith("step-0000000070")
@@ -244,7 +245,7 @@ def test_final_checkpoint_of_shards(sharded: Ended) -> None:
 
 
 def test_no_copies_on_one_node(sharded: Ended) -> None:
-    """There is no other node that could keep them."""
+    """On one node there are no replicas, because there is no other node."""
     assert sharded.seen["no copies on one node"] == ([], {})
 
 
@@ -260,25 +261,25 @@ def test_no_copies_on_one_node(sharded: Ended) -> None:
     ],
 )
 def test_shards_that_do_not_fit(attempt: str, said: str, sharded: Ended) -> None:
-    """A job fails where a rank has another shard than before, or none, or one of fewer shards."""
+    """A job fails if a rank has another shard than before, or none, or the number differs."""
     [end] = sharded.only(attempt).check_ends()
     assert said in end.reason
 
 
 def test_a_checkpoint_that_does_not_fit_is_kept(sharded: Ended) -> None:
-    """A job of fewer shards does not load it, and does not remove it."""
+    """A job with fewer shards does not load the checkpoint and does not remove it."""
     assert sharded.after["other number"] == sharded.after["no shards"] != []
 
 
 def test_end_without_replicas(sharded: Ended, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit, whatever became of its attempts."""
+    """After all attempts the job equals the uninterrupted one, bit by bit."""
     end = sharded.only("end")
     assert end.began() == (70, {"checkpoint": RANKS})
     end.check_end(baseline_of("sharded", steps=STEPS))
 
 
 def test_the_last_checkpoint_is_told_of(sharded: Ended) -> None:
-    """The job does not end between the writing of its last shards and their commit."""
+    """The job does not end between the write of its last shards and their commit."""
     attempt = sharded.only("end")
     [written] = attempt.of(journal.Checkpointed)
     assert (written.step, written.path) == (STEPS, str(attempt.job.checkpoints()[0]))
@@ -288,7 +289,7 @@ def test_the_last_checkpoint_is_told_of(sharded: Ended) -> None:
 
 
 def eight_more(job: Job) -> dict[str, Any]:
-    """Have the script train eight steps more."""
+    """Let the script train eight more steps."""
     return {"arguments": (*job.spec.arguments[:-1], "24")}
 
 
@@ -302,7 +303,7 @@ ONE = Plan(
 
 
 def test_one_shard_by_another_number(ended_of: EndedOf) -> None:
-    """The number of the only shard does not matter: a job finds its checkpoint again."""
+    """A job finds its checkpoint again, independent of the number of its only shard."""
     ended = ended_of(ONE)
     ended.check_ends()
     assert ended.only(1).began() == (16, {"checkpoint": RANKS})

@@ -1,4 +1,4 @@
-"""A store that is slower than the interval, or full: training does not wait for it."""
+"""A store that is slower than the interval, or full, does not delay the training."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def failed(run: Job) -> list[int]:
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -> Job:
-    """A job whose store is busy until step 13, and then full until step 21.
+    """Run a job whose store is busy until step 13, and then full until step 21.
 
-    The pause in step 19 gives the agent time: a rank whose buffers are all in use takes the
+    The pause in step 19 gives the agent time. A rank whose buffers are all in use takes the
     snapshot of a checkpoint after a later step.
     """
     keep = Retention(last=1, best=1, metric="no_such_value")
@@ -87,21 +87,21 @@ def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -
 
 
 def test_each_checkpoint_is_written_or_reported(troubled: Job) -> None:
-    """No checkpoints pile up, and the last one is written."""
+    """Each due checkpoint is written, left out or failed; the last one is written."""
     outcomes = [*written(troubled), *left_out(troubled), *failed(troubled)]
     assert sorted(outcomes) == sorted(DUE)
     assert written(troubled)[-1] == 24
 
 
 def test_what_a_busy_store_leaves_out(troubled: Job) -> None:
-    """The journal names the checkpoint for which the store was busy."""
+    """The journal names the checkpoint that was left out because the store was busy."""
     first = troubled.events_of(journal.CheckpointLeftOut)[0]
     assert first.step < 12
     assert "the store was busy with" in first.reason
 
 
 def test_what_a_full_disk_refuses(troubled: Job) -> None:
-    """The journal has an incident for each. One that is overtaken is left out."""
+    """The journal has an incident for each failed checkpoint, without those left out."""
     assert 20 in failed(troubled)
     assert {*failed(troubled)} <= {16, 20}
     faults = [event.fault for event in troubled.events_of(journal.CheckpointFailed)]
@@ -113,7 +113,7 @@ def test_what_a_full_disk_refuses(troubled: Job) -> None:
 def test_old_checkpoints_are_removed(troubled: Job) -> None:
     """The writer of a checkpoint removes those that no rule keeps.
 
-    A rule that cannot be followed is reported once.
+    The journal reports once a rule that cannot be applied.
     """
     assert [path.name[:15] for path in troubled.checkpoints()] == ["step-0000000024"]
     pruned = troubled.events_of(journal.CheckpointsPruned)
@@ -122,13 +122,13 @@ def test_old_checkpoints_are_removed(troubled: Job) -> None:
 
 
 def test_the_store_is_busy_with_shards(job: Callable[..., Job], baseline_of: Baselines) -> None:
-    """No rank waits for it, and the same steps are left out of all shards."""
+    """No rank waits for a busy store, and the same steps are left out for all shards."""
     begin = Fault(0, "forward", 1, do="pause")
     run = job(begin, pause(21), variant="sharded", nodes=2, snapshot_every=2, checkpoint_every=4)
     run.wait_fault(0)
     hanging = Path(run.spec.checkpoint_store, "step-0000000004-g000001", "manifest.json")
     hanging.parent.mkdir(parents=True)
-    os.mkfifo(hanging)  # whoever looks whether the checkpoint exists waits for its writer
+    os.mkfifo(hanging)  # a look for the checkpoint waits for the writer of this pipe
     run.release(0)
     run.wait_fault(1)
     run.wait_event(journal.CheckpointLeftOut, step=16)
@@ -146,7 +146,7 @@ def test_the_store_is_busy_with_shards(job: Callable[..., Job], baseline_of: Bas
 
 
 def test_an_interval_that_is_chosen(job: Callable[..., Job], baseline_of: Baselines) -> None:
-    """The first checkpoint shows what one costs, and the rest of them are few."""
+    """The first checkpoint measures the cost, and the chosen interval makes the others few."""
     run = job(pause(3), pause(8), processes=RANKS, snapshot_every=0, checkpoint_every="auto")
     for number, step in enumerate((3, 8)):
         run.wait_fault(number)

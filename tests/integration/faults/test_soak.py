@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def long_baseline(baseline_of: Callable[..., Record]) -> Callable[[str], Record]:
-    """The uninterrupted long run of a variant."""
+    """Return a function that gives the uninterrupted long run of a variant."""
     return lambda variant: baseline_of(variant, steps=STEPS)
 
 
 def strike(run: Job, chance: random.Random) -> int:
-    """Kill one or two ranks, or a node; return how many ranks were hit."""
+    """Kill one or two ranks, or a node; return the number of killed ranks."""
     kind = chance.choice(["rank", "rank", "ranks", "node"])
     if kind == "node" and run.spec.nodes > 1:
         run.kill_node(chance.randrange(run.spec.nodes))
@@ -50,7 +50,7 @@ def strike(run: Job, chance: random.Random) -> int:
 
 
 def strike_and_end(run: Job, chance: random.Random, baseline: Record) -> None:
-    """Strike at random moments; the job ends with the baseline's training, to the bit."""
+    """Kill at random moments; check that the training equals the baseline, bit by bit."""
     run.wait_event(journal.FirstStep)
     for kill in range(KILLS):
         step = (kill + 1) * STEPS // (KILLS + 2) + chance.randrange(STEPS // 20)
@@ -72,7 +72,7 @@ def test_random_kills(
     job: Callable[..., Job],
     long_baseline: Callable[[str], Record],
 ) -> None:
-    """Ranks and nodes killed at random moments, eight times a job, cost no step and no sample."""
+    """Eight kills of ranks and nodes at random moments lose no step and no sample."""
     chance = random.Random(f"{seed} {variant} {nodes}")
     baseline = long_baseline(variant)
     run = job(variant=variant, nodes=nodes, steps=STEPS)
@@ -89,7 +89,7 @@ def test_random_kills_of_shards(
     job: Callable[..., Job],
     long_baseline: Callable[[str], Record],
 ) -> None:
-    """Ranks that hold shards killed at random moments: the training is the same to the bit."""
+    """After kills of ranks with shards at random moments the training is the same, bit by bit."""
     chance = random.Random(f"{seed} {variant}")
     baseline = long_baseline(variant)
     run = job(variant=variant, steps=STEPS, snapshot_every=10)
@@ -101,7 +101,7 @@ def test_random_kills_of_shards(
 def test_second_kill_at_a_random_moment(
     seed: int, job: Callable[..., Job], long_baseline: Callable[[str], Record]
 ) -> None:
-    """A second kill at a random moment after the first, in recovery or after it, costs nothing."""
+    """A second kill at a random moment after the first loses no step."""
     chance = random.Random(seed)
     run = job(nodes=2, steps=STEPS)
     for kill in range(5):
@@ -121,7 +121,7 @@ def test_second_kill_at_a_random_moment(
 
 
 def test_many_broken_links(job: Callable[..., Job], long_baseline: Callable[[str], Record]) -> None:
-    """A hundred broken links in one job keep every process: no rank is stuck in its collective."""
+    """After a hundred broken links all ranks have their processes, and no step is lost."""
     steps = range(5, STEPS, 4)
     faults = [Fault(step // 4 % RANKS, "forward", step, do="link") for step in steps]
     run = job(*faults, variant="plain", steps=STEPS, policy=Policy(max_recoveries=1000))

@@ -24,7 +24,7 @@ STEPS = 40
 
 
 def joined(job: Job, node: int = SPARE) -> list[int]:
-    """Return the processes of all agents that have come as this node since the start."""
+    """Return the processes of all agents that have joined as this node since the start."""
     return [event.pid for event in job.events_of(journal.NodeJoined, node=node)]
 
 
@@ -41,19 +41,19 @@ def lose_spare(job: Job) -> None:
 
 
 def lose_first(job: Job) -> tuple[int, list[int]]:
-    """Kill node 0; return the spare that is left, and the agents of node 0 so far."""
+    """Kill node 0; return the remaining spare, and the agents of node 0 before."""
     job.kill_node(0)
     return joined(job)[-1], joined(job, 0)
 
 
 def lose_both_in_turn(job: Job, number: int) -> None:
-    """Kill node 1, and then the spare that replaces it, before it has trained."""
+    """Kill node 1, and then the spare that replaces it, before the spare has trained."""
     job.wait_fault(number)
     wait_spares(job, 3)
     job.kill_node(1)
     for each in (0, 1):
         job.release(number + each)
-    for each in (2, 3):  # those who stay wait here for the new spare
+    for each in (2, 3):  # the other ranks wait here for the new spare
         job.wait_fault(number + each)
     wait_spares(job, 4)
     job.kill_node(1)
@@ -62,7 +62,7 @@ def lose_both_in_turn(job: Job, number: int) -> None:
 
 
 def lose_with_coordinator(job: Job) -> None:
-    """Kill the coordinator and node 1, for which the engine brings no node."""
+    """Kill the coordinator and node 1, for which the engine starts no node."""
     wait_spares(job, 5)
     job.replaces = False
     job.kill_coordinator()
@@ -71,7 +71,7 @@ def lose_with_coordinator(job: Job) -> None:
 
 
 def bring_spares(job: Job) -> None:
-    """Have two spares come, and wait for them."""
+    """Start two spares, and wait for them."""
     count = len(joined(job))
     for _ in range(2):
         job.bring(SPARE)
@@ -79,19 +79,19 @@ def bring_spares(job: Job) -> None:
 
 
 def takes_the_place(ended: Ended, incident: journal.Incident) -> None:
-    """The agent of the spare is node 0 now."""
+    """Check that the agent of the spare is now node 0."""
     assert "a spare replaces it" in incident.reason
     spare, before = ended.seen["node 0"]
     assert joined(ended.job, 0)[len(before)] == spare
 
 
 def is_node_1(ended: Ended, _: journal.Incident) -> None:
-    """The agent that is node 1 was a spare, which has found the new coordinator."""
+    """Check that node 1 was a spare, which has found the new coordinator."""
     assert joined(ended.job, 1)[-1] in joined(ended.job)
 
 
 def come_too_late(job: Job) -> int:
-    """Have a spare come when the job has ended, and return how it ends."""
+    """Start a spare after the job's end, and return its exit status."""
     job.bring(SPARE)
     assert job.engine is not None
     return job.engine.agents[-1].wait(bound_s(LIMIT_S))
@@ -125,7 +125,7 @@ ROWS = (
         check=is_node_1,
     ),
     paused("two spares come", 25, bring_spares, strategies=()),
-    # Spares know of checkpoints that were written while they waited.
+    # Spares know the checkpoints that were written during their wait.
     paused("all nodes", 32, lose(0, 1, checkpoint=30), **ALL),
 )
 PLAN = Plan(
@@ -138,13 +138,13 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def ended(ended_of: EndedOf) -> Ended:
-    """The job that met all rows."""
+    """Return the job after all rows."""
     return ended_of(PLAN)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_lost(row: Row, ended: Ended) -> None:
-    """A spare replaces a lost node; with a replica elsewhere the job loses no step."""
+    """A spare replaces a lost node; with a replica on another node no step is lost."""
     incident = ended.check(row)
     if row.name == "all nodes":
         assert incident is not None
@@ -153,23 +153,23 @@ def test_lost(row: Row, ended: Ended) -> None:
 
 @pytest.mark.parametrize(("row", "count"), [(NODE_0, 1), (AND_ITS_SPARE, 2)], ids=str)
 def test_another_spare_is_asked_for(row: Row, count: int, ended: Ended) -> None:
-    """Each spare that has taken a place is replaced."""
+    """After a spare has replaced a node, the coordinator requests another spare."""
     assert [event.node for event in ended.of(journal.NodeWanted, row)] == [SPARE] * count
 
 
 def test_spare_is_lost(ended: Ended) -> None:
-    """The death of a spare disturbs no rank; another one comes."""
+    """The loss of a spare disturbs no rank; another one joins."""
     assert [event.left for event in ended.of(journal.SpareLost)] == [0]
 
 
 def test_spare_that_comes_too_late(ended: Ended) -> None:
-    """It finds in the journal that the job is over, and does not wait for a coordinator."""
+    """A spare that starts after the job's end reads that in the journal and ends."""
     assert ended.after["too late"] == 1
     assert "the job has ended" in (ended.job.directory.path / "agent-spare.log").read_text()
 
 
 def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit."""
+    """The job equals the uninterrupted one, bit by bit."""
     ended.check_end(baseline_of("ddp", steps=STEPS))
 
 
@@ -185,7 +185,7 @@ SOAK_PLAN = Plan("soak", (Attempt(SOAK),), steps=STEPS, settings={"nodes": 2, "s
 
 @pytest.mark.soak
 def test_the_other_node(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """Spares begin the training again where there is no checkpoint."""
+    """Without a checkpoint the spares start the training from step 0."""
     ended = ended_of(SOAK_PLAN)
     for row in SOAK[1:]:
         incident = ended.check(row)

@@ -1,6 +1,6 @@
-"""A job is stopped, at any moment: it ends cleanly, and the same job id resumes it.
+"""A job that is stopped at any moment ends cleanly, and the same job id resumes it.
 
-One job is stopped again and again, each time at another moment, and then trains to its end.
+One job is stopped many times, each time at another moment, and then trains to its end.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ OPTIONS = ("--checkpoint-every", "4", "--snapshot-every", "4")
 
 
 class Command:
-    """`rekindle run` of the training script, as a person starts it and stops it."""
+    """`rekindle run` of the training script, as a user starts and stops it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         self.job = folder / "home" / "jobs" / "job"
         self.record = Record(folder, STEPS, self.job / "metrics")
-        self.before = 0  # events of the journal before the newest start
+        self.before = 0  # events in the journal before the newest start
 
     def start(self, *faults: Fault) -> subprocess.Popen[str]:
-        """Start it, or start it again."""
+        """Start or restart the command."""
         write_faults(self.folder, list(faults))
         self.before = len(self.journal())
         return rekindle_run(self.folder, mark=self.mark, options=OPTIONS)
 
     def journal(self) -> list[dict[str, object]]:
-        """Read the journal as it is."""
+        """Read the journal's complete lines."""
         path = self.job / "journal.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -61,14 +61,14 @@ class Command:
         wait_until(reached(self.folder, 0).exists, "the fault")
 
     def newest(self) -> int:
-        """Return the step of the newest checkpoint; -1: there is none."""
+        """Return the step of the newest checkpoint, or -1."""
         found = DirectoryStore(self.job / "checkpoints").newest().checkpoint
         return -1 if found is None else found.manifest.step
 
 
 @dataclass(frozen=True)
 class Stop:
-    """One way to stop the job. stop: waits for the moment, and ends the process that it gets."""
+    """A way to stop the job; `stop` waits for the moment and ends the process."""
 
     name: str
     stop: Callable[[Command, subprocess.Popen[str]], None]
@@ -93,7 +93,7 @@ class Stopped:
 
 
 def at_event(kind: str, number: signal.Signals) -> Stop:
-    """A signal while the job starts, trains or recovers."""
+    """Return a stop by a signal while the job starts, trains or recovers."""
 
     def stop(command: Command, process: subprocess.Popen[str]) -> None:
         command.wait_event(kind)
@@ -109,7 +109,7 @@ def in_a_step(command: Command, process: subprocess.Popen[str]) -> None:
 
 
 def twice(command: Command, process: subprocess.Popen[str]) -> None:
-    """A second Ctrl-C does not wait for ranks that ignore the first."""
+    """Send Ctrl-C twice; the second one does not wait for ranks that ignore the first."""
     command.wait_fault()
     process.send_signal(signal.SIGINT)
     command.wait_event("stopping")
@@ -117,7 +117,7 @@ def twice(command: Command, process: subprocess.Popen[str]) -> None:
 
 
 def killed(command: Command, process: subprocess.Popen[str]) -> None:
-    """When `rekindle run` itself is killed, its job ends with it."""
+    """Kill `rekindle run`; wait until its job has ended."""
     command.wait_fault()
     process.kill()
     wait_until(lambda: not marked_processes(command.mark), "the end of all processes")
@@ -177,7 +177,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Stop]], Story]:
-    """Run the job through some stops, once."""
+    """Return a function that runs the job through some stops, once."""
     known: dict[Sequence[Stop], Story] = {}
 
     def run(stops: Sequence[Stop]) -> Story:
@@ -198,7 +198,7 @@ CASES = [
 def test_stopped(
     stops: Sequence[Stop], stop: Stop, stories: Callable[[Sequence[Stop]], Story]
 ) -> None:
-    """A stopped job leaves nothing, and continues from its newest checkpoint."""
+    """A stopped job leaves no process, and continues from its newest checkpoint."""
     story = stories(stops)
     assert stop in story.stopped, story.error
     found = story.stopped[stop]
@@ -208,7 +208,7 @@ def test_stopped(
         assert found.last["outcome"] == stop.outcome
     if stop.name == "in a step":
         assert found.newest > 0
-    if found.formed:  # the next start was not stopped before its ranks had met
+    if found.formed:  # the next start was not stopped before its first generation
         assert found.formed[0] == max(found.newest, 0), story.command.journal()
 
 
@@ -216,7 +216,7 @@ def test_stopped(
 def test_end(
     stops: Sequence[Stop], stories: Callable[[Sequence[Stop]], Story], baseline: Record
 ) -> None:
-    """The job that was stopped so often has trained what an undisturbed one trains."""
+    """The job's training after all stops equals that of an undisturbed job."""
     story = stories(stops)
     assert not story.error
     assert story.end.status == 0, story.end.output

@@ -1,6 +1,6 @@
-"""Snapshots and checkpoints are damaged while a job runs: no rank loads them.
+"""No rank loads snapshots and checkpoints that are damaged while a job runs.
 
-All ranks, or all nodes, are killed afterwards, so that their states come from there.
+The test then kills all ranks or all nodes, so that their states must come from storage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rekindle.recovery.journal import journal
 
 RANKS, NODES, STEPS = 2, 2, 180
 STATE = "state-00000.safetensors"
-SOURCES = {"snapshot", "checkpoint", "fresh"}  # but for peers, and the rank itself
+SOURCES = {"snapshot", "checkpoint", "fresh"}  # without peers, and the rank itself
 
 
 def flip_newest(run: Job) -> None:
@@ -43,11 +43,11 @@ def lost(
     nodes: bool = False,
     source: str,
 ) -> Row:
-    """All ranks pause in a step; something is damaged; then all ranks, or all nodes, are killed.
+    """Return the row: all ranks pause; then damage, and a kill of all ranks or all nodes.
 
-    back_to: the step that training goes back to. newest: the step of the state that is tried first,
-    if it differs. checkpoint: the damage waits until the checkpoint of that step is written.
-    source: where the state comes from. A rank that could read a snapshot keeps it as its own state.
+    Training continues from step `back_to`. `newest` is the step of the state that is tried first,
+    if it differs. With `checkpoint`, the damage waits until the checkpoint of that step is written.
+    `source` is the origin of the state. A rank that could read a snapshot keeps it as its own.
     """
 
     def act(run: Job) -> None:
@@ -83,7 +83,7 @@ def lost(
 
 
 def _has(run: Job, step: int) -> bool:
-    """Whether the newest checkpoint is complete and has this step."""
+    """Return whether the newest checkpoint is complete and has this step."""
     newest = run.checkpoints()[:1]
     return bool(newest) and int(newest[0].name[5:15]) == step and _is_whole(newest[0])
 
@@ -93,7 +93,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def damage(run: Job, *nodes: int, step: int | None = None) -> None:
-    """Damage the snapshots (of a step) that the agents of these nodes have."""
+    """Damage the snapshots (of a step) of these nodes' agents."""
     for node in nodes:
         assert damage_snapshots(run.agent_pid(node), step)
 
@@ -171,7 +171,7 @@ def test_the_newest_valid_state_is_used(ended_of: EndedOf, plan: Plan, row: Row)
 
 
 def test_the_node_that_cannot_restore_is_named(ended_of: EndedOf) -> None:
-    """Its snapshot is damaged, and another node's is used."""
+    """If a node's snapshot is damaged, the incident names that node; another node's is used."""
     ended = ended_of(PLAN)
     faults = [fault for incident in ended.incidents_of(ROWS[1]) for fault in incident.faults]
     assert (FaultKind.RESTORE, 0) in [(fault.kind, fault.node) for fault in faults]

@@ -1,7 +1,7 @@
-"""Nodes that become slow while they train: real ranks, whose host's device gets slow.
+"""Nodes that become slow during the training: real ranks, and a simulated slow device.
 
-One job meets both kinds of slowness. Rank 1 has more to do than others, from the first row to the
-end. Then the device of a host becomes slow.
+One job has both kinds of slowness. Rank 1 has more work than others, from the first row to the end.
+Then the device of a host becomes slow.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
 
 HELD = 1
 STEPS = 160
-# Ranks write so often. Agents look every second, and do not read what was written before the first
-# look: a much shorter time than this would cost the steps that tell what is usual.
+# The ranks' flush interval. Agents read every second, and skip the records from before their first
+# read. With a much shorter interval they would lose the steps that define the usual time.
 FLUSH_S = 3.0
-# A rank that waits some milliseconds for a core is not slow beside these.
+# Compared with these times, a wait of some milliseconds for a core is short.
 PRODUCT_S, LONGER_S = 0.04, 0.16
-LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)  # two cores are never quiet
+LIMITS = NodeCheckLimits(compute_factor=5.0, link_factor=5.0)  # other processes use the two cores
 BUSY_NODE, SLOW_NODE = 1, 2  # each has one rank, and the host of its number
 SLOW_HOST = "local-2"
 
@@ -49,7 +49,7 @@ def profile(job: Job, number: int) -> None:
 
 
 def give_more_to_do(job: Job, number: int) -> None:
-    """Give rank 1 more to do, until its node is checked."""
+    """Give rank 1 more work, until its node is checked."""
     job.wait_step(MORE_TO_DO.step, rank=0)
     Path(os.environ["MORE_FILE"]).touch()
     job.wait_event(Examined, node=BUSY_NODE, suspect=True)
@@ -63,9 +63,9 @@ def first_check(events: Sequence[journal.AnyEvent]) -> list[journal.AnyEvent]:
 
 
 def stays(ended: Ended, incident: journal.Incident | None) -> None:
-    """The node is found healthy, and keeps its place to the end.
+    """Check that the node is found healthy and stays to the end.
 
-    On a machine that does other work as well, other nodes can be suspects too.
+    On a machine with other work, other nodes can be examined as well.
     """
     before = first_check(ended.events)
     checks = [each for each in before if isinstance(each, Examined)]
@@ -82,13 +82,13 @@ def stays(ended: Ended, incident: journal.Incident | None) -> None:
 def make_slow(job: Job, number: int) -> None:
     """Make the device of a host slow, until the host is isolated."""
     Path(os.environ["SLOW_FILE"]).touch()
-    # On a machine that does something else as well others may be slow for a while, for real.
+    # On a machine with other work, other hosts can really be slow for a while.
     job.wait_event(Slowed, hosts=(SLOW_HOST,))
     job.wait_event(journal.Isolated, host=SLOW_HOST)
 
 
 def is_replaced(ended: Ended, incident: journal.Incident | None) -> None:
-    """A spare takes the node's place; its check finds it slow, and all others healthy."""
+    """Check that a spare replaces the node, whose check finds it slow and all others healthy."""
     job = ended.job
     assert job.events_of(journal.NodeJoined, host=SLOW_HOST)[0].node == SLOW_NODE
     said = [each.finding for each in job.events_of(Slowed, hosts=(SLOW_HOST,))]
@@ -104,7 +104,7 @@ def is_replaced(ended: Ended, incident: journal.Incident | None) -> None:
 
 
 def begun(step: int) -> tuple[Fault]:
-    """Mark the beginning of a row: rank 0 is in this step."""
+    """Mark the start of a row: rank 0 is in this step."""
     return (Fault(0, "forward", step, life=0, do="nothing"),)
 
 
@@ -136,7 +136,7 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def ended(ended_of: EndedOf, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job; its ranks write down what they do."""
+    """Run the job; its ranks write profiling records."""
     folder = tmp_path_factory.mktemp("slowing")
     environment = slow(SLOW_HOST, seconds=LONGER_S, begins=folder / "slow-now") | {
         names.ENV_HOME: str(folder / "home"),
@@ -153,15 +153,15 @@ def ended(ended_of: EndedOf, tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 def test_a_node_that_has_more_to_do_stays(ended: Ended) -> None:
-    """Its check finds it healthy: what is slow is its rank's work, not its device."""
+    """The check of a node whose rank has more work finds it healthy, and the node stays."""
     ended.check(MORE_TO_DO)
 
 
 def test_a_slow_node_is_replaced_between_two_steps(ended: Ended) -> None:
-    """A spare takes its place; nobody else is replaced, and no step is lost."""
+    """A spare replaces the slow node; no other node is replaced, and no step is lost."""
     ended.check(SLOW_DEVICE)
 
 
 def test_end(ended: Ended, baseline_of: Baselines) -> None:
-    """The job has trained what an undisturbed one trains."""
+    """The job's training equals that of an undisturbed job."""
     ended.check_end(baseline_of("ddp", RANKS, STEPS))

@@ -1,4 +1,4 @@
-"""Every survivor is inside its update when a rank dies: none of their states is used."""
+"""If all survivors of a kill are inside their update, none of their states is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training_jobs.rows import killed_while_forming, patient
 
 
 def torn(lost: int) -> Row:
-    """One rank is killed while all have done their update, but not the collective behind it."""
+    """Return the row: a rank is killed after all updates, but before the collective."""
 
     def kill(job: Job, number: int) -> None:
         for rank in range(RANKS):
@@ -27,7 +27,7 @@ def torn(lost: int) -> Row:
 
 
 def plan(name: str, place: str, kept: int, lost: int) -> Plan:
-    """A job whose script has a collective behind its update."""
+    """Return a job whose script has a collective after its update."""
     attempt = Attempt(
         (killed_while_forming(place), torn(lost)), {"policy": patient(max_restarts=1)}
     )
@@ -40,13 +40,13 @@ NOTHING = plan("nothing kept", "after Arrived", 0, 12)
 
 @pytest.mark.parametrize(("plan", "row"), each_row(KEPT))
 def test_torn_ranks(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """All ranks go back to the newest snapshot."""
+    """All ranks return to the newest snapshot."""
     ended_of(plan).check(row)
 
 
 @pytest.mark.parametrize("plan", [KEPT], ids=str)
 def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job has trained what an undisturbed one trains."""
+    """The job's training equals that of an undisturbed job."""
     ended_of(plan).check_end(baseline_of(plan.variant, plan.ranks, plan.steps))
 
 
@@ -55,7 +55,7 @@ def test_end(plan: Plan, ended_of: EndedOf, baseline_of: Baselines) -> None:
 def test_torn_ranks_with_nothing_kept(
     plan: Plan, row: Row, ended_of: EndedOf, baseline_of: Baselines
 ) -> None:
-    """All ranks begin again."""
+    """All ranks start from step 0."""
     ended = ended_of(plan)
     ended.check(row)
     ended.check_end(baseline_of(plan.variant, plan.ranks, plan.steps))

@@ -1,4 +1,4 @@
-"""The 12 hops of docs/architecture.md against a real fault."""
+"""The 12 hops of docs/architecture.md, compared with a real fault."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from traced.fault import Trace, lines_of, trace_sigkill
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trace]:
-    """The calls of all processes of a job from the SIGKILL of a rank to the first step."""
+    """Return the calls of all processes of a job from the SIGKILL of a rank to the first step."""
     with Place(tmp_path_factory.mktemp("traced") / "place") as place:
         yield trace_sigkill(place)
 

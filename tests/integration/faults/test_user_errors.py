@@ -1,4 +1,4 @@
-"""The script itself fails: no endless recovery, and the first error is reported as it was."""
+"""Errors of the script: no endless recovery, and the report has the first error unchanged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ALL = range(RANKS)
 
 
 def transient(place: str, step: int, lost: Collection[int]) -> Row:
-    """An error that does not come again costs a restart from the newest state that was kept.
+    """Return the row: an error that does not recur causes a restart from the newest saved state.
 
-    Others may be a step ahead of the first to fail, or still in the step before.
+    Other ranks can be a step ahead of the failed rank, or still in the step before.
     """
     return Row(
         f"transient error at {place} of step {step}",
@@ -37,10 +37,10 @@ def transient(place: str, step: int, lost: Collection[int]) -> Row:
 
 
 def lasting(step: int) -> Row:
-    """An error that recurs at a step after the same beginning ends the attempt.
+    """Return the row: an error that recurs at a step after the same start ends the attempt.
 
-    It does so although restarts are left. The attempt begins elsewhere the first time, and then
-    twice from its snapshot.
+    It does so although restarts are left. The attempt starts from another step the first time, and
+    then twice from its snapshot.
     """
     first = Fault(1, "forward", step, do="raise", life=0)
     again = Fault(1, "forward", step, do="raise", life=0, after=1)
@@ -56,14 +56,14 @@ def lasting(step: int) -> Row:
 
 
 def is_lasting(ended: Ended, incident: journal.Incident) -> None:
-    """Two restarts have started rank 1; there is no third one."""
+    """Check that two restarts have started rank 1, and that there is no third one."""
     begin, end = ended.window(next(row for row in ended.rows if row.check is is_lasting))
     births = ended.job.record.births(1)
     assert len([at for at in births if begin <= at < end]) == 2
 
 
 def like_a_link(what: str, step: int) -> Row:
-    """All ranks retry a step whose error looks like a broken link, without a restart."""
+    """Return the row: all ranks retry a step whose error looks like a broken link."""
     return Row(
         f"error that reads like a broken link: {what}",
         step,
@@ -74,7 +74,7 @@ def like_a_link(what: str, step: int) -> Row:
 
 
 def lasting_link(step: int) -> Row:
-    """An error that recurs in each retry ends the attempt, with its text as the reason."""
+    """Return the row: an error that recurs in each retry ends the attempt with its text."""
     fault = Fault(1, "forward", step, do="link", life=0)
     again = Fault(1, "forward", step, do="link", life=0, after=1)
     return Row(
@@ -86,7 +86,7 @@ def lasting_link(step: int) -> Row:
 
 
 def broken_by_a_peer(step: int) -> Row:
-    """An error in a step that a peer's death had already broken is not held against the script."""
+    """Return the row: an error in a step that a peer's end has broken is not a script error."""
 
     def kill(job: Job, number: int) -> None:
         job.wait_fault(number)
@@ -140,10 +140,10 @@ DDP = Plan(
 
 @pytest.mark.parametrize(("plan", "row"), each_row(DDP))
 def test_error(plan: Plan, row: Row, ended_of: EndedOf) -> None:
-    """An error ends an attempt once, or costs what its row states."""
+    """An error ends an attempt once, or has the result of its row."""
     ended_of(plan).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Baselines) -> None:
-    """The job whose script has failed so often has trained what an undisturbed one trains."""
+    """The job's training after all script errors equals that of an undisturbed job."""
     ended_of(DDP).check_end(baseline_of("ddp", RANKS, LONG))

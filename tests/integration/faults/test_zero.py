@@ -1,6 +1,6 @@
-"""ZeroRedundancyOptimizer behind DDP: each piece of the optimizer's state is on one rank alone.
+"""ZeroRedundancyOptimizer with DDP: each piece of the optimizer's state is on one rank only.
 
-One job meets all faults. The script's scheduler changes the rate every 7 steps, and there are
+One job has all faults. The script's scheduler changes the rate every 7 steps, and there are
 snapshots every 5 steps.
 """
 
@@ -25,7 +25,7 @@ ROWS = (
     killed_abreast("backward", 18, 2, others=18, **FROM_SNAPSHOTS),
     killed_abreast("updated", 23, 3, others=24, **FROM_SNAPSHOTS),
     killed_abreast("snapshot", 29, 0, others=30, **FROM_SNAPSHOTS | {"lost": 5}),
-    # What the scheduler has set in the step of the snapshot is in it.
+    # The snapshot includes the rate that the scheduler has set in its step.
     Row(
         "the rate changes at the snapshot",
         38,
@@ -33,7 +33,7 @@ ROWS = (
         replaced={1},
         **FROM_SNAPSHOTS | {"lost": 3},
     ),
-    # A rank that lacked a step could not train on with the others.
+    # A rank without a step could not continue with the others.
     Row(
         "the step is done again",
         42,
@@ -47,12 +47,12 @@ PLAN = Plan("zero", (Attempt(ROWS),), variant="zero", steps=STEPS, settings={"sn
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_row(row: Row, ended_of: EndedOf) -> None:
-    """All go back to the snapshots of one step, the learning rate too, in their processes."""
+    """All ranks return to the snapshots of one step, with the learning rate, in their processes."""
     ended_of(PLAN).check(row)
 
 
 def test_end(ended_of: EndedOf, baseline_of: Callable[..., Record]) -> None:
-    """The job is the uninterrupted one, to the bit, and so is its learning rate."""
+    """The job and its learning rate equal the uninterrupted ones, bit by bit."""
     baseline = baseline_of("zero", steps=STEPS)
     assert baseline.result(0)["rate"] == [pytest.approx(1e-2 / 2 ** (STEPS // 7))]
     ended_of(PLAN).check_end(baseline)

@@ -1,4 +1,4 @@
-"""One served train flow for all tests of this folder."""
+"""A served train flow for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["baseline", "baseline_of"]
 
 @pytest.fixture(scope="session")
 def served(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The train flow, served."""
+    """Serve the train flow."""
     home = tmp_path_factory.mktemp("rekindle")
     with serve(prefect_api, home, "tests") as running, ending_jobs(home):
         yield running

@@ -1,4 +1,4 @@
-"""A job of untouched ranks outlives the processes that steer it, and is adopted each time."""
+"""A job continues after the end of its flow process, and each rerun adopts it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "adopted"
 
 
 class Adopted:
-    """A flow run of a runner of its own, and its job of two nodes."""
+    """A flow run with its own runner, and its job of two nodes."""
 
     def __init__(self, api: str, home: Path) -> None:
         self.api, self.home = api, home
@@ -43,22 +43,25 @@ class Adopted:
         self.ranks = self.look()
 
     def serve(self) -> None:
-        """Start a runner in the place of the one before."""
+        """Start a runner that replaces the earlier one."""
         self.closing.close()
         self.runner = self.closing.enter_context(serve(self.api, self.home, NAME))
         self.run.client = self.runner.client
 
     def look(self) -> list[RankView]:
-        """Return what the coordinator knows of the ranks."""
+        """Return the coordinator's view of the ranks."""
         return list(self.run.status().ranks)
 
     def ended(self) -> list[str]:
-        """Return the states that the ends of flow processes have led to."""
+        """Return the states after each end of a flow process."""
         return [name for name in self.run.states() if name in ENDS]
 
 
 def a_second_process_of_the_same_flow_run_is_refused(adopted: Adopted) -> None:
-    """The log of the second process names the first one; job and flow run stay as they are."""
+    """A second process of the same flow run fails; its log names the first process.
+
+    The job and the flow run do not change.
+    """
     run, before, first = adopted.run, adopted.run.status(), adopted.run.process()
     with serve(adopted.api, adopted.home, NAME):
         run.retry()
@@ -85,17 +88,17 @@ def end_flow(adopted: Adopted, number: signal.Signals) -> None:
 
 
 def a_flow_process_that_is_killed_leaves_the_job(adopted: Adopted) -> None:
-    """The same ranks continue, and a rerun adopts them."""
+    """After SIGKILL of the flow process the same ranks continue, and a rerun adopts them."""
     end_flow(adopted, signal.SIGKILL)
 
 
 def a_flow_process_that_is_terminated_leaves_the_job(adopted: Adopted) -> None:
-    """The same ranks continue, and a rerun adopts them."""
+    """After SIGTERM of the flow process the same ranks continue, and a rerun adopts them."""
     end_flow(adopted, signal.SIGTERM)
 
 
 def a_lost_worker_keeps_the_job(adopted: Adopted) -> None:
-    """Runner and flow die at once, and Prefect learns nothing: a rerun by a person adopts."""
+    """After SIGKILL of runner and flow, Prefect has no report; a user's rerun adopts the job."""
     run, flow, before = adopted.run, adopted.run.process(), adopted.ended()
     psutil.Process(adopted.runner.pid).kill()
     flow.kill()
@@ -109,12 +112,12 @@ def a_lost_worker_keeps_the_job(adopted: Adopted) -> None:
 
 
 def a_runner_that_shuts_down_keeps_the_job(adopted: Adopted) -> None:
-    """SIGTERM to the serving process ends the flow run, and the job continues."""
+    """SIGTERM of the serving process ends the flow run, and the job continues."""
     run, flow, before = adopted.run, adopted.run.process(), adopted.ended()
     os.kill(adopted.runner.pid, signal.SIGTERM)
     run.until(lambda: len(adopted.ended()) > len(before), "the flow run's process has ended")
     run.until_left()
-    # Some runners crash their flow runs when they shut down, some cancel them with these words.
+    # Some runners crash their flow runs at shutdown; others cancel them with this message.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REKINDLE_HOME", str(adopted.home))
         with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
@@ -129,7 +132,7 @@ def a_runner_that_shuts_down_keeps_the_job(adopted: Adopted) -> None:
 
 
 def the_job_succeeds(adopted: Adopted) -> None:
-    """It is one attempt, which ends well."""
+    """The job succeeds in one attempt."""
     adopted.gate.touch()
     adopted.run.until_state("Completed")
     assert adopted.run.count(JobStarted) == 1
@@ -139,7 +142,7 @@ def the_job_succeeds(adopted: Adopted) -> None:
 
 
 def a_succeeded_job_is_not_run_again(adopted: Adopted) -> None:
-    """A rerun of a completed flow run reports the job as it ended, and starts nothing."""
+    """A rerun of a completed flow run reports the job's end and starts no process."""
     before = adopted.run.history()
     adopted.run.retry()
     adopted.run.until_state("Completed", 2)
@@ -159,7 +162,7 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job, which loses its flow process five times."""
+    """Run one job, which loses its flow process five times."""
     home = tmp_path_factory.mktemp("adopted")
     with ending_jobs(home):
         adopted = Adopted(prefect_api, home)
@@ -169,5 +172,5 @@ def played(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_adoption(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)

@@ -1,4 +1,4 @@
-"""Approval by a person: the form in Prefect, the shell, no answer in time, and a flow that dies."""
+"""Approval by a user: the form in Prefect, the shell, a timeout, and a killed flow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AWAITING = "AwaitingApproval"
 
 
 class Asked:
-    """A job of two nodes whose restarts a person must approve."""
+    """A job of two nodes whose restarts need a user's approval."""
 
     def __init__(self, served: Served, gate: Path, **policy: Any) -> None:
         self.gate = gate
@@ -37,7 +37,7 @@ class Asked:
         self._started = 0
 
     def until_started(self) -> None:
-        """Wait until both ranks are started, one more time than before."""
+        """Wait for the next start of both ranks."""
         self._started += 2
         self.run.until(lambda: self.run.count(RanksStarted) == self._started, "the ranks run")
 
@@ -48,17 +48,17 @@ class Asked:
         self.run.until(lambda: self.run.state().is_paused(), "the flow run is paused")
 
     def resume(self, answer: str, name: str = "") -> None:
-        """Fill in the form."""
+        """Submit the form."""
         given = {"answer": answer, **({"name": name} if name else {})}
         self.run.client.resume_flow_run(self.run.id, run_input=given)
 
     def answers(self) -> list[tuple[bool, str]]:
-        """Return each answer that the job has: whether it grants, and who gave it."""
+        """Return each answer of the job: whether it grants, and its author."""
         return [(e.granted, e.by) for e in self.run.history() if isinstance(e, Answered)]
 
 
 def the_form_is_validated_and_its_answer_carried_out(asked: Asked) -> None:
-    """A resume without an answer is refused; with one, the strategy is carried out."""
+    """Prefect refuses a form without a valid answer; after a valid one the strategy runs."""
     run = asked.run
     asked.until_started()
     asked.ask()
@@ -82,7 +82,7 @@ def the_form_is_validated_and_its_answer_carried_out(asked: Asked) -> None:
 
 
 def an_answer_from_the_shell_resumes_the_flow_run(asked: Asked) -> None:
-    """An answer that is given elsewhere ends the pause as well."""
+    """An answer from the shell also ends the pause."""
     run = asked.run
     asked.ask()
     endpoint = run.until(run.directory.endpoint, "the job has a coordinator")
@@ -94,7 +94,7 @@ def an_answer_from_the_shell_resumes_the_flow_run(asked: Asked) -> None:
 
 
 def an_answer_that_a_killed_flow_process_did_not_fetch(asked: Asked) -> None:
-    """A rerun finds the answer that was given to the process before it."""
+    """A rerun uses an answer that the killed process did not read."""
     asked.ask()
     flow = asked.run.process()
     flow.suspend()
@@ -107,7 +107,7 @@ def an_answer_that_a_killed_flow_process_did_not_fetch(asked: Asked) -> None:
 
 
 def cancelling_instead_of_answering_stops_the_job(asked: Asked) -> None:
-    """A paused flow run that is cancelled leaves no job behind."""
+    """The cancellation of a paused flow run stops its job."""
     asked.ask()
     asked.run.cancel()
     assert asked.run.until_final().name == "Cancelled"
@@ -116,7 +116,7 @@ def cancelling_instead_of_answering_stops_the_job(asked: Asked) -> None:
 
 
 def a_refusal_ends_the_job_with_its_reason(asked: Asked) -> None:
-    """The restart is not done; the flow run fails, and its state has the reason."""
+    """After a refusal the job does not restart; the flow run fails with that reason."""
     asked.run.retry()
     asked.until_started()
     asked.ask()
@@ -126,7 +126,7 @@ def a_refusal_ends_the_job_with_its_reason(asked: Asked) -> None:
 
 
 def an_approved_restart_leads_to_success(asked: Asked) -> None:
-    """The ranks that an approval has started end the job."""
+    """The ranks that an approved restart has started complete the job."""
     asked.run.retry()
     asked.until_started()
     asked.ask()
@@ -148,7 +148,7 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One flow run, in which a person is asked five times, in three attempts."""
+    """Run one flow run, which asks a user five times in three attempts."""
     asked = Asked(served, tmp_path_factory.mktemp("asked") / "gate")
     yield acts.Played(ACTS, asked)
     asked.gate.touch()
@@ -156,12 +156,12 @@ def played(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_approval(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)
 
 
 def test_no_answer_in_time(served: Served, tmp_path: Path) -> None:
-    """After its time the job ends as if refused, and the flow run fails with that reason."""
+    """Without an answer in time the flow run fails with that reason, as after a refusal."""
     asked = Asked(served, tmp_path / "gate", approval_timeout_s=4)
     asked.until_started()
     asked.run.process()

@@ -1,4 +1,4 @@
-"""The check-nodes flow on a real Prefect server: sick nodes are isolated, and all are shown."""
+"""The check-nodes flow on a real Prefect server isolates faulty nodes and shows all nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.tasks.report import ARTIFACT
 
 pytestmark = pytest.mark.timeout(300)
 
-LENIENT = {"compute_factor": 20, "link_factor": 20}  # the cores of a test are never quiet
+LENIENT = {"compute_factor": 20, "link_factor": 20}  # other processes use the cores during a test
 _CALL = """
 import json, sys
 from rekindle.flows.check_nodes import check_nodes
@@ -29,7 +29,7 @@ print("FOUND", json.dumps(check_nodes(**json.loads(sys.argv[1]))))
 
 
 def check(api: str, home: Path, **parameters: Any) -> list[dict[str, Any]]:
-    """Run the flow in a process of its own, and return what it does."""
+    """Run the flow in a separate process, and return its result."""
     environment = os.environ | {
         "PREFECT_API_URL": api,
         "PREFECT_HOME": str(home),
@@ -45,7 +45,7 @@ def check(api: str, home: Path, **parameters: Any) -> list[dict[str, Any]]:
 
 
 def table_of(api: str) -> list[dict[str, Any]]:
-    """What the newest artifact of the flow shows."""
+    """Return the rows of the flow's newest artifact."""
     with SyncPrefectClient(api) as client:
         by_key = ArtifactFilter(key=ArtifactFilterKey(any_=[ARTIFACT]))
         found = max(client.read_artifacts(artifact_filter=by_key), key=lambda each: each.created)
@@ -68,6 +68,6 @@ def test_a_sick_node_is_isolated_and_shown(prefect_api: str, tmp_path: Path) -> 
     assert hosts["local-1"].isolated
     assert not hosts["local-0"].isolated
     assert "healthy" in hosts["local-0"].checked()
-    # The next check keeps off it.
+    # The next check avoids the isolated node.
     again = check(prefect_api, tmp_path, nodes=3)
     assert "local-1" not in {row["host"] for row in again}

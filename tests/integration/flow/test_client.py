@@ -1,4 +1,4 @@
-"""The coordinator's client, against a server that answers what each test wants."""
+"""The coordinator's client, with a server that gives each test's answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rekindle.recovery.journal.journal import Ended, Event, JobStarted, Stopping
 
 @contextlib.contextmanager
 def coordinator(answer: Answer) -> Iterator[JobClient]:
-    """A client of a server that answers every request so."""
+    """Return a client of a server that gives this answer to each request."""
     with serving(answer) as port:
         yield JobClient(Endpoint(host="127.0.0.1", port=port, pid=4711, attempt=1), "secret")
 
 
 def lines(*content: bytes, whole: bool = True) -> Answer:
-    """Answer with these lines as a chunked stream; not whole: break off after them."""
+    """Return an answer of these lines as a chunked stream; if not `whole`, break off after them."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -43,7 +43,7 @@ def lines(*content: bytes, whole: bool = True) -> Answer:
 
 
 def reply(status: int, body: object) -> Answer:
-    """Answer with a JSON document, or with bytes as they are."""
+    """Return an answer with a JSON document or with raw bytes."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -56,12 +56,12 @@ def reply(status: int, body: object) -> Answer:
 
 
 def started(seq: int) -> Event:
-    """The beginning of an attempt."""
+    """Return the start of an attempt."""
     return JobStarted(seq=seq, job_id="j", attempt=1, nodes=1, processes_per_node=1, pid=1)
 
 
 def ended(seq: int, outcome: str = "succeeded") -> Event:
-    """The end of an attempt."""
+    """Return the end of an attempt."""
     return Ended(seq=seq, outcome=outcome, reason="done", finished=3)
 
 
@@ -69,7 +69,7 @@ KEEPALIVE = b'{"type":"keepalive"}'
 
 
 def test_a_lease_gives_the_events() -> None:
-    """Keepalives are left out, and the stream ends after the job's end."""
+    """The event stream of a lease has no keepalives and ends after the job's end."""
     sent = [started(1), Stopping(seq=2, reason="enough"), ended(3)]
     stream = [KEEPALIVE, *map(journal.encode, sent), KEEPALIVE]
     with (
@@ -80,7 +80,7 @@ def test_a_lease_gives_the_events() -> None:
 
 
 def test_the_end_of_an_earlier_attempt_does_not_end_the_stream() -> None:
-    """Events after an Ended of the past are given as well."""
+    """The stream continues after the end of an earlier attempt."""
     sent = [started(1), ended(2, "failed"), started(3), ended(4)]
     with coordinator(lines(*map(journal.encode, sent))) as client, client.events() as events:
         assert list(events) == sent
@@ -88,7 +88,7 @@ def test_the_end_of_an_earlier_attempt_does_not_end_the_stream() -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_stream_that_breaks_off_before_the_end_is_an_error(whole: bool) -> None:
-    """A coordinator that goes away in the middle of a job is said to have died."""
+    """If the stream breaks off during a job, the error reports the coordinator's end."""
     with (
         coordinator(lines(journal.encode(started(1)), whole=whole)) as client,
         client.events() as events,
@@ -98,7 +98,7 @@ def test_a_stream_that_breaks_off_before_the_end_is_an_error(whole: bool) -> Non
 
 
 def test_a_held_lease_names_its_holder() -> None:
-    """Whoever comes second is told who steers the job."""
+    """A request for a held lease raises an error with its holder."""
     body = {"error": "flow run calm-owl steers this job", "holder": "flow run calm-owl"}
     with (
         coordinator(reply(409, body)) as client,
@@ -108,7 +108,7 @@ def test_a_held_lease_names_its_holder() -> None:
 
 
 def test_a_refusal_says_why() -> None:
-    """The coordinator's reason reaches the error, whatever the request."""
+    """The error of each request has the coordinator's reason."""
     with coordinator(reply(401, {"error": "wrong secret"})) as client:
         for ask in (client.status, client.events, lambda: client.stop(by="x")):
             with pytest.raises(JobError, match="HTTP status 401: wrong secret"):
@@ -116,7 +116,7 @@ def test_a_refusal_says_why() -> None:
 
 
 def test_a_page_of_another_server_is_cut_to_one_line() -> None:
-    """A person may give the port of some other server."""
+    """A page of another server, after a wrong port for example, is cut to one line."""
     with coordinator(reply(404, b"<html>\n" * 100)) as client, pytest.raises(JobError) as caught:
         client.spec()
     assert re.search(r"\(process 4711\) refuses with HTTP status 404: .{,200}$", str(caught.value))
@@ -132,7 +132,7 @@ def test_an_answer_of_another_kind_is_refused(body: object) -> None:
 
 @pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
 def test_what_an_api_server_says_on_the_way_is_no_answer(status: int) -> None:
-    """It restarts, say; the coordinator has heard nothing."""
+    """An API server's answer raises UnansweredError: the coordinator got no request."""
     body = {"kind": "Status", "apiVersion": "v1", "message": "try it later", "code": status}
     with (
         coordinator(reply(status, body)) as client,
@@ -158,7 +158,7 @@ def test_an_answer_that_breaks_off_is_none(status: int) -> None:
 
 
 def test_no_coordinator_is_an_error_that_names_its_process() -> None:
-    """A port that nobody listens on is a coordinator that does not answer."""
+    """If no process listens on the port, the error has the coordinator's process."""
     with coordinator(lines()) as client:
         pass
     with pytest.raises(JobError, match=r"coordinator \(process 4711\) does not answer"):
@@ -166,7 +166,7 @@ def test_no_coordinator_is_an_error_that_names_its_process() -> None:
 
 
 def test_requests_prove_the_secret_and_carry_their_order() -> None:
-    """The secret is in the header; a stop names the person."""
+    """A request has the secret in its header; a stop has the user's name."""
     seen: list[tuple[str, str | None, bytes]] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

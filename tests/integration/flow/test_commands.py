@@ -1,4 +1,4 @@
-"""A user's command as a step of a flow: it ends with the flow's process, and is alone."""
+"""A user's command as a step of a flow: it ends with the flow's process, and runs only once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.errors import JobError, UsageError
 from rekindle.tasks.job_access import lasting_id
 from rekindle.tasks.retraining import run_command
 
-# Starts a child that outlives it unless somebody ends it, and tells both their numbers.
+# Starts a child that runs longer, and writes the numbers of both processes.
 COMMAND = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -37,7 +37,7 @@ run_command(command, folder=folder, environment={}, lock=folder / "lock", log=pr
 
 
 def run(folder: Path, *command: str, said: list[str] | None = None) -> str:
-    """Run a command; what it says goes to `said`."""
+    """Run a command; its log lines go to `said`."""
     lines = [] if said is None else said
     return run_command(
         command,
@@ -49,7 +49,7 @@ def run(folder: Path, *command: str, said: list[str] | None = None) -> str:
 
 
 def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
-    """All lines are logged, those of standard error too."""
+    """The result is the last line that is not empty; the log has all lines, with standard error."""
     said: list[str] = []
     script = "import sys; print('one', flush=True); print('two', file=sys.stderr); print()"
     assert run(tmp_path, sys.executable, "-c", script, said=said) == "two"
@@ -57,7 +57,7 @@ def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
-    """The error has its status and last words, or why it cannot be started."""
+    """The error has the status and the last line, or the reason that the command cannot start."""
     with pytest.raises(JobError, match="ended with status 3: no data"):
         run(tmp_path, "sh", "-c", "echo no data; exit 3")
     with pytest.raises(UsageError, match="cannot start the command 'not-there'"):
@@ -65,7 +65,7 @@ def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
 
 
 def begin(folder: Path) -> tuple[psutil.Popen, list[psutil.Process]]:
-    """Run the command in a flow's process; return that, and the command and its child."""
+    """Run the command in a flow's process; return that process, the command and its child."""
     pids = folder / "pids"
     process = psutil.Popen([sys.executable, "-c", FLOW, COMMAND, str(pids), str(folder)])
     found = until(lambda: pids.exists() and len(pids.read_text().split()) == 2, "it runs")
@@ -74,7 +74,7 @@ def begin(folder: Path) -> tuple[psutil.Popen, list[psutil.Process]]:
 
 
 def test_it_ends_with_a_flow_that_is_asked_to_end(tmp_path: Path) -> None:
-    """With all that it has started."""
+    """If a flow gets SIGTERM, the command and its child end."""
     flow, doomed = begin(tmp_path)
     flow.terminate()
     assert flow.wait(bound_s())
@@ -83,7 +83,10 @@ def test_it_ends_with_a_flow_that_is_asked_to_end(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_flow_has_left_is_ended(tmp_path: Path) -> None:
-    """The kernel ends the command itself; its child might still write what the next one does."""
+    """The kernel ends the command of a killed flow; the next run ends the child first.
+
+    Otherwise the child could write the same files as the next run.
+    """
     flow, (command, child) = begin(tmp_path)
     flow.kill()
     flow.wait(bound_s())
@@ -95,7 +98,7 @@ def test_what_a_killed_flow_has_left_is_ended(tmp_path: Path) -> None:
 
 
 def test_two_at_once(tmp_path: Path) -> None:
-    """The second one waits for the first, and says so."""
+    """A second run of the same command waits for the first, with a message."""
     flow, (command, _) = begin(tmp_path)
     said: list[str] = []
     with ThreadPoolExecutor() as pool:
@@ -109,7 +112,7 @@ def test_two_at_once(tmp_path: Path) -> None:
 
 
 def test_a_subflow_is_known_by_its_place_in_its_parent() -> None:
-    """It is another flow run each time the parent is run."""
+    """The lasting id of a subflow is its task run in the parent, in each run of the parent."""
     alone = FlowRun.model_validate({"flow_id": NUMBER.format(1), "id": NUMBER.format(2)})
     inner = alone.model_copy(update={"parent_task_run_id": UUID(NUMBER.format(3))})
     assert (lasting_id(alone), lasting_id(inner)) == (alone.id, UUID(NUMBER.format(3)))

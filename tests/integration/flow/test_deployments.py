@@ -1,4 +1,4 @@
-"""`prefect.yaml` and the commands of its documentation: deployed, and run by a real worker."""
+"""`prefect.yaml` and the documented commands: a real server deploys them and a worker runs them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
-# Name: entrypoint, work pool, its queue.
+# by name: entrypoint, work pool, its queue
 WANTED = {
     "train/local": ("rekindle/flows/train.py:train", "local", "default"),
     "retrain/nightly": ("rekindle/flows/retrain.py:retrain", "local", "nightly"),
@@ -43,7 +43,7 @@ HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 
 
 def documented() -> list[list[str]]:
-    """The commands of Prefect's that the documentation begins with; the last starts a worker."""
+    """Return the first Prefect commands of the documentation; the last one starts a worker."""
     text = (ROOT / "docs" / "deploy" / "deploying.md").read_text().partition("\n## ")[0]
     lines: list[str] = re.findall(r"^    prefect (.+)$", text, re.MULTILINE)
     return [[sys.executable, "-m", "prefect", "--no-prompt", *shlex.split(one)] for one in lines]
@@ -55,7 +55,7 @@ def to_its_end(command: list[str], api: str) -> None:
 
 
 class Deployed:
-    """The deployments of `prefect.yaml` on a server, as they are at first."""
+    """The deployments of `prefect.yaml` on a server, in their first state."""
 
     def __init__(self, api: str, client: SyncPrefectClient) -> None:
         self.api = api
@@ -72,27 +72,27 @@ class Deployed:
         return self.client.read_work_queue_by_name("nightly", work_pool_name="local")
 
     def until_asked(self) -> None:
-        """Wait until a worker asks for nights."""
+        """Wait until a worker polls the nightly queue."""
         asked = self.nightly_queue().last_polled
         until(lambda: self.nightly_queue().last_polled != asked, "the worker asks for nights")
 
 
 @pytest.fixture(scope="module")
 def deployed(prefect_api: str) -> Iterator[Deployed]:
-    """What comes of the documentation's commands, but the one that starts a worker."""
+    """Return the deployments after the documented commands, except the one that starts a worker."""
     for command in documented()[:-1]:
         to_its_end(command, prefect_api)
     with SyncPrefectClient(prefect_api) as client:
         deployed = Deployed(prefect_api, client)
         night = deployed.found["retrain/nightly"]
-        # Or at two o'clock a test would have a night that it did not ask for.
+        # Otherwise a test at two o'clock would have an additional night.
         client.update_deployment_schedule(night.id, night.schedules[0].id, active=False)
         yield deployed
 
 
 @contextlib.contextmanager
 def automated(deployed: Deployed) -> Iterator[None]:
-    """The automations, with the deployment of the rescue flow."""
+    """Install the automations, with the deployment of the rescue flow."""
     command = [sys.executable, "-m", "rekindle.flows.automations", "--rescue", "rescue/rescue"]
     to_its_end([*command, "--heartbeat", "30"], deployed.api)
     try:
@@ -104,10 +104,10 @@ def automated(deployed: Deployed) -> Iterator[None]:
 
 @contextlib.contextmanager
 def worker(deployed: Deployed, home: Path) -> Iterator[None]:
-    """A worker, started as documented; asked to end, it does, and leaves no process behind."""
+    """Start a worker as documented; at the end check that SIGTERM ends it and all its processes."""
     env = {"PREFECT_API_URL": deployed.api, "PREFECT_WORKER_QUERY_SECONDS": "1"}
     env |= {"PREFECT_HOME": str(home), "REKINDLE_HOME": str(home)}
-    # Prefect's worker stops by SIGINT, which a shell has ignored in what it runs in the background.
+    # Prefect's worker stops by SIGINT, which a shell ignores in background processes.
     command = ["env", "--default-signal=INT", *documented()[-1]]
     try:
         with process(command, home / "worker.log", **env) as running:
@@ -121,7 +121,7 @@ def worker(deployed: Deployed, home: Path) -> Iterator[None]:
 
 
 def left_behind(home: Path) -> list[psutil.Process]:
-    """Processes that the worker has started, or those did."""
+    """Return the processes that the worker or its children have started."""
     each = psutil.process_iter(["environ"])
     return [one for one in each if (one.info["environ"] or {}).get("REKINDLE_HOME") == str(home)]
 
@@ -130,7 +130,7 @@ def left_behind(home: Path) -> list[psutil.Process]:
 def test_a_deployment_is_what_the_file_says(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """With parameters that its flow takes, a job that can start, and variables of its pool."""
+    """A deployment has valid parameters, a valid job, and variables of its pool."""
     wanted = WANTED[name]
     found = deployed.found[name]
     assert (found.entrypoint, found.work_pool_name, found.work_queue_name) == wanted
@@ -138,7 +138,7 @@ def test_a_deployment_is_what_the_file_says(
     assert found.pull_steps == [step]
     schema = found.parameter_openapi_schema or {}
     if name in ("rescue/rescue", "profile/profile"):
-        assert schema["required"] == ["flow_run_id"]  # the automation, or a person, says which
+        assert schema["required"] == ["flow_run_id"]  # the automation or a user sets it
     else:
         validate(found.parameters, schema, raise_on_error=True)
     if "job" in found.parameters:
@@ -152,7 +152,7 @@ def test_a_deployment_is_what_the_file_says(
 
 
 def test_pool_queue_and_schedule(deployed: Deployed) -> None:
-    """One night at a time, at two o'clock, with nodes that were checked before."""
+    """The queue runs one night at a time, at two o'clock, after a node check."""
     assert deployed.client.read_work_pool("local").type == "process"
     assert deployed.nightly_queue().concurrency_limit == 1
     planned = {name: found.schedules for name, found in deployed.found.items()}
@@ -173,7 +173,7 @@ class Working:
 
 
 def a_worker_runs_a_job_whose_flow_is_killed(working: Working) -> None:
-    """The worker overrules the hooks: Crashed once more. The automation has it run again."""
+    """The worker of a killed flow sets Crashed again; the automation reruns the flow run."""
     deployed, gate = working.deployed, working.folder / "gate"
     script = str((SCRIPTS / "gated.py").relative_to(ROOT))
     job = {"name": "tiny", "script": script, "arguments": [str(gate), "exit"]}
@@ -190,7 +190,7 @@ def a_worker_runs_a_job_whose_flow_is_killed(working: Working) -> None:
 
 
 def nights_wait_for_each_other(working: Working) -> None:
-    """The worker sees the second one, and starts it when the first is cancelled and has ended."""
+    """The worker starts the second night after the first is cancelled and has ended."""
     deployed, folder = working.deployed, working.folder
     gate = folder / "night"
     job: dict[str, Any] = {"name": "night", "script": str(SCRIPTS / "steps.py")}
@@ -215,7 +215,7 @@ ACTS = [a_worker_runs_a_job_whose_flow_is_killed, nights_wait_for_each_other]
 
 @pytest.fixture(scope="module")
 def played(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> acts.Played:
-    """One worker, asked to end after all acts."""
+    """Run all acts with one worker, then end it."""
     folder = tmp_path_factory.mktemp("working")
     with worker(deployed, folder):
         return acts.Played(ACTS, Working(deployed, folder))
@@ -223,5 +223,5 @@ def played(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> acts
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_a_worker(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)

@@ -1,4 +1,4 @@
-"""A training job under the train flow: faults with and without a flow process, and its end."""
+"""A training job of the train flow: faults with and without a flow process, and its end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ STEPS = ("detected", "decided", "regrouped", "restored", "closed")
 
 
 def a_rank_that_is_killed(job: TrainingRun) -> None:
-    """Training continues without a step lost."""
+    """After SIGKILL of a rank training continues without a lost step."""
     os.kill(job.run.status().ranks[1].pid, signal.SIGKILL)
     job.until_training()
 
 
 def a_node_that_is_lost_while_no_flow_process_lives(job: TrainingRun) -> None:
-    """The coordinator wants a node, and the rerun brings it."""
+    """Without a flow process the coordinator requests a node; the rerun starts it."""
     with job.runner.unaware():
         job.run.process().kill()
         kill_tree(job.run.status().nodes[1].pid)
@@ -35,14 +35,14 @@ def a_node_that_is_lost_while_no_flow_process_lives(job: TrainingRun) -> None:
 
 
 def a_coordinator_that_dies(job: TrainingRun) -> None:
-    """The flow brings another one, and the job continues in the same attempt."""
+    """After SIGKILL of the coordinator the flow starts another one; the attempt continues."""
     job.run.process()
     os.kill(job.coordinator(), signal.SIGKILL)
     job.until_training()
 
 
 def all_of_it_reaches_prefect(job: TrainingRun) -> None:
-    """All incidents are told whole, each once, by whichever process lived."""
+    """Prefect has each incident once and complete, from any of the flow's processes."""
     run = job.run
     job.gate.touch()
     run.until_state("Completed")
@@ -73,7 +73,7 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job of two nodes, which loses a rank, a node and its coordinator."""
+    """Run one job of two nodes, which loses a rank, a node and its coordinator."""
     job = TrainingRun(served, tmp_path_factory.mktemp("faults") / "gate", nodes=2)
     yield acts.Played(ACTS, job)
     job.gate.touch()
@@ -81,5 +81,5 @@ def played(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_faults(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)

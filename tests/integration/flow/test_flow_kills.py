@@ -1,4 +1,4 @@
-"""kill -9 of the flow process at random moments: the job is adopted, never doubled, never lost."""
+"""SIGKILL of the flow process at random moments: reruns adopt the job, without a second one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Killer:
         self.served = served
         self.run = run
         self.rng = rng
-        self.flows: list[int] = []  # processes killed so far
-        self.ranks = 0  # ranks killed so far
+        self.flows: list[int] = []  # processes killed
+        self.ranks = 0  # ranks killed
 
     def next_flow(self) -> psutil.Process:
         """Wait for a flow process that was not killed yet."""
@@ -43,15 +43,15 @@ class Killer:
         return until(look, "the flow run is run again")
 
     def kill(self, flow: psutil.Process) -> None:
-        """End it without a word; its job is not there twice."""
+        """Kill the process; check that no process of its job exists twice."""
         flow.kill()
         self.flows.append(flow.pid)
         assert self._processes("rekindle.coordinator.process") <= 1
-        # An agent that was started twice is refused, which takes a moment.
+        # The coordinator refuses an agent that was started twice, which takes a moment.
         until(lambda: self._processes("rekindle.agent.process") <= NODES, "no agent is doubled")
 
     def _processes(self, module: str) -> int:
-        """How many processes of the job run this module."""
+        """Return the number of the job's processes that run this module."""
         found = 0
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -62,19 +62,19 @@ class Killer:
     # ---- the moments
 
     def on_its_way(self) -> None:
-        """While it is imported, launches or adopts, or a little later."""
+        """Kill the flow during its imports, launch or adoption, or a little later."""
         flow = self.next_flow()
         time.sleep(self.rng.uniform(0.0, 8.0))
         self.kill(flow)
 
     def steering(self) -> None:
-        """While it follows the job, or has just begun to."""
+        """Kill the flow while it follows the job, or at the start of that."""
         flow = self._steering()
         time.sleep(self.rng.uniform(0.0, 1.0))
         self.kill(flow)
 
     def recovering(self) -> None:
-        """While the job recovers from the loss of a rank."""
+        """Kill the flow while the job recovers from the loss of a rank."""
         flow = self._steering()
         until(self._trains, "the job trains")
         os.kill(self.rng.choice(self.run.status().ranks).pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ class Killer:
         self.kill(flow)
 
     def releasing(self) -> None:
-        """After the job's end, while it reports or ends itself."""
+        """Kill the flow after the job's end, during its report or its exit."""
         flow = self.next_flow()
         until(lambda: self.run.count(Ended) == 1, "the job has ended")
         time.sleep(self.rng.uniform(0.0, 0.5))
@@ -102,13 +102,13 @@ class Killer:
 
     def _trains(self) -> bool:
         if not self.run.count(FirstStep):
-            return False  # before that all ranks are started anew
+            return False  # before that, all ranks restart
         closed = [incident.closed for incident in journal.incidents(self.run.history())]
         return all(closed) and all(rank.pid for rank in self.run.status().ranks)
 
 
 def kill_at_random(served: Served, gate: Path, kills: int, seed: int) -> None:
-    """Kill the flow process so often, at moments of all kinds; the job ends as if it had not."""
+    """Kill the flow process `kills` times at moments of all kinds; check the job's result."""
     rng = random.Random(seed)
     run = served.start(
         script=str(SCRIPT),
@@ -117,7 +117,7 @@ def kill_at_random(served: Served, gate: Path, kills: int, seed: int) -> None:
         environment={"OMP_NUM_THREADS": "1"},
     )
     killer = Killer(served, run, rng)
-    moments: list[Callable[[], None]] = [killer.on_its_way]  # also before there is a job
+    moments: list[Callable[[], None]] = [killer.on_its_way]  # can be before the job exists
     usual = (killer.on_its_way, killer.steering, killer.recovering)
     moments += [rng.choice(usual) for _ in range(kills - 2)]
     for moment in moments:
@@ -130,7 +130,7 @@ def kill_at_random(served: Served, gate: Path, kills: int, seed: int) -> None:
 
 
 def check(run: FlowRun, killer: Killer) -> None:
-    """One job, one attempt, no rank started but for those that were killed; all of it told."""
+    """Check for one job, one attempt, restarts of killed ranks only, and complete reports."""
     assert run.count(JobStarted) == 1
     ends = [event for event in run.history() if isinstance(event, Ended)]
     assert [event.outcome for event in ends] == ["succeeded"]
@@ -144,7 +144,7 @@ def check(run: FlowRun, killer: Killer) -> None:
 
 @pytest.fixture
 def alone(served: Served, prefect_api: str) -> Iterator[Served]:
-    """A runner that has no other flow runs."""
+    """Serve a runner without other flow runs."""
     with serve(prefect_api, served.home, "kills") as running:
         yield running
 
@@ -152,12 +152,12 @@ def alone(served: Served, prefect_api: str) -> Iterator[Served]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", soak_but([1, 2], 1))
 def test_a_flow_process_killed_at_some_moments(alone: Served, tmp_path: Path, seed: int) -> None:
-    """Four moments, from launch to release."""
+    """After four kills between launch and release the job succeeds in one attempt."""
     kill_at_random(alone, tmp_path / "gate", 4, seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_flow_process_killed_at_thirty_moments(alone: Served, tmp_path: Path) -> None:
-    """Thirty moments in the life of one job."""
+    """After thirty kills the job succeeds in one attempt."""
     kill_at_random(alone, tmp_path / "gate", 30, 30)

@@ -1,6 +1,6 @@
-"""Kinds of `rekindle inject` through the flow on the local engine: the end of each, and the loss.
+"""Kinds of `rekindle inject` through the flow on the local engine: results and lost steps.
 
-One flow run meets several kinds, one after the other.
+One flow run has several kinds, one after the other.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ RANKS = 4
 
 
 class Row(NamedTuple):
-    """What one kind leads to. strategy: "" where nothing is to be done."""
+    """The expected result of one kind; strategy is "" if Rekindle takes no action."""
 
     rank: int
     fault: str
     strategy: str
-    lost: bool = False  # whether steps may have to be done again
+    lost: bool = False  # whether the job may repeat steps
 
 
-# By the run in which they are met, in their order. A rank that is hit is not hit again at once.
+# By the run that has them, in order. No rank gets two faults in succession.
 USUAL = {
     "kill": Row(1, "process", "recover-in-place"),
     "slow": Row(3, "", ""),
@@ -60,7 +60,7 @@ APART = 3  # steps
 
 
 class Injected:
-    """A flow run whose job has met the kinds of a table, and its record."""
+    """A flow run whose job has had the kinds of a table, and its record."""
 
     def __init__(self, served: Served, folder: Path, table: dict[str, Row]) -> None:
         self.folder, self.table, self._home = folder, table, str(served.home)
@@ -88,9 +88,9 @@ class Injected:
         )
 
     def _inject(self, number: int, kind: str) -> None:
-        """Order a fault while the job waits in a step; it strikes in the next one.
+        """Order a fault while the job waits in a step; the fault occurs in the next step.
 
-        The job waits until the rank has the order, which may come too late otherwise.
+        The job waits until the rank has the order. Otherwise the order could arrive too late.
         """
         rank, step = self.table[kind].rank, self.steps[number] + 1
         self.run.until(reached(self.folder, number).exists, f"the job waits, before {kind}")
@@ -117,7 +117,7 @@ class Injected:
 
 @pytest.fixture(scope="module")
 def injected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Injected]:
-    """Return the flow run of a table, which is run once."""
+    """Return a function that runs a table once and returns its flow run."""
     known: dict[str, Injected] = {}
 
     def find(name: str) -> Injected:
@@ -129,12 +129,11 @@ def injected(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 
 def test_the_tables_have_every_kind() -> None:
-    """None is left out."""
+    """The two tables together have all kinds."""
     assert {*USUAL, *OTHERS} == {kind.value for kind in InjectionKind}
 
 
-# The job itself is tested with the others in tests/integration/faults; to the flow a hang is a
-# hang.
+# tests/integration/faults tests the job itself; the flow does not distinguish kinds of hangs.
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -145,7 +144,7 @@ def test_the_tables_have_every_kind() -> None:
 def test_a_kind_ends_as_its_row_says(
     name: str, kind: str, injected: Callable[[str], Injected]
 ) -> None:
-    """The incident table has the row, and the loss is what it was."""
+    """The incident table in Prefect has the expected row, with the expected lost steps."""
     found = injected(name)
     assert not found.error
     rows = [each for each, row in found.table.items() if row.strategy]

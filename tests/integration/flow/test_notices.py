@@ -1,4 +1,4 @@
-"""PrefectNotifier: Prefect may be slow or away, and the job's supervision does not wait for it."""
+"""PrefectNotifier: a slow or absent Prefect server does not delay the job's supervision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 def test_a_server_that_never_answers_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The notifier takes notices while Prefect hangs, and close() ends without an answer."""
+    """If Prefect hangs, the notifier accepts notices, and close() ends without an answer."""
     monkeypatch.setattr(notices, "_FLUSH_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
@@ -34,12 +34,12 @@ def test_a_server_that_never_answers_keeps_nobody_waiting(
 def test_a_server_that_is_gone_is_mentioned_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """A refused connection is one warning, however much there was to tell."""
+    """A refused connection causes one warning, for any number of notices."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/api"
     with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
         _tell_much(logging.getLogger("test.gone"), tmp_path / "told")
-    # The thread of another test may still be about.
+    # The thread of another test may still run.
     said = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
     assert sum("Prefect's API fails; the job continues without it" in text for text in said) == 1
 
@@ -47,7 +47,7 @@ def test_a_server_that_is_gone_is_mentioned_once(
 def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """What the API answers with an error of ours is left out, and all the rest is told."""
+    """A notice that the API refuses is dropped with a warning; the others are sent."""
     with (
         refusing_server() as (url, asked),
         temporary_settings({PREFECT_API_URL: url}),
@@ -63,7 +63,10 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
 def test_what_was_told_is_not_told_again(
     monkeypatch: pytest.MonkeyPatch, prefect_api: str, tmp_path: Path
 ) -> None:
-    """An adopting process tells the rest: an automation would notify people of old incidents."""
+    """An adopting process sends only new incidents.
+
+    Otherwise an automation would notify users of old ones.
+    """
     emitted: list[dict[str, int]] = []
     monkeypatch.setattr(notices, "emit_event", lambda *_, payload, **__: emitted.append(payload))
     with temporary_settings({PREFECT_API_URL: prefect_api}):
@@ -86,7 +89,7 @@ def test_what_was_told_is_not_told_again(
 
 @contextlib.contextmanager
 def refusing_server() -> Iterator[tuple[str, list[str]]]:
-    """A server that knows nothing; gives its address and the methods it is asked with."""
+    """Start a server that refuses all requests; return its address and the requested methods."""
     asked: list[str] = []
 
     def refuse(request: BaseHTTPRequestHandler) -> None:
@@ -98,7 +101,7 @@ def refusing_server() -> Iterator[tuple[str, list[str]]]:
 
 
 def _tell_much(log: logging.Logger, told_file: Path, count: int = 1000) -> None:
-    """Tell as much as a lively hour brings, and close."""
+    """Send as many notices as in a busy hour, and close."""
     with PrefectNotifier(
         job_id="train-1",
         flow_run_id=uuid.uuid4(),

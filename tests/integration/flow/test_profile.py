@@ -1,4 +1,4 @@
-"""The profile flow on a real Prefect server: a training run's ranks are switched, and shown."""
+"""The profile flow on a real Prefect server: it switches the profiler of a training run's ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.recovery.faults.stragglers import Profiled
 
 pytestmark = pytest.mark.timeout(300)
 
-# Runs the flow for each line of its input, and answers with what it returns, or its error.
+# Runs the flow for each line of its input, and prints its result or its error.
 _CALLS = """
 import json, sys
 from uuid import UUID
@@ -36,13 +36,13 @@ for line in sys.stdin:
 
 
 class Profiler:
-    """A process that runs the profile flow as often as it is asked to."""
+    """A process that runs the profile flow for each request."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def ask(self, run: object, **asked: Any) -> Any:
-        """Run the flow for a flow run; return what it does, or `error: ` and its error."""
+        """Run the flow for a flow run; return its result, or `error: ` and its error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"run": str(run), **asked}) + "\n")
@@ -55,7 +55,7 @@ class Profiler:
 
 @pytest.fixture
 def profiler(prefect_api: str, served: Served) -> Iterator[Profiler]:
-    """The profile flow, for the jobs of the served train flow."""
+    """Start the profile flow for the jobs of the served train flow."""
     environ = os.environ | {
         "PREFECT_API_URL": prefect_api,
         "PREFECT_HOME": str(served.home),
@@ -71,7 +71,7 @@ def profiler(prefect_api: str, served: Served) -> Iterator[Profiler]:
 def test_a_training_run_is_switched_and_shown(
     profiler: Profiler, served: Served, tmp_path: Path
 ) -> None:
-    """Each rank writes its records down; the order is refused where it makes no sense."""
+    """Each rank writes its profile; an invalid order and an order after the end are errors."""
     write_faults(tmp_path, [Fault(0, "forward", step, do="pause") for step in (3, 6)])
     run = served.start(
         script=str(SCRIPT),

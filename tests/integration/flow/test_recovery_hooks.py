@@ -1,4 +1,4 @@
-"""Recovery hooks on a user's own flow and task: run again within the budget, and never twice."""
+"""Recovery hooks on a user's own flow and task: reruns within the budget, without duplicates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Runs:
             return None
 
     def states(self, run: UUID) -> list[State[object]]:
-        """All states of a run, in order."""
+        """Return all states of a run, in order."""
         return sorted(self.client.read_flow_run_states(run), key=lambda one: one.timestamp)
 
     def until_completed(self, run: UUID) -> list[State[object]]:
@@ -60,7 +60,7 @@ class Runs:
         return self.states(run)
 
     def until_left(self, run: UUID, times: int = 1) -> list[State[object]]:
-        """Wait until the hook has said so often that it leaves the run as it ended."""
+        """Wait until the hook has logged `times` times that it does not restart the run."""
         about = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
 
         def said() -> bool:
@@ -75,7 +75,7 @@ class Runs:
 
 
 def processes(notes: Path) -> list[str]:
-    """Return the process of each time that the user's function was entered."""
+    """Return the process of each call of the user's function."""
     return notes.read_text().split()
 
 
@@ -93,24 +93,24 @@ def _serving(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def runs(prefect_api: str, _serving: None) -> Iterator[Runs]:
-    """The user's flows, served."""
+    """Return the user's flows, served."""
     with SyncPrefectClient(prefect_api) as client:
         yield Runs(client)
 
 
 def named(states: list[State[object]]) -> list[str]:
-    """Return the names of those states that tell what became of a run."""
+    """Return the names of the final states and of the scheduled reruns."""
     return [state.name or "" for state in states if state.is_final() or state.name == AGAIN]
 
 
-# How a run breaks, and the state in which that ends it.
+# The way in which a run breaks, and the state of its end.
 BREAKS = {"kill": "Crashed", "raise": "Failed", "terminate": "Crashed"}
 
 
 def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: Path) -> None:
-    """Each end has the run scheduled again, in another process, with the reason.
+    """After each end the hook schedules the run again, with a reason, in another process.
 
-    The hook of an end that was acted upon already leaves the run alone.
+    The hook does not act twice on the same end.
     """
     notes = tmp_path / "notes"
     run = runs.start("breaks", notes=str(notes), ways=[*BREAKS, "end"])
@@ -135,7 +135,10 @@ def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: 
 def test_what_another_run_does_not_help_stays(
     runs: Runs, tmp_path: Path, how: str, end: str
 ) -> None:
-    """The script fails twice in the same way: that is enough. A retry by a person counts from 0."""
+    """If a script fails twice in the same way, the hook does not restart it again.
+
+    A retry by a user resets the count.
+    """
     run = runs.start("breaks", notes=str(tmp_path / "notes"), ways=[how])
     assert named(runs.until_left(run)) == [end, AGAIN, end]
     retry: State[None] = Scheduled(name="AwaitingRetry", message="Retry from the UI")
@@ -147,7 +150,7 @@ def test_what_another_run_does_not_help_stays(
 def with_tasks(
     prefect_api: str, _serving: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[str]]:
-    """A flow run of three tasks with retries: their notes, and the states that ended it."""
+    """Return the notes of a flow run's three tasks with retries, and its final states."""
     folder = tmp_path_factory.mktemp("tasks")
     with SyncPrefectClient(prefect_api) as client:
         runs = Runs(client)
@@ -156,11 +159,11 @@ def with_tasks(
         return folder, named(runs.states(run))
 
 
-# The notes of a task, and how often it is tried.
+# The notes of a task, and the number of its tries.
 TRIES = {
-    "twice": 3,  # two restarts are two retries, however many the task would allow
+    "twice": 3,  # two restarts are two retries, even if the task would allow more
     "always": 3,  # the budget ends the retries
-    "wrong": 2,  # so does the same error of the script
+    "wrong": 2,  # the same error of the script also ends them
 }
 
 
@@ -168,12 +171,12 @@ TRIES = {
 def test_a_task_is_retried_as_the_policy_has_it(
     with_tasks: tuple[Path, list[str]], task: str
 ) -> None:
-    """All tries of a task are in one process."""
+    """A task has the number of retries of its policy, all in one process."""
     folder, _ = with_tasks
     assert len(processes(folder / task)) == TRIES[task]
     assert len(set(processes(folder / task))) == 1
 
 
 def test_a_task_that_breaks_each_time_fails_its_flow(with_tasks: tuple[Path, list[str]]) -> None:
-    """The task that breaks twice has succeeded in its last try; the last task fails the flow."""
+    """The first task succeeds in its last try; the last task fails the flow."""
     assert with_tasks[1] == ["Failed"]

@@ -1,4 +1,4 @@
-"""A training job that was cancelled, or of which nothing is left, resumes from what it has kept."""
+"""A cancelled job, or one without processes, resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def until_checkpointed(job: TrainingRun) -> int:
 
 
 def a_cancelled_job_is_stopped_and_a_retry_waits_for_its_final_checkpoint(job: TrainingRun) -> None:
-    """A job that is ending is not adopted: its next attempt starts from what it leaves."""
+    """A retry does not adopt a job that ends: the next attempt starts from its final checkpoint."""
     run = job.run
     until_checkpointed(job)
     run.process()
     with (run.directory.path / "checkpoints" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # writes wait, as for a slow store
+        fcntl.flock(lock, fcntl.LOCK_EX)  # writes wait, as in a slow store
         written = max(e.step for e in run.history() if isinstance(e, Checkpointed))
         run.until(lambda: run.status().finished >= written + 9, "snapshots are newer than that")
         run.cancel()
@@ -83,7 +83,10 @@ def a_job_of_which_nothing_is_left_resumes_from_its_checkpoint(job: TrainingRun)
 
 
 def cancelling_ends_a_job_that_has_lost_its_coordinator_too(job: TrainingRun) -> None:
-    """Another coordinator stops ranks that train without a runner, a flow and a coordinator."""
+    """A cancellation stops the ranks of a job without runner, flow and coordinator.
+
+    Another coordinator stops them.
+    """
     run, flow = job.run, job.run.process()
     psutil.Process(job.runner.pid).kill()
     flow.kill()
@@ -111,7 +114,7 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job with a runner of its own, in two attempts."""
+    """Run one job with its own runner, in two attempts."""
     home = tmp_path_factory.mktemp("resuming")
     with contextlib.ExitStack() as stack:
         stack.enter_context(ending_jobs(home))
@@ -125,5 +128,5 @@ def played(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_resuming(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)

@@ -1,4 +1,4 @@
-"""The retrain flow on a real Prefect server: once for each flow run, whatever happens to it."""
+"""The retrain flow on a real Prefect server: each flow run publishes once, after any fault."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ serve({deployments}, print_starting_message=False, pause_on_shutdown=False)
 
 
 class Nights:
-    """Flow runs of the retrain flow, in a home of their own."""
+    """Flow runs of the retrain flow, in a separate home folder."""
 
     def __init__(self, client: SyncPrefectClient, home: Path, runner: int) -> None:
         self.client = client
@@ -66,7 +66,7 @@ class Nights:
     def start(self, folder: Path, *, steps: int = 8, store: str = "", **around: Any) -> FlowRun:
         """Train a tiny model in two ranks; the evaluation reads its accuracy from a file.
 
-        store: the name of a block with where checkpoints go.
+        store: the name of a block with the place of checkpoints.
         """
         calls, accuracy = str(folder / "calls"), folder / "accuracy"
         accuracy.write_text("0.9")
@@ -90,7 +90,7 @@ class Nights:
 
 @pytest.fixture(scope="module")
 def nights(prefect_api: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nights]:
-    """The retrain and rescue flows, served."""
+    """Serve the retrain and rescue flows."""
     home = tmp_path_factory.mktemp("nights")
     env = {
         "PREFECT_API_URL": prefect_api,
@@ -145,7 +145,7 @@ class Night:
 
 
 def what_is_not_good_enough_is_not_published(night: Night) -> None:
-    """The flow run fails, and its state has the reason."""
+    """Below the limit nothing is published; the flow run fails with that reason."""
     state = night.run.until_state("Failed")
     assert state.name == "Failed"
     assert "accuracy is 0.9, but must be at least 0.95" in (state.message or "")
@@ -153,7 +153,7 @@ def what_is_not_good_enough_is_not_published(night: Night) -> None:
 
 
 def a_night_publishes_one_checkpoint(night: Night) -> None:
-    """Data, training, evaluation, one published checkpoint, and a link to it in the UI."""
+    """A night prepares, trains, evaluates and publishes one checkpoint, with a link in the UI."""
     (night.folder / "accuracy").write_text("0.96")
     night.run.retry()
     state = night.run.until_state("Completed")
@@ -169,7 +169,7 @@ def a_night_publishes_one_checkpoint(night: Night) -> None:
 
 
 def a_rerun_does_nothing_twice(night: Night) -> None:
-    """The reference stays; nothing is prepared, trained or published again."""
+    """A rerun keeps the reference and repeats no preparation, training or publishing."""
     night.run.retry()
     night.run.until_state("Completed", 2)
     assert latest(night.folder) == night.first
@@ -178,7 +178,7 @@ def a_rerun_does_nothing_twice(night: Night) -> None:
 
 
 def a_deployment_that_waits_for_the_checkpoint_is_run_once(night: Night) -> None:
-    """It has the checkpoint's reference, also after the night was run again."""
+    """The downstream deployment runs once with the checkpoint's reference, even after a rerun."""
     runs = night.nights.client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=["retrain"]))
     )
@@ -189,7 +189,7 @@ def a_deployment_that_waits_for_the_checkpoint_is_run_once(night: Night) -> None
 
 
 def a_flow_that_crashes_each_time_stays_crashed(night: Night) -> None:
-    """The cap is on runs; what has not crashed is left alone."""
+    """The rescue flow ignores a run that did not crash, and obeys its limit of runs."""
     rescue(night.nights, night.run)
     assert night.run.state().name == "Completed"
     night.nights.client.set_flow_run_state(night.run.id, Crashed(), force=True)
@@ -208,13 +208,13 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> acts.Played:
-    """One night, run four times."""
+    """Run one night, four times."""
     return acts.Played(ACTS, Night(nights, tmp_path_factory.mktemp("night")))
 
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_a_night(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)
 
 
@@ -228,20 +228,20 @@ SavedStore(checkpoint=where, access_key_id=sys.argv[2], secret_access_key=sys.ar
 
 
 def command_lines() -> list[bytes]:
-    """What `ps` shows of all processes."""
+    """Return the command lines of all processes, as `ps` shows them."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             lines.append(path.read_bytes())
     return lines
 
 
 @pytest.fixture
 def automated(nights: Nights, prefect_api: str) -> Iterator[None]:
-    """The automations, for the retrain flow alone."""
+    """Install the automations for the retrain flow only."""
     nights.deployment("rescue/tests")
     command = [sys.executable, "-m", "rekindle.flows.automations", "--rescue", "rescue/tests"]
-    for _ in range(2):  # the second time they take the place of the first
+    for _ in range(2):  # the second ones replace the first
         subprocess.run(
             [*command, "--flows", "retrain"],
             env={**os.environ, "PREFECT_API_URL": prefect_api},
@@ -259,13 +259,13 @@ def automated(nights: Nights, prefect_api: str) -> Iterator[None]:
 def test_a_night_in_an_object_store_whose_flow_is_killed(
     nights: Nights, tmp_path: Path, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """An automation has it run again, and it adopts the job, whose key is shown nowhere.
+    """After SIGKILL of the flow the automation reruns it, and it adopts the job.
 
-    The runner sees nothing of its death.
+    The runner is stopped and does not see the end. No output shows the store's key.
     """
     assert len(nights.client.read_automations()) == 2
     with rclone(tmp_path_factory.mktemp("s3")) as server:
-        # In a process of its own, as in test_saved.py.
+        # In a separate process, as in test_saved.py.
         subprocess.run(
             [sys.executable, "-c", _SAVE, server.location(), *ENVIRONMENT.values()],
             env={**os.environ, "PREFECT_API_URL": prefect_api},
@@ -279,13 +279,13 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
         os.kill(nights.runner, signal.SIGSTOP)
         try:
             run.process().send_signal(signal.SIGKILL)
-            crashed = Crashed(message="no heartbeat")  # as the other automation has it
+            crashed = Crashed(message="no heartbeat")  # as the other automation sets it
             nights.client.set_flow_run_state(run.id, crashed, force=True)
             run.until_state("Rescheduling")
         finally:
             os.kill(nights.runner, signal.SIGCONT)
         (tmp_path / "gate").touch()
-        # Its runner, once awake, may report the same death late, and is then answered once more.
+        # After SIGCONT the runner may report the same end late; the hook then acts again.
         run.until_state("Completed")
         assert (tmp_path / "prepared").read_text() == "p"
         assert run.count(JobStarted) == 1
@@ -304,7 +304,10 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
 def test_the_job_of_a_run_that_is_cancelled_while_it_waits_is_stopped(
     nights: Nights, tmp_path: Path
 ) -> None:
-    """It has no process that could, and Prefect runs none of its hooks."""
+    """An automation stops the job of a scheduled run that is cancelled.
+
+    Such a run has no process, and Prefect runs none of its hooks.
+    """
     run = nights.start(tmp_path, steps=2000)
     run.until(lambda: run.count(FirstStep), "training has begun")
     os.kill(nights.runner, signal.SIGSTOP)

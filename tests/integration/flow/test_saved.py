@@ -1,7 +1,7 @@
-"""What is saved as a block, on a real Prefect server: a cluster, a store, a policy.
+"""Saved blocks on a real Prefect server: a cluster, a store, a policy.
 
-In processes of their own: a block's client leaves threads behind, which a later test that forks
-would miss.
+The tests use separate processes. A block's client leaves threads behind, and a later test that
+forks would not have them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SavedStore(
 for number, name in enumerate(("REKINDLE_X", "A=B")):
     SavedCluster(environment={name: "geheim"}).save(f"odd-{number}", overwrite=True)
 """
-# The jobs that are described, by the name of the test that needs them.
+# The described jobs, by the name of the test that uses them.
 JOBS = {
     "policy": {"saved_policy": "careful"},
     "cluster": {
@@ -79,7 +79,7 @@ Described = tuple[dict[str, dict[str, Any]], str]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working directory, with a script."""
+    """Return the working directory, with a script."""
     found = tmp_path_factory.mktemp("saved")
     (found / "train.py").touch()
     return found
@@ -87,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(prefect_api: str, folder: Path) -> Python:
-    """Run Python code beside the script; return what it prints."""
+    """Return a function that runs Python code in the script's folder and returns its output."""
 
     def run(*arguments: str) -> str:
         done = run_command(
@@ -103,7 +103,7 @@ def python(prefect_api: str, folder: Path) -> Python:
 
 @pytest.fixture(scope="module")
 def described(python: Python) -> Described:
-    """What becomes of each job (its description for the runtime, or the error), and what is seen.
+    """Return each job's description or error, and Prefect's view of the blocks.
 
     One process saves all blocks, and another one loads them.
     """
@@ -113,14 +113,17 @@ def described(python: Python) -> Described:
 
 
 def test_a_job_takes_a_saved_policy(described: Described) -> None:
-    """With the order of its strategies; the job's own policy is not used then."""
+    """A saved policy, with the order of its strategies, replaces the job's own policy."""
     policy = described[0]["policy"]["policy"]
     assert policy["strategies"] == ["restart", "retry"]
     assert policy["max_restarts"] == 7
 
 
 def test_a_job_takes_a_saved_cluster_and_store(described: Described, folder: Path) -> None:
-    """Secrets reach the ranks, and Prefect shows none of them; the job's own variables win."""
+    """Secrets of saved blocks reach the ranks, and Prefect shows none of them.
+
+    The job's own variables have priority.
+    """
     found, seen = described
     spec = found["cluster"]
     assert (spec["nodes"], spec["processes_per_node"], spec["spares"]) == (3, 2, 1)
@@ -139,26 +142,26 @@ def test_a_job_takes_a_saved_cluster_and_store(described: Described, folder: Pat
 
 @pytest.mark.parametrize("name", ODD)
 def test_a_variable_that_cannot_be_set(described: Described, name: str) -> None:
-    """Also not by a block; the error shows no value."""
+    """A block cannot set an invalid variable either; the error shows no value."""
     error = described[0][name]["error"]
     assert name in error
     assert "geheim" not in error
 
 
 def test_a_policy_that_was_not_saved(described: Described) -> None:
-    """The error names it."""
+    """The error names the missing policy."""
     assert "'none'" in described[0]["unsaved"]["error"]
 
 
 def test_the_blocks_are_registered_from_the_shell(python: Python) -> None:
-    """As the documentation says."""
+    """The documented command registers the blocks."""
     said = python("-m", "prefect", "block", "register", "-m", "rekindle.blocks.saved")
     for name in ("Cluster", "Checkpoint Store", "Policy"):
         assert f"Rekindle {name}" in said
 
 
 def test_a_file_of_own_entries(tmp_path: Path) -> None:
-    """Found beside the script."""
+    """A job finds its own fault table in the script's folder."""
     (tmp_path / "train.py").touch()
     job = TrainingJob(script="train.py", working_directory=str(tmp_path), fault_tables="own.toml")
     assert job.to_spec("job").fault_tables == str(tmp_path / "own.toml")

@@ -1,4 +1,4 @@
-"""The train flow on a real Prefect server: a script that fails, and a server that is away."""
+"""The train flow on a real Prefect server: a script that fails, and a server that is stopped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_failing_script_fails_the_flow_run(served: Served, tmp_path: Path) -> 
 
 
 def flow_command(job: dict[str, Any]) -> list[str]:
-    """The command that runs the train flow for a job, without a deployment."""
+    """Return the command that runs the train flow for a job, without a deployment."""
     call = (
         "import json, sys; from rekindle.flows.train import train; train(json.loads(sys.argv[1]))"
     )
@@ -48,7 +48,7 @@ def flow_command(job: dict[str, Any]) -> list[str]:
 
 
 def test_a_server_that_is_down_does_not_disturb_the_job(tmp_path: Path) -> None:
-    """A rank lost while Prefect's server is down is recovered, and told when the server is back."""
+    """A job recovers while Prefect's server is down; the flow reports it afterwards."""
     home, port, gate = tmp_path / "prefect", free_port(), tmp_path / "gate"
     home.mkdir()
     job = {"script": str(SCRIPTS / "gated.py"), "arguments": [str(gate), "exit"], "nodes": 2}

@@ -1,4 +1,4 @@
-"""Undisturbed runs that recovered ones are compared with."""
+"""Undisturbed runs, for comparison with recovered ones."""
 
 from mindspore_jobs.baselines import baseline
 

@@ -1,4 +1,4 @@
-"""Jobs of MindSpore that are stopped and started again: they continue from the store."""
+"""MindSpore jobs that are stopped and started again continue from the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 
 
 def stop(job: MindSporeJob, step: int) -> None:
-    """Stop a job by hand while its ranks stand: they leave their newest state."""
+    """Stop a job while its ranks wait; check that they leave their newest state."""
     job.wait_step(step)
     job.client().stop(by="a test")
     assert job.end() != 0, job.story()
@@ -27,15 +27,14 @@ def stop(job: MindSporeJob, step: int) -> None:
 
 
 def steps_done(job: MindSporeJob) -> list[int]:
-    """Return how many steps the newest processes of the ranks have done."""
+    """Return the number of steps that the newest process of each rank has done."""
     return [len(job.results()[rank]["seen"]) for rank in (0, 1)]
 
 
 def test_a_directory_as_store(tmp_path: Path, baseline: Baseline) -> None:
-    """The next attempt does the step behind the last one.
+    """The next attempt continues after the last step of the earlier one.
 
-    The last step of all has its checkpoint, although all ranks that did it end before they have
-    seen to that.
+    The last step of the job has a checkpoint, although the ranks end before they write it.
     """
     options = ("--snapshot-every", "10", "--checkpoint-every", "1000", "--max-restarts", "1")
     options += ("--checkpoint-dir", str(tmp_path / "checkpoints"))
@@ -58,15 +57,15 @@ def test_a_directory_as_store(tmp_path: Path, baseline: Baseline) -> None:
 
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[str]:
-    """A place in an object store, which has a server here."""
+    """Return a location in an object store on a local server."""
     with rclone(tmp_path / "s3") as server:
         yield server.location()
 
 
 def test_an_object_store(tmp_path: Path, baseline: Baseline, bucket: str) -> None:
-    """The next attempt does the step behind the last one, until a callback stops the training.
+    """The next attempt continues after the last step, until a callback stops the training.
 
-    After that another attempt has nothing left to do, and the same parameters.
+    A further attempt does no step and has the same parameters.
     """
     script = ("--plateau", "--patience", "1")
     options = ("--checkpoint-every", "10", "--checkpoint-dir", bucket)

@@ -1,7 +1,7 @@
-"""MindSpore's own retry loop and callback, upon Rekindle's mindio_ttp.
+"""MindSpore's own retry loop and callback, with Rekindle's mindio_ttp.
 
-One job meets all faults. The last process of all damaged ranks has done every step; it has left its
-result behind the last step, before a rank is lost.
+One job has all faults. The last process of each damaged rank has done every step. It has written
+its result after the last step, before a rank is lost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from rekindle.recovery.policy.policy import Strategy
 pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 RANKS = 3
 RT_SEND, RT_UCE_HIGHLEVEL = 0, 1
-# All states are damaged: no handler can repair them, and new processes begin with what their script
-# loads. Then one is damaged after the other: it takes its parameters from a peer.
+# All states are damaged: no handler can repair them, and new processes start with the state that
+# their script loads. Later one rank after the other is damaged, and gets its parameters from a
+# peer.
 RESTART = Row(
     "all states damaged",
     2,
@@ -48,7 +49,7 @@ ROWS = [RESTART, *REPAIRS.values()]
 
 
 def lose_a_rank(job: MindSporeJob) -> None:
-    """Kill a rank behind the last step, when no restart is left."""
+    """Kill a rank after the last step, when no restart is left."""
     job.wait(lambda: all(r.finished == STEPS for r in job.status().ranks), "the last step")
     os.kill(job.pids()[1], signal.SIGKILL)
     assert job.end() != 0, job.story()
@@ -56,7 +57,7 @@ def lose_a_rank(job: MindSporeJob) -> None:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job that met all faults."""
+    """Return the job after all faults."""
     job = MindSporeJob(
         tmp_path_factory.mktemp("job"),
         ranks=RANKS,
@@ -96,10 +97,10 @@ def test_the_training_is_that_of_an_undisturbed_run(ended: Ended, baseline: Base
 
 
 def test_a_lost_rank_has_the_others_save_their_state(ended: Ended) -> None:
-    """One that has to end calls MindSpore's own handlers: a checkpoint of the newest step.
+    """A rank that must end calls MindSpore's own handlers, which save the newest step.
 
-    One rank of the node does that. Another one that hears late may begin a second checkpoint, which
-    never gets its final name.
+    One rank of the node does that. Another rank may start a second checkpoint, which never gets its
+    final name.
     """
     folder = ended.job.folder
     (saved,) = folder.glob("ttp_saved_checkpoints-step_*[0-9]/*/*")
@@ -110,7 +111,7 @@ def test_a_lost_rank_has_the_others_save_their_state(ended: Ended) -> None:
 
 
 def repaired(step: int, kind: int, *, source: int, target: int) -> list[Any]:
-    """What a repair handler has been called with."""
+    """Return the expected call of a repair handler."""
     info = {
         "type": [0],
         "repair_type": kind,
@@ -122,7 +123,7 @@ def repaired(step: int, kind: int, *, source: int, target: int) -> list[Any]:
 
 
 def split_by_stop(calls: list[Any]) -> list[list[Any]]:
-    """The calls of each recovery."""
+    """Return the calls of each recovery."""
     found: list[list[Any]] = []
     for call in calls:
         if call[0] == "stop":

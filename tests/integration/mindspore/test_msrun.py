@@ -1,4 +1,4 @@
-"""msrun, whose workers are Rekindle's agent's to watch."""
+"""msrun with Rekindle: the agent watches msrun's workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RANKS = 2
 
 
 class MsrunJob(MindSporeJob):
-    """A job of one msrun, with two workers of a script that knows nothing of Rekindle."""
+    """A job of one msrun, with two workers of a script without Rekindle code."""
 
     def __init__(
         self, folder: Path, *script: str, restarts: int = 0, program: Path = SCRIPT
@@ -55,7 +55,7 @@ class MsrunJob(MindSporeJob):
 
 
 def _scripts(msrun: psutil.Process) -> list[int]:
-    """Return those of its children that are the script: not what shows their output."""
+    """Return the children that run the script, without those that show its output."""
     return [each.pid for each in msrun.children() if str(SCRIPT) in each.cmdline()]
 
 
@@ -67,12 +67,11 @@ def _lives(pid: int) -> bool:
 
 
 def test_workers_are_watched(tmp_path: Path, baseline: Baseline) -> None:
-    """A killed worker is seen at once, and nobody outlives a killed msrun.
+    """The agent detects a killed worker, and all workers end with a killed msrun.
 
-    All workers are replaced then, at another port, with another scheduler. Their script begins
-    again, for it keeps nothing. The last ones train as an undisturbed job does.
-
-    On a busy machine MindSpore 2.10 itself has crashed while it connects its processes.
+    All workers are then replaced, with another port and another scheduler. Their script starts from
+    its first step, because it has no checkpoints. The last workers train as in an undisturbed job.
+    On a busy machine MindSpore 2.10 itself has crashed during the connection of its processes.
     """
     with MsrunJob(tmp_path, "--die", "1:5:0", restarts=4) as job:
         job.wait_event(journal.FaultSeen)
@@ -95,7 +94,10 @@ def test_workers_are_watched(tmp_path: Path, baseline: Baseline) -> None:
 
 
 def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
-    """Also of one that has ended by itself; others are told to end, and msrun's status is its."""
+    """If a worker fails, msrun ends all workers and exits with that worker's status.
+
+    The child processes of all workers end as well, including those of the failed worker.
+    """
     program = "import os, subprocess, sys; told = os.environ; print(sorted(told), told['PATH'])\n"
     program += "if 'MS_NODE_ID' in told: subprocess.Popen(['sleep', '1000'])\n"
     program += "if told.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"

@@ -1,4 +1,4 @@
-"""A checker that measures a device through MindSpore: here its CPU device, for there is no NPU."""
+"""A checker measures a device through MindSpore; here its CPU device, without an NPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
 """
 
 
-# The checkers by name: MindSpore's name of the kind of device, and what goes wrong with it.
+# The checkers by name: MindSpore's name of the kind of device, and the simulated error.
 CHECKERS = {
     "sound": "CPU:",
     "product": "CPU:product",
@@ -42,7 +42,7 @@ Lines = Mapping[str, socket.socket]
 
 @pytest.fixture(scope="module")
 def lines() -> Iterator[Lines]:
-    """Start the checkers; give the lines to them."""
+    """Start the checkers; return the connections to them."""
     pairs = {n: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for n in CHECKERS}
     theirs = {name: pair[1].fileno() for name, pair in pairs.items()}
     arguments = [f"{theirs[name]}:{checked}" for name, checked in CHECKERS.items()]
@@ -53,18 +53,18 @@ def lines() -> Iterator[Lines]:
             subprocess.Popen(command, env=ENVIRONMENT | own, pass_fds=[*theirs.values()])
         )
         for ours, other in pairs.values():
-            kept.enter_context(ours)  # a checker ends when its line is closed
+            kept.enter_context(ours)  # a checker ends when its connection closes
             other.close()
         yield {name: ours for name, (ours, _) in pairs.items()}
 
 
 def heard(line: socket.socket) -> Said:
-    """What it says next."""
+    """Return the checker's next message."""
     return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Said)
 
 
 def answer(line: socket.socket) -> Done:
-    """What a checker says that is to measure its device."""
+    """Order a measurement and return the checker's answer."""
     assert isinstance(heard(line), Open)
     line.send(msgspec.msgpack.encode(DeviceWork(serial=7)))
     done = heard(line)
@@ -74,7 +74,7 @@ def answer(line: socket.socket) -> Done:
 
 
 def test_a_device_is_measured(lines: Lines) -> None:
-    """A product and a copy, whose results are right."""
+    """A sound device has times for a product and a copy, and no error."""
     done = answer(lines["sound"])
     assert done.error == ""
     assert done.seconds.keys() == {Measurement.COMPUTE, Measurement.MEMORY}
@@ -89,12 +89,12 @@ def test_a_device_is_measured(lines: Lines) -> None:
     ],
 )
 def test_what_mindspore_makes_is_compared(wrong: str, said: str, lines: Lines) -> None:
-    """Its own product and its own copy: they are seen to be wrong where it makes them so."""
+    """A wrong product or copy of MindSpore gives an error."""
     assert answer(lines[wrong]).error == said
 
 
 def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
-    """As Ascend's cannot here: the checker says so before any work."""
+    """A device that MindSpore cannot use is an error before any work, as Ascend here."""
     said = heard(lines["Ascend"])
     assert isinstance(said, Done)
     assert said.error.startswith("RuntimeError: Unsupported device target Ascend")
@@ -113,7 +113,10 @@ def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
     ],
 )
 def test_mindspore_is_imported_only_where_there_are_npus(npus: int, chosen: str) -> None:
-    """And what it cannot use is left alone, and told: there is no CANN here."""
+    """A checker imports MindSpore only on a node with NPUs.
+
+    If MindSpore cannot use them, as here without CANN, the note reports that.
+    """
     command = [PYTHON, "-c", CHOICE, str(npus)]
     told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert told.stdout.splitlines()[-1] == chosen

@@ -1,4 +1,4 @@
-"""What tells a rank that is caught in a step that its state is that of the step before."""
+"""The facts by which a rank in a step knows that its state is from before the step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(200)]
 
 
 def test_parameters_and_updates() -> None:
-    """Each update is counted, wherever the optimizer is; what a forward pass changes is copied.
+    """Rekindle counts each update, in any place of the optimizer.
 
-    Frozen weights are not, and if they change nevertheless that is noticed. Callbacks take what
-    others of their class have kept.
+    It copies the parameters that a forward pass changes. It does not copy frozen weights, but
+    detects their changes. Callbacks get the saved state of others of their class.
     """
     script = SUPPORT / "mindspore_jobs" / "parameters.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}

@@ -1,4 +1,4 @@
-"""Faults that MindSpore's ranks survive: they are repaired in their processes."""
+"""Faults that the processes of MindSpore ranks survive, with repairs in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 3
 
 
 def replace_coordinator(job: MindSporeJob) -> None:
-    """Kill the coordinator while the ranks stand, and wait for the next one."""
+    """Kill the coordinator while the ranks wait, and wait for the next one."""
     endpoint = job.directory.endpoint()
     assert endpoint is not None
     os.kill(endpoint.pid, signal.SIGKILL)
@@ -26,8 +26,8 @@ def replace_coordinator(job: MindSporeJob) -> None:
     job.wait(lambda: len(job.events_of(journal.Decided)) == len(ROWS), "its decision")
 
 
-# A damaged rank takes its state from a peer. The ranks meet the next coordinator with the state
-# that they have; they may do that at the end alone.
+# A damaged rank gets its state from a peer. The ranks keep their states for the next coordinator;
+# they may arrive only at the end of the training.
 ROWS = [
     Row("uce of rank 2", 3, InjectionKind.UCE, (2,)),
     Row("uce of rank 0", 9, InjectionKind.UCE, (0,)),
@@ -38,7 +38,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job that met all faults."""
+    """Return the job after all faults."""
     return meet(MindSporeJob(tmp_path_factory.mktemp("job"), ranks=RANKS), ROWS)
 
 
@@ -49,6 +49,6 @@ def test_a_fault_costs_no_process_and_no_step(ended: Ended, row: Row) -> None:
 
 def test_the_training_is_that_of_an_undisturbed_run(ended: Ended, baseline: Baseline) -> None:
     ended.check_end()
-    # The next coordinator keeps the scheduler: else ranks cannot leave it, and one may hang then.
+    # The next coordinator keeps the scheduler. Otherwise ranks cannot unregister, and one may hang.
     assert "Failed to unregister" not in (ended.job.folder / "output").read_text()
     assert_same(ended.job, baseline(RANKS))

@@ -1,7 +1,7 @@
-"""Faults after which all ranks of MindSpore have new processes, or go back to a snapshot.
+"""Faults after which all MindSpore ranks get new processes, or return to a snapshot.
 
-The job's callbacks decide by what they have seen: the learning rate falls behind the third epoch,
-if two others were seen before.
+The job's callbacks depend on earlier epochs: the learning rate falls after the third epoch if the
+callback has seen the two earlier ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ RESTART = Strategy.RESTART
 
 
 def kill_scheduler(job: MindSporeJob) -> None:
-    """Kill MindSpore's scheduler while the ranks stand: MindSpore would end them some day."""
+    """Kill MindSpore's scheduler while the ranks wait.
+
+    MindSpore itself would end the ranks much later.
+    """
     decided = len(job.events_of(journal.Decided))
     job.scheduler().kill()
     job.wait(lambda: len(job.events_of(journal.Decided)) > decided, "a decision")
@@ -44,13 +47,14 @@ ROWS = [
     Row("rank 0 killed 4 ms later", 22, strategy=RESTART),
 ]
 # At the end of an epoch the callbacks reduce a value over all ranks. A rank that waits there for a
-# dead one has a state of no step, so the kill in the last step of an epoch comes as it begins.
+# killed rank has no state of a step. The kill in the last step of an epoch therefore occurs at the
+# start of the step.
 KILLS = ("0:4:0", "0:7:0.002", "0:14:0.006", "1:19:0", "0:23:0.004")
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """The job that met all faults."""
+    """Return the job after all faults."""
     script = ("--plateau", *(word for kill in KILLS for word in ("--die", kill)))
     options = ("--max-restarts", "6", "--snapshot-every", "8")
     job = MindSporeJob(tmp_path_factory.mktemp("job"), *script, options=options)
@@ -59,11 +63,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_state_comes_from_a_final_checkpoint_or_a_snapshot(ended: Ended, row: Row) -> None:
-    """Agents of live ranks write a final checkpoint: no step is lost. Else training goes back."""
+    """Agents of live ranks write a final checkpoint, and no step is lost.
+
+    Without one, training continues from a snapshot.
+    """
     ended.check(row)
 
 
 def test_the_training_is_that_of_an_undisturbed_run(ended: Ended, baseline: Baseline) -> None:
-    """A killed rank may have done steps and not have written their losses."""
+    """The training equals an undisturbed run.
+
+    A killed rank may have done steps without writing their losses.
+    """
     ended.check_end()
     assert_same(ended.job, baseline(2, "--plateau"), unwritten={0: 4, 1: 1})

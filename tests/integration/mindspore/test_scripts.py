@@ -1,4 +1,4 @@
-"""Loops of MindSpore's that do more than one plain step after the other, or not the same."""
+"""MindSpore scripts with other loops than one plain step after the other, and with errors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ pytestmark = [needs_mindspore, pytest.mark.timeout(400)]
 
 
 def test_a_killed_rank_costs_no_step_of_other_loops(tmp_path: Path, baseline: Baseline) -> None:
-    """The loop updates in every second step, and changes its samples at random.
+    """A killed rank loses no step of a loop that updates in every second step.
 
-    MindSpore's recovery of such a dataset is not the fast one. A callback stops the training: the
-    step that it stops behind is the last one, and has a checkpoint.
+    The loop changes its samples at random, so that MindSpore uses its slow recovery of the dataset.
+    A callback stops the training. The step before the stop is the last one, and has a checkpoint.
     """
     script = ("--accumulate", "--augment", "--stop", "27")
     options = ("--max-restarts", "1", "--checkpoint-every", "10")
@@ -29,12 +29,12 @@ def test_a_killed_rank_costs_no_step_of_other_loops(tmp_path: Path, baseline: Ba
         assert job.end() == 0, job.story()
     assert [incident.steps_lost for incident in job.incidents()] == [0], job.story()
     first, *_, last = [each.step for each in job.events_of(journal.Checkpointed)]
-    assert (first, last) == (10, 27), job.story()  # steps of milliseconds may outrun that of 20
+    assert (first, last) == (10, 27), job.story()  # step 20 may have none
     assert_same(job, baseline(2, *script), unwritten={1: 1})
 
 
 def test_a_script_without_a_session_is_restarted(tmp_path: Path, baseline: Baseline) -> None:
-    """All its ranks have new processes, with a scheduler of their own."""
+    """All ranks of a script without a Session get new processes and a new scheduler."""
     script = ("--plain", "--die", "1:11:0")
     with MindSporeJob(tmp_path, *script, options=("--max-restarts", "1")) as job:
         assert job.end() == 0, job.story()
@@ -44,9 +44,9 @@ def test_a_script_without_a_session_is_restarted(tmp_path: Path, baseline: Basel
 
 
 def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
-    """A spare takes its place; the state comes from the final checkpoint of the node that is left.
+    """A spare replaces a lost node; the state comes from the final checkpoint of the other node.
 
-    There is no PyTorch: the nodes are measured by other means, and are taken in.
+    Without PyTorch, the node check measures the nodes by other means and finds them healthy.
     """
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "1", "--max-restarts", "1")
     options += ("--network-check", "--compute-factor", "50", "--link-factor", "50")
@@ -79,7 +79,10 @@ def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
 def test_ranks_that_do_not_do_the_same_are_told(
     tmp_path: Path, script: tuple[str, ...], said: str
 ) -> None:
-    """One would wait for the other for ever, or they would train different models."""
+    """Ranks with different ends or seeds get an error.
+
+    Otherwise one would wait for the other without end, or they would train different models.
+    """
     with MindSporeJob(tmp_path, *script) as job:
         assert job.end() == 1, job.story()
     assert said in job.events_of(journal.FaultSeen)[0].fault.message, job.story()

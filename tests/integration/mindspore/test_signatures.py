@@ -1,4 +1,4 @@
-"""Every name of MindSpore's that the project calls, against the installed MindSpore."""
+"""The MindSpore names that the project calls, checked against the installed MindSpore."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKED = [
     SUPPORT / "mindspore_jobs" / "tft_train.py",
 ]
 
-Call = tuple[int, tuple[str, ...]]  # arguments by place, self among them, and names of the others
+Call = tuple[int, tuple[str, ...]]  # positional arguments with self; names of keyword arguments
 _CALLBACK = "mindspore.train.callback._train_fault_tolerance"
 
 # As rekindle/training and rekindle/agent call them.
@@ -68,7 +68,7 @@ CALLS: dict[str, Call] = {
     "mindspore.train.Model.train_network.fget": (1, ()),
 }
 
-# Made in C++, without a signature.
+# Implemented in C++, without a signature.
 OF_CPP = {
     "mindspore.Tensor",
     "mindspore.Tensor.copy_",
@@ -88,7 +88,7 @@ HANDLERS: dict[str, Call] = {
     "mindspore.runtime.synchronize": (0, ()),
 }
 
-# What stands in for MindSpore's callback on CPU in mindspore_jobs/tft_train.py.
+# Names that mindspore_jobs/tft_train.py uses instead of MindSpore's callback on CPU.
 STOOD_IN: dict[str, Call] = {
     "mindspore.train.TrainFaultTolerance._set_tft_optimizer_replica": (2, ()),
     "mindspore.train.TrainFaultTolerance._is_params_consistent": (1, ()),
@@ -100,8 +100,8 @@ STOOD_IN: dict[str, Call] = {
     "mindspore.utils.utils.TftHandle.init": (1, ("config",)),
 }
 
-# As rekindle/training/msrun.py takes msrun's workers over: the callbacks it is given, and
-# how it is called itself (tests/integration/mindspore/test_msrun.py).
+# As rekindle/training/msrun.py replaces the callbacks for msrun's workers, and as it calls msrun
+# (tests/integration/mindspore/test_msrun.py).
 _MANAGER = "mindspore.parallel.cluster.process_entity._api._ProcessManager"
 MSRUN: dict[str, Call] = {
     "mindspore.parallel.cluster.run.get_args": (0, ()),
@@ -113,7 +113,7 @@ MSRUN: dict[str, Call] = {
 
 
 def test_each_call_fits_the_released_signature() -> None:
-    """Arguments by place and by name, of the version that they were read from."""
+    """Each call has the positional and keyword arguments of the released version."""
     calls = json.dumps(CALLS | HANDLERS | STOOD_IN | MSRUN)
     result = subprocess.run(
         [PYTHON, NAMES], input=calls, capture_output=True, text=True, check=False
@@ -126,7 +126,7 @@ def test_each_call_fits_the_released_signature() -> None:
 
 
 def test_no_name_is_used_that_is_not_checked() -> None:
-    """What the modules take from MindSpore is in the tables, but for constants."""
+    """The tables contain each MindSpore name in the modules, except constants."""
     checked = {*CALLS, *HANDLERS, *STOOD_IN, *MSRUN}
     constants = {f"mindspore.{name}" for name in ("float32", "int32", "GRAPH_MODE", "__version__")}
     used = {name for path in CHECKED[:-1] for name in names_in(path)}
@@ -136,7 +136,7 @@ def test_no_name_is_used_that_is_not_checked() -> None:
 
 
 def names_in(path: Path) -> Iterator[str]:
-    """The names of MindSpore's that a module uses, in full."""
+    """Return the full MindSpore names that a module uses."""
     tree = ast.parse(path.read_text())
     bound = {}
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The cluster that all tests of a worker share, and namespaces of their own in it."""
+"""The clusters that all tests of a worker share, and a namespace for each test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["baseline", "baseline_of"]
 
 @pytest.fixture(scope="session")
 def worker_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    """Six nodes that run pods as processes of this machine."""
+    """Start six nodes that run pods as processes of this machine."""
     folder = tmp_path_factory.mktemp("cluster")
     with start(folder, nodes=6, capacity=f"{RESOURCE}=8,example.com/npu=8") as found:
         yield found
@@ -27,14 +27,14 @@ def worker_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulat
 
 @pytest.fixture(scope="module")
 def cluster(worker_cluster: Simulated) -> Iterator[Simulated]:
-    """The worker's cluster, which is restored after each module."""
+    """Return the worker's cluster; restore it after each module."""
     yield worker_cluster
     tidy(worker_cluster)
 
 
 @pytest.fixture
 def api(cluster: Simulated) -> Iterator[Api]:
-    """A client of the cluster; injected faults end with it."""
+    """Return a client of the cluster; afterwards clear the injected faults."""
     found = load(str(cluster.kubeconfig), patience_s=20.0)
     yield found
     found.close()
@@ -43,14 +43,14 @@ def api(cluster: Simulated) -> Iterator[Api]:
 
 @pytest.fixture
 def namespace(cluster: Simulated) -> Iterator[str]:
-    """A namespace of the test's own."""
+    """Create a namespace for the test."""
     with new_namespace(cluster) as name:
         yield name
 
 
 @pytest.fixture(scope="session")
 def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    """Two nodes with four devices each, and no JobSets."""
+    """Start two nodes with four devices each, without JobSets."""
     folder = tmp_path_factory.mktemp("lean")
     with start(folder, nodes=2, without="jobsets", capacity="example.com/npu=4") as found:
         yield found
@@ -58,6 +58,6 @@ def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
 
 @pytest.fixture
 def space(lean: Simulated) -> Iterator[str]:
-    """A namespace of the test's own there."""
+    """Create a namespace for the test in the lean cluster."""
     with new_namespace(lean) as name:
         yield name

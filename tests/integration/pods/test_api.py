@@ -1,4 +1,4 @@
-"""Requests to an API server that fails in the ways in which real ones do."""
+"""Requests to an API server that fails in the same ways as real servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_connection_that_is_cut(api: Api, cluster: Simulated) -> None:
 
 
 def test_refusals_are_told_apart(api: Api) -> None:
-    """What is wrong stays wrong, and is told at once, in the server's words."""
+    """Each refusal has its own error class and the server's message, without a retry."""
     api.create(MAPS, named("a"))
     with pytest.raises(ConflictError, match='configmaps "a" already exists') as conflict:
         api.create(MAPS, named("a"))
@@ -66,7 +66,11 @@ def test_refusals_are_told_apart(api: Api) -> None:
 
 
 def test_a_stranger_is_refused_at_once(cluster: Simulated, tmp_path: Path) -> None:
-    """Not only after the time in which a server that has begun anew refuses everybody."""
+    """An account without rights gets ForbiddenError immediately.
+
+    The client does not wait, as it does for a restarted server that refuses all accounts for a
+    while.
+    """
     token = cluster.token_for("stranger")
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     with pytest.raises(ForbiddenError, match=r"stranger.* cannot list"):
@@ -81,7 +85,7 @@ def test_a_server_that_has_begun_anew_refuses_for_a_while(api: Api, cluster: Sim
 
 
 def test_nobody_answers(cluster: Simulated, tmp_path: Path) -> None:
-    """The error says where nobody is, once patience is at its end."""
+    """If no server answers, the error after the client's patience has the address."""
     config = tmp_path / "config"
     config.write_text(cluster.kubeconfig.read_text().replace(f":{cluster.port}", ":1"))
     api = load(str(config), patience_s=0.5)
@@ -101,7 +105,7 @@ def test_a_file_that_names_no_cluster(content: str, tmp_path: Path) -> None:
 
 
 class Seen:
-    """What a follower has told."""
+    """Collects the changes of an informer."""
 
     def __init__(self, api: Api) -> None:
         self.follower = Informer(api, MAPS, labels="test=yes")
@@ -150,7 +154,10 @@ def test_changes_as_they_come(api: Api, seen: Seen) -> None:
 
 
 def test_a_watch_that_is_cut_goes_on(api: Api, cluster: Simulated, seen: Seen) -> None:
-    """From where it was: nothing is listed again, lost or told twice."""
+    """After a cut the watch continues from its last version, without a second list.
+
+    No change is lost or reported twice.
+    """
     cluster.cut("configmaps")
     change(api, "a", "2")
     change(api, "a", "3")
@@ -159,7 +166,10 @@ def test_a_watch_that_is_cut_goes_on(api: Api, cluster: Simulated, seen: Seen) -
 
 
 def test_a_server_that_restarts(api: Api, cluster: Simulated, seen: Seen) -> None:
-    """Old versions are gone then: it is listed anew, and only what differs is told."""
+    """After a restart the server has no old versions: the informer lists again.
+
+    The informer reports only the differences.
+    """
     cluster.stop_server()
     cluster.start_server()
     change(api, "a", "2")

@@ -1,4 +1,4 @@
-"""`rekindle kubernetes check`: what a cluster lacks is told on demand."""
+"""`rekindle kubernetes check` reports the requirements that a cluster does not meet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[Object]]:
-    """The exit status of the command, and what it has found."""
+    """Run the check; return its exit status and its findings."""
     with pytest.raises(SystemExit) as exit_:
         cli.main(["kubernetes", "check", *map(str, arguments), "--json"])
     return int(str(exit_.value.code)), json.loads(capsys.readouterr().out)
@@ -31,7 +31,7 @@ def states(found: list[Object]) -> dict[str, str]:
 def test_everything_is_there(
     lean: Simulated, space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the Role of deploy/ alone the check passes; what may not be looked at is unknown."""
+    """The check passes with the rights of the Role in deploy/ only."""
     kubeconfig = role.flows(lean, tmp_path / "flows", space)
     for kind in ("indexed-job", "ascendjob", "volcano-job", "trainjob", "pytorchjob"):
         options = ("--kubeconfig", kubeconfig, "--namespace", space, "--kind", kind)
@@ -46,7 +46,7 @@ def test_everything_is_there(
 def test_a_job_file_is_checked(
     lean: Simulated, space: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own objects are tried, strictly; what only it needs is looked for."""
+    """The check of a job file does strict dry runs of its objects and checks its requirements."""
     path = tmp_path / "job.yaml"
     path.write_text(
         "name: llama\nscript: train.py\nworking_directory: /app\nnodes: 2\nprocesses_per_node: 8\n"
@@ -65,7 +65,7 @@ def test_a_job_file_is_checked(
 def test_it_is_told_to_people(
     lean: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table, and below it what to do."""
+    """The text output is a table, followed by advice."""
     options = ("--kubeconfig", str(lean.kubeconfig), "--namespace", "nowhere")
     with pytest.raises(SystemExit, match="1"):
         cli.main(["kubernetes", "check", *options, "--kind", "jobset"])
@@ -89,7 +89,7 @@ def test_a_wrong_kubeconfig(
     lean: Simulated,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is a finding like others."""
+    """An unusable kubeconfig is a finding with status 1."""
     status, found = checked(capsys, "--kubeconfig", lean.kubeconfig, *arguments)
     assert (status, [each["what"] for each in found]) == (1, [what])
     assert said in found[0]["said"]
@@ -101,7 +101,7 @@ def test_a_server_that_is_away(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither is asked for long."""
+    """If the server does not answer, the check ends after a short patience."""
     monkeypatch.setattr("rekindle.cli.kubernetes._PATIENCE_S", 0.2)
     config = tmp_path / "config"
     config.write_text(lean.kubeconfig.read_text().replace(f":{lean.port}", ":1"))

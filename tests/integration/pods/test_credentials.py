@@ -1,4 +1,4 @@
-"""Who we are to the API server, and the way there: commands, files, proxies, TLS."""
+"""The client's user and its connection to the API server: commands, files, proxies, TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG_AGO = "2020-01-01T00:00:00Z"
 
 
 class Someone:
-    """Accounts that may do the same, and a kubeconfig that tells of one of them."""
+    """Accounts with equal rights, and a kubeconfig for one of them."""
 
     def __init__(self, server: Simulated, namespace: str, folder: Path) -> None:
         self.server = server
@@ -40,7 +40,7 @@ class Someone:
         self.become("first")
 
     def become(self, name: str, left: str = "") -> None:
-        """Be another account; the one that is left is gone, and its token with it."""
+        """Switch to another account; delete the account that is left, which ends its token."""
         rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
         role, binding = rules(f"look-{name}", name, self.namespace, self._rights)
         self.server.create(f"{rbac}/roles", role)
@@ -51,7 +51,7 @@ class Someone:
             self.server.delete(f"{accounts}/{left}")
 
     def kubeconfig(self, user: Object, **cluster: Any) -> str:
-        """Write a kubeconfig with this user; cluster: more of the server."""
+        """Write a kubeconfig with this user; `cluster` has more fields of the server."""
         told = yaml.safe_load(self.server.kubeconfig.read_text())
         told["users"][0]["user"] = user
         told["clusters"][0]["cluster"] |= cluster
@@ -60,14 +60,14 @@ class Someone:
         return str(path)
 
     def command(self, script: str) -> Object:
-        """A user who is told by a program, written in Python."""
+        """Return a user whose credentials a Python program prints."""
         path = self.folder / "login"
         path.write_text(f"import json, pathlib, sys\n{script}\n")
         how = {"command": sys.executable, "args": [str(path)], "interactiveMode": "Never"}
         return {"exec": {"apiVersion": EXEC, **how}}
 
     def tells_token(self, expires: str = "") -> Object:
-        """A user whose program prints the token that there is."""
+        """Return a user whose program prints the current token."""
         status = {"expirationTimestamp": expires} if expires else {}
         answer = {"apiVersion": EXEC, "kind": "ExecCredential", "status": status}
         return self.command(
@@ -84,7 +84,7 @@ def someone(lean: Simulated, space: str, tmp_path: Path) -> Someone:
 
 @pytest.fixture
 def loaded() -> Iterator[Callable[[str], Api]]:
-    """Load a kubeconfig; its connections are closed with the test."""
+    """Return a function that loads a kubeconfig; close its connections after the test."""
     found: list[Api] = []
 
     def begin(kubeconfig: str) -> Api:
@@ -97,7 +97,7 @@ def loaded() -> Iterator[Callable[[str], Api]]:
 
 
 def every_way(api: Api, path: str) -> list[int]:
-    """How the server answers a request, a way to what it passes on, and a watch."""
+    """Return the server's answers to a request, to a direct connection, and to a watch."""
     found = [len(api.get(path)["items"])]
     connection = api.way_to(path).connect()
     connection.request("GET", "", None, {})
@@ -120,7 +120,7 @@ def token_in_file(someone: Someone) -> Object:
 def test_a_token_that_changes(
     user: Callable[[Someone], Object], someone: Someone, loaded: Callable[[str], Api]
 ) -> None:
-    """Every way asks with the token of now; the old one, which has run out, is never in the way."""
+    """Each kind of request uses the current token after the old one has ended."""
     api = loaded(someone.kubeconfig(user(someone)))
     way, maps = api.way_to(someone.maps), someone.maps
     assert api.get(maps)["items"] == []
@@ -150,7 +150,7 @@ def _watched(api: Api, path: str) -> int:
 
 
 def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str], Api]) -> None:
-    """What changes is told on, whoever it is that asks by now."""
+    """An informer continues with a new token after its first token has ended."""
     api = loaded(someone.kubeconfig(token_in_file(someone)))
     follower = Informer(api, someone.maps)
     changes = follower.changes()
@@ -177,20 +177,20 @@ def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str],
     ],
 )
 def test_a_command_that_fails(script: str, said: str, someone: Someone) -> None:
-    """What it said is told at once; nobody goes on as nobody."""
+    """If the login command fails, the load fails with the command's message."""
     with pytest.raises(UsageError, match=f"the user of the kubeconfig cannot log in: .*{said}"):
         load(someone.kubeconfig(someone.command(script)))
 
 
 def test_a_command_that_is_not_there(someone: Someone) -> None:
-    """It is named."""
+    """The error names a login command that does not exist."""
     user = {"exec": {"apiVersion": EXEC, "command": "/nowhere/login"}}
     with pytest.raises(UsageError, match=r"cannot log in: .*/nowhere/login"):
         load(someone.kubeconfig(user))
 
 
 def test_a_command_that_fails_later(someone: Someone, loaded: Callable[[str], Api]) -> None:
-    """Its words come with the refusal of the token that has run out."""
+    """If the login command fails later, the refusal of the old token has the command's message."""
     api = loaded(someone.kubeconfig(someone.tells_token(LONG_AGO)))
     api.unforgiving().get(someone.maps)
     someone.become("second", left="first")
@@ -202,7 +202,7 @@ def test_a_command_that_fails_later(someone: Someone, loaded: Callable[[str], Ap
 
 
 def test_a_kubeconfig_that_is_being_written(someone: Someone, loaded: Callable[[str], Api]) -> None:
-    """What is half there is not taken; once it is whole, it is."""
+    """The client ignores a partial kubeconfig and uses it when it is complete."""
     path = Path(someone.kubeconfig({"token": someone.token.read_text()}))
     api = loaded(str(path))
     api.unforgiving().get(someone.maps)
@@ -215,7 +215,7 @@ def test_a_kubeconfig_that_is_being_written(someone: Someone, loaded: Callable[[
 
 
 def test_by_a_proxy(someone: Someone, loaded: Callable[[str], Api]) -> None:
-    """Every way goes by the proxy that the kubeconfig names."""
+    """All requests use the proxy of the kubeconfig."""
     with between.proxy() as proxy:
         user, where = token_in_file(someone), f"http://127.0.0.1:{proxy.port}"
         api = loaded(someone.kubeconfig(user, **{"proxy-url": where}))
@@ -229,7 +229,7 @@ def test_by_a_proxy(someone: Someone, loaded: Callable[[str], Api]) -> None:
 def test_the_proxy_of_the_environment(
     spared: str, someone: Someone, loaded: Callable[[str], Api], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is taken, but for hosts that need none."""
+    """All requests use the proxy of the environment, except to hosts in `no_proxy`."""
     with between.proxy() as proxy:
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.setenv("no_proxy", spared)
@@ -243,7 +243,7 @@ def test_the_proxy_of_the_environment(
 def test_a_server_of_another_name(
     by_proxy: bool, someone: Someone, loaded: Callable[[str], Api]
 ) -> None:
-    """`tls-server-name` is whom the certificate must name, on every way."""
+    """With `tls-server-name`, all requests check the certificate against that name."""
     cert, key = certificate(someone.folder, "kubernetes.test")
     target = ("127.0.0.1", someone.server.port)
     with between.tls(target, (str(cert), str(key))) as front, between.proxy() as proxy:

@@ -1,4 +1,4 @@
-"""The train flow on a real Prefect server, its job in the pods of a cluster."""
+"""The train flow on a real Prefect server, with its job in the pods of a cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_OBJECTS = 6  # a Job, two nodes and a coordinator, the root and the secret
 def served(
     cluster: Simulated, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """The train flow, served for all tests of this file."""
+    """Serve the train flow for all tests of this file."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
@@ -58,7 +58,7 @@ def start(served: Served, gate: Path, image: str = "training", steps: int = 400)
 
 
 def holder(run: FlowRun, cluster: Simulated) -> str:
-    """Who steers the job, by its coordinator's word."""
+    """Return the process that steers the job, as its coordinator reports it."""
     endpoint = run.directory.endpoint()
     if endpoint is None:
         return ""
@@ -80,11 +80,11 @@ def objects(cluster: Simulated, run: FlowRun) -> list[str]:
 
 @dataclass
 class Life:
-    """The facts of one flow run, as far as it came."""
+    """The facts of one flow run, up to the point that it reached."""
 
     logs: str = ""
-    jobs: list[int] = field(default_factory=list)  # the Jobs there were at each adoption
-    begun: int = 0  # attempts, when the flow run was cancelled
+    jobs: list[int] = field(default_factory=list)  # the number of Jobs at each adoption
+    begun: int = 0  # attempts before the cancellation
     cancelled: str = ""
     outcome: str = ""
     left: list[str] = field(default_factory=list)
@@ -94,14 +94,14 @@ class Life:
     error: Exception | None = None
 
     def reached(self, it: T) -> T:
-        """Return a fact; raise the error of the flow run if there is no such fact."""
+        """Return a fact; raise AssertionError with the flow run's error if it is missing."""
         assert it, f"not reached: {self.error}"
         return it
 
 
 @pytest.fixture(scope="module")
 def life(cluster: Simulated, served: Served, tmp_path_factory: pytest.TempPathFactory) -> Life:
-    """A flow run that waits for its pods, is killed twice, is cancelled, and is retried."""
+    """Return the facts of a run that waits for pods, is killed twice, cancelled and retried."""
     found = Life()
     try:
         live(found, cluster, served, tmp_path_factory.mktemp("life") / "gate")
@@ -111,7 +111,7 @@ def life(cluster: Simulated, served: Served, tmp_path_factory: pytest.TempPathFa
 
 
 def live(found: Life, cluster: Simulated, served: Served, gate: Path) -> None:
-    """Lead the flow run through its life."""
+    """Run the flow run through all its events and record the facts."""
     cordon(cluster, True)
     run = start(served, gate)
     until(lambda: "Unschedulable" in run.logs() or run.state().is_final(), "it is told")
@@ -148,26 +148,26 @@ def cordon(cluster: Simulated, no_more: bool) -> None:
 
 
 def test_what_becomes_of_pods_is_told(life: Life) -> None:
-    """In the flow's log, while the job waits for them."""
+    """While the job waits for its pods, the flow's log has their state."""
     assert "Unschedulable" in life.reached(life.logs)
 
 
 def test_a_flow_process_that_is_killed(life: Life) -> None:
-    """Its rerun adopts the job, twice: there is one Job and one attempt."""
+    """After each of two kills the flow's rerun adopts the job: there is one Job and one attempt."""
     assert life.reached(life.begun) == 1
     assert life.jobs == [1, 1, 1]
     assert "runs, attempt 1; this flow run adopts it" in life.logs
 
 
 def test_a_cancelled_run_leaves_nothing(life: Life) -> None:
-    """Its job is stopped, and no object is left."""
+    """A cancellation stops the job and removes all its objects."""
     assert life.reached(life.cancelled) == "Cancelled"
     assert life.reached(life.outcome) == "stopped"
     assert life.left == []
 
 
 def test_a_cancelled_run_is_retried(life: Life) -> None:
-    """The retry begins another attempt, which succeeds and leaves nothing."""
+    """The retry of a cancelled run starts a second attempt, which succeeds and leaves no object."""
     assert life.reached(life.ended) == "Completed"
     assert (life.attempts, life.left_in_the_end) == (2, [])
 
@@ -178,7 +178,10 @@ def test_a_cancelled_run_is_retried(life: Life) -> None:
 def test_a_flow_process_that_is_killed_twenty_times(
     seed: int, cluster: Simulated, served: Served, tmp_path: Path
 ) -> None:
-    """At any moment, from its first: it launches, adopts, follows, or has not even begun."""
+    """After 20 kills at random moments the job succeeds in one attempt, and no object remains.
+
+    The kills occur at the launch, the adoption, during the training, or before the flow starts.
+    """
     gate, chance = tmp_path / "gate", random.Random(seed)
     run = start(served, gate, steps=4000)
     killed: list[int] = []
@@ -186,9 +189,9 @@ def test_a_flow_process_that_is_killed_twenty_times(
         flow = until(
             lambda: (p := served.flow_process()) and p.pid not in killed and p,
             f"the flow runs again after {len(killed)} kills",
-            180.0,  # Prefect looks for what is scheduled now and then
+            180.0,  # Prefect looks for scheduled runs at intervals
         )
-        # Half of them strike while it begins, which takes some seconds, half while it follows.
+        # Half of the kills occur during the start, which takes some seconds, half after it.
         with contextlib.suppress(psutil.TimeoutExpired):
             flow.wait(chance.uniform(0.0, 12.0))
         assert flow.is_running(), run.story()
@@ -205,7 +208,10 @@ def test_a_flow_process_that_is_killed_twenty_times(
 def test_cancelled_while_the_image_is_fetched(
     cluster: Simulated, served: Served, tmp_path: Path
 ) -> None:
-    """The coordinator has never run: there is no journal to wait for."""
+    """A cancellation before the coordinator's first start removes all objects.
+
+    There is no journal yet.
+    """
     run = start(served, tmp_path / "gate", image="missing")
     coordinators = f"{NAMESPACE}/pods?labelSelector=rekindle.dev/role=coordinator"
     until(lambda: "ImagePull" in str(cluster.get(coordinators)["items"]), "it waits")
@@ -228,7 +234,7 @@ stop_job(train, run, run.state)
 def test_cancelled_where_the_job_is_unknown(
     cluster: Simulated, served: Served, tmp_path: Path
 ) -> None:
-    """The runner that cancels may be on another machine: what is to be known is in the cluster."""
+    """A cancellation works on a machine without the job's files: the cluster has all facts."""
     run = start(served, tmp_path / "gate")
     until(lambda: " on " in holder(run, cluster), "it steers")
     elsewhere = {

@@ -1,4 +1,4 @@
-"""The log of hosts in the cluster: shared, bounded, and the same whoever writes."""
+"""The host log in the cluster: shared, bounded, and consistent with several writers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def lines(cluster: Simulated) -> list[str]:
 
 
 def test_an_event_is_noted_once(api: Api, log: ClusterHostLog, cluster: Simulated) -> None:
-    """Also by another process, and what a person does not say twice."""
+    """The log has an event once, even if two processes append it; a repeated release is dropped."""
     assert log.hosts() == {}
     for each in (log, ClusterHostLog(api, "default")):
         each.append(isolated("a"))
@@ -77,13 +77,13 @@ def test_an_event_is_noted_once(api: Api, log: ClusterHostLog, cluster: Simulate
 
 
 def test_it_bears_our_labels(log: ClusterHostLog, cluster: Simulated) -> None:
-    """And none of a job: with no job it goes."""
+    """The ConfigMap has no label of a job, so that it remains when a job is removed."""
     log.append(isolated("a"))
     assert cluster.get(f"{MAPS}/{HOSTS}")["metadata"]["labels"] == {"rekindle.dev/role": "hosts"}
 
 
 def test_any_number_write_at_once(log: ClusterHostLog, cluster: Simulated) -> None:
-    """Nothing is lost, nor noted twice."""
+    """Six simultaneous writers lose no event and write none twice."""
     errors: list[Exception] = []
 
     def write(writer: int) -> None:
@@ -109,7 +109,7 @@ def test_any_number_write_at_once(log: ClusterHostLog, cluster: Simulated) -> No
 def test_a_full_log_is_folded(
     log: ClusterHostLog, cluster: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What counts stays, what was told before it was folded is known still."""
+    """A full log is folded: isolations remain, and repeated old events are still recognised."""
     monkeypatch.setattr(host_log, "MOST_BYTES", 4000)
     log.append(isolated("bad", 0))
     log.append(isolated("good", 1))
@@ -122,14 +122,17 @@ def test_a_full_log_is_folded(
         log.append(event)
     assert log.hosts()["bad"].isolated
     assert "good" not in log.hosts()
-    log.append(isolated("good", 70, at=59.0))  # a later event, in the same moment as the last
+    log.append(isolated("good", 70, at=59.0))  # a later event at the same time as the last one
     assert log.hosts()["good"].isolated
     log.append(isolated("good", 1, at=500.0, job="other"))
     assert log.hosts()["good"].isolated_at == 500.0
 
 
 def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, cluster: Simulated) -> None:
-    """However long what is said: the oldest faults go, all of them of these days."""
+    """The log stays below the server's size limit, for messages of any length.
+
+    Folding removes the oldest faults, even if all are recent.
+    """
     text, now = "\N{SNOWMAN}" * 5000, int(time.time())
     many = [broke(f"h{n}", now - 9000 + n, text[:300]) for n in range(9000)]
     body, size = [], 0
@@ -155,7 +158,10 @@ def test_the_limit_is_below_that_of_the_server(log: ClusterHostLog, cluster: Sim
 def test_a_full_log_keeps_what_parts_have_taken_at_best(
     log: ClusterHostLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newer checks go first, but for the newest: a host that gets slower bit by bit is seen."""
+    """Folding removes newer checks except the newest one.
+
+    The log keeps the best times, so that it shows a host that gets slower gradually.
+    """
     monkeypatch.setattr(host_log, "MOST_BYTES", 3000)
     for number in range(60):
         check = HostChecked(
@@ -172,7 +178,7 @@ def test_a_full_log_keeps_what_parts_have_taken_at_best(
 
 
 def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is forgotten: it is said."""
+    """If the isolated hosts alone fill the log, an append is an error and no host is dropped."""
     for number in range(4):
         log.append(isolated(f"h{number}", number))
     monkeypatch.setattr(host_log, "MOST_BYTES", 400)
@@ -194,7 +200,7 @@ def test_what_is_no_log_is_named(
 
 
 def test_a_log_without_content(log: ClusterHostLog, cluster: Simulated) -> None:
-    """Somebody has made it, or emptied it."""
+    """A log works with a ConfigMap that has no data."""
     metadata = {"name": HOSTS}
     cluster.create(MAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
     log.append(isolated("a"))
@@ -202,7 +208,10 @@ def test_a_log_without_content(log: ClusterHostLog, cluster: Simulated) -> None:
 
 
 def test_who_may_not_write_keeps_it_for_itself(cluster: Simulated, tmp_path: Path) -> None:
-    """It is said both when it is noted and when hosts are chosen; training goes on."""
+    """Without the right to write, events stay in the file of the machine.
+
+    The error and the choice of hosts both report this, and training continues.
+    """
     token = cluster.token_for("stranger")
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     hosts, told = Hosts(api, PODS, tmp_path), list[str]()
@@ -218,7 +227,10 @@ def test_who_may_not_write_keeps_it_for_itself(cluster: Simulated, tmp_path: Pat
 
 
 def test_one_machine_tells_the_others(api: Api, cluster: Simulated, tmp_path: Path) -> None:
-    """What the cluster knows is not in the file of a machine; a release holds for all."""
+    """All machines share the cluster's log, without a copy in a local file.
+
+    A release applies to all machines.
+    """
     here, elsewhere = Hosts(api, PODS, tmp_path / "a"), Hosts(api, PODS, tmp_path / "b")
     told: list[str] = []
     here.tell = elsewhere.tell = told.append
@@ -231,7 +243,10 @@ def test_one_machine_tells_the_others(api: Api, cluster: Simulated, tmp_path: Pa
 
 
 def test_what_was_said_last_counts(api: Api, tmp_path: Path) -> None:
-    """A host that only this machine had isolated is released for all, and isolated again."""
+    """The last event counts: a release in the cluster frees a host isolated on this machine only.
+
+    A later local event isolates the host again.
+    """
     hosts = Hosts(api, PODS, tmp_path)
     HostLog(tmp_path).append(isolated("a"))
     ClusterHostLog(api, "default").append(HostReleased(host="a", at=2.0, by="me"))

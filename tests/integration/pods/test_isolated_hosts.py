@@ -1,4 +1,4 @@
-"""Other jobs keep off a host that has broken one, from whatever machine they are launched."""
+"""All jobs of a namespace avoid an isolated host, independent of the machine of their launch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OFF_THE_BUS = HealthEvent(source=EventSource.XID, what="79", node=1, device=0, b
 
 
 def leave_schedulable(cluster: Simulated, *hosts: str) -> None:
-    """Cordon all hosts but these."""
+    """Cordon all hosts except these."""
     for node in cluster.get("/api/v1/nodes")["items"]:
         name = node["metadata"]["name"]
         told = {"spec": {"unschedulable": None if name in hosts else True}}
@@ -41,14 +41,14 @@ def leave_schedulable(cluster: Simulated, *hosts: str) -> None:
 
 
 def every_host(cluster: Simulated) -> list[str]:
-    """The names of all hosts."""
+    """Return the names of all hosts."""
     return [node["metadata"]["name"] for node in cluster.get("/api/v1/nodes")["items"]]
 
 
 def a_host_is_isolated(run: PodJob) -> SimpleNamespace:
-    """A device of node 1 falls off the bus; a person removes the taint of its host.
+    """Report a lost device of node 1, and remove the taint of its host as a user would.
 
-    The host, one other and the coordinator's are left for the next attempt.
+    Only this host and one other are schedulable for the next attempt.
     """
     before, other = run.workload()["metadata"]["uid"], run.pod_of(0)["spec"]["nodeName"]
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
@@ -70,7 +70,7 @@ def a_host_is_isolated(run: PodJob) -> SimpleNamespace:
 
 
 def there_is_no_other_host(run: PodJob) -> SimpleNamespace:
-    """A device of node 1 falls off the bus, and no other host is schedulable."""
+    """Report a lost device of node 1 while no other host is schedulable."""
     told, hosts = list(run.told), {event.host for event in run.events_of(journal.NodeJoined)}
     host: str = run.pod_of(1)["spec"]["nodeName"]
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
@@ -91,7 +91,7 @@ ALONE = Row(13, there_is_no_other_host)
 
 @pytest.fixture(scope="module")
 def space(cluster: Simulated) -> Iterator[str]:
-    """The namespace of both jobs, which has one log of hosts."""
+    """Create the namespace of both jobs, which has one host log."""
     with new_namespace(cluster) as name:
         yield name
 
@@ -100,7 +100,7 @@ def space(cluster: Simulated) -> Iterator[str]:
 def first(
     cluster: Simulated, space: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Story]:
-    """A job that isolates a host, with the rights of deploy/nodes."""
+    """Run a job that isolates a host, with the rights of deploy/nodes."""
     files = ("base/role.yaml", "base/service-account.yaml", "nodes/cluster-role.yaml")
     grant(cluster, space, *files)
     folder = tmp_path_factory.mktemp("first")
@@ -120,7 +120,7 @@ def first(
 def second(
     first: Story, cluster: Simulated, space: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Story]:
-    """A job of another machine, for which the isolated host and two others are schedulable."""
+    """Run a job of another machine; the isolated host and two others are schedulable."""
     noted = first.of(TAINTED).noted
     third = next(each for each in every_host(cluster) if each not in (noted.bad, noted.other))
     leave_schedulable(cluster, noted.bad, noted.other, third)
@@ -136,7 +136,7 @@ def second(
 
 
 def grant(cluster: Simulated, namespace: str, *files: str) -> None:
-    """Hand out the rights in deploy/, in the namespace of these tests."""
+    """Create the rights in deploy/ for the namespace of these tests."""
     root = "/apis/rbac.authorization.k8s.io/v1"
     for one in (each for file in files for each in yaml.safe_load_all((DEPLOY / file).read_text())):
         for subject in one.get("subjects", ()):
@@ -148,7 +148,7 @@ def grant(cluster: Simulated, namespace: str, *files: str) -> None:
 
 
 def test_the_cluster_keeps_everybody_off_it(first: Story, cluster: Simulated) -> None:
-    """With the rights of deploy/nodes the node is tainted; its mark outlives the job."""
+    """With the rights of deploy/nodes the node gets a taint; its mark remains after the job."""
     noted = first.of(TAINTED).noted
     assert noted.held
     assert (noted.mark.by, noted.mark.how) == ("job", IsolationMode.TAINT)
@@ -156,7 +156,7 @@ def test_the_cluster_keeps_everybody_off_it(first: Story, cluster: Simulated) ->
 
 
 def test_the_job_is_placed_anew_off_the_host(first: Story) -> None:
-    """It is the same Job, and it keeps off the host even where the taint is gone."""
+    """The same Job object runs the next attempt, and avoids the host without its taint."""
     noted = first.of(TAINTED).noted
     assert noted.after == noted.before
     assert noted.hosts
@@ -164,14 +164,14 @@ def test_the_job_is_placed_anew_off_the_host(first: Story) -> None:
 
 
 def test_another_machine_keeps_off_it(first: Story, second: Story) -> None:
-    """It has never heard of the first job, but launches one in that cluster."""
+    """A job of another machine in the same namespace avoids the host."""
     noted = second.of(ALONE).noted
     assert first.of(TAINTED).noted.bad not in noted.hosts | noted.later
     assert noted.told == []
 
 
 def test_there_is_no_other_host(second: Story) -> None:
-    """The job refuses the replacement pod twice; then it fails with the reason."""
+    """The job refuses the replacement pod on an isolated host; then it fails with that reason."""
     noted = second.of(ALONE).noted
     assert noted.ended.outcome == "failed"
     assert f"comes from an isolated host, for example {noted.host}" in noted.ended.reason
@@ -179,7 +179,7 @@ def test_there_is_no_other_host(second: Story) -> None:
 
 @pytest.mark.parametrize("which", ["first", "second"])
 def test_the_end(which: str, request: pytest.FixtureRequest, baseline: Record) -> None:
-    """Both jobs ended well, are the baseline to the bit, and leave nothing."""
+    """Both jobs end with success, equal the baseline bit by bit, and leave no object."""
     story: Story = request.getfixturevalue(which)
     story.assert_succeeded()
     assert_same_training(story.job.record, baseline)

@@ -1,4 +1,4 @@
-"""Every kind of workload carries a job through lost pods, left hosts and reschedules."""
+"""Each kind of workload runs a job through lost pods, left hosts and reschedules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ISOLATED, SAME = Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB
 
 
 def a_pod_is_deleted(run: PodJob) -> SimpleNamespace:
-    """The pod of node 1 is deleted."""
+    """Delete the pod of node 1."""
     doomed, other = (run.pod_of(node)["metadata"] for node in (1, 0))
     run.cluster.delete(f"{run.objects_path}/pods/{doomed['name']}")
     let_go(run)
@@ -38,7 +38,7 @@ def a_pod_is_deleted(run: PodJob) -> SimpleNamespace:
 
 
 def a_node_leaves(run: PodJob) -> SimpleNamespace:
-    """A device of node 1 falls off the bus, and the job continues."""
+    """Report a lost device of node 1; the job continues."""
     doomed, other = (run.pod_of(node) for node in (1, 0))
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
     run.wait(lambda: run.events_of(journal.NodeLeft), "the node to leave")
@@ -48,7 +48,7 @@ def a_node_leaves(run: PodJob) -> SimpleNamespace:
 
 
 def the_job_is_rescheduled(run: PodJob) -> SimpleNamespace:
-    """A device of node 1 falls off the bus, and the next attempt is placed."""
+    """Report a lost device of node 1 and start the next attempt."""
     before, joined = run.workload()["metadata"]["uid"], len(run.events_of(journal.NodeJoined))
     isolated = len(run.events_of(journal.Isolated))
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
@@ -71,7 +71,7 @@ PLACED = Row(16, the_job_is_rescheduled)
 
 @dataclass(frozen=True)
 class Case:
-    """A kind, and how its job is rescheduled in the end; None: not at all."""
+    """A kind, and the strategy that reschedules its job; None: no reschedule."""
 
     kind: WorkloadKind
     by: Strategy | None = None
@@ -81,17 +81,17 @@ class Case:
 
     @property
     def follows(self) -> bool:
-        """Whether pods that are made later keep off a host that the job leaves."""
+        """Return whether later pods avoid a host that the job leaves."""
         return adapter(self.kind).follows
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The events of the job; a recovery takes up each of them but the last."""
+        """The events of the job; a recovery handles each of them except the reschedule."""
         return (DELETED, *([LEFT] if self.follows else []), *([PLACED] if self.by else []))
 
     @property
     def policy(self) -> Policy:
-        """The node recovers as often as rows need it; then the job is rescheduled."""
+        """The policy recovers the node once for each event; then it reschedules the job."""
         recovered = len(self.rows) - (self.by is not None)
         allowed = (Strategy.RECOVER, *([self.by] if self.by else []))
         limits = {"max_reschedules": 3, "max_reschedules_in_row": 3}
@@ -114,7 +114,7 @@ ALWAYS = (
 
 
 def cases(row: Row) -> list[Any]:
-    """The cases that meet a row, of which most are run with the soak alone."""
+    """Return the cases with this row; most of them run only with the soak marker."""
     met = [case for case in CASES if row in case.rows]
     return soak_but(met, *(case for case in ALWAYS if case in met))
 
@@ -123,7 +123,7 @@ def cases(row: Row) -> list[Any]:
 def story_of(
     cluster: Simulated, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Case], Story]:
-    """Return what happened to the job of a case, which is run once."""
+    """Return a function that runs the job of a case once and returns its story."""
 
     @functools.cache
     def run(case: Case) -> Story:
@@ -140,7 +140,7 @@ def story_of(
 
 @pytest.mark.parametrize("case", cases(DELETED), ids=str)
 def test_a_deleted_pod(case: Case, story_of: Callable[[Case], Story]) -> None:
-    """The kind's controller makes another one, which joins the job that continues."""
+    """The kind's controller creates another pod, which joins the running job."""
     facts = story_of(case).of(DELETED)
     (incident,) = facts.incidents
     assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
@@ -150,7 +150,7 @@ def test_a_deleted_pod(case: Case, story_of: Callable[[Case], Story]) -> None:
 
 @pytest.mark.parametrize("case", cases(LEFT), ids=str)
 def test_a_node_leaves(case: Case, story_of: Callable[[Case], Story]) -> None:
-    """The new pod is on another host, because the live workload was patched."""
+    """The replacement pod is on another host, because the engine patched the workload."""
     facts = story_of(case).of(LEFT)
     assert [incident.strategies for incident in facts.incidents] == [[Strategy.RECOVER]]
     assert facts.of(journal.NodeJoined)[-1].host != facts.noted.host
@@ -160,7 +160,7 @@ def test_a_node_leaves(case: Case, story_of: Callable[[Case], Story]) -> None:
 
 @pytest.mark.parametrize("case", cases(PLACED), ids=str)
 def test_the_job_is_placed_anew(case: Case, story_of: Callable[[Case], Story]) -> None:
-    """By the kind's own means: as the same object, or off the host that is isolated."""
+    """The job is rescheduled as the same object, or away from the isolated host."""
     noted = story_of(case).of(PLACED).noted
     if case.by is SAME:
         assert noted.after == noted.before
@@ -171,7 +171,7 @@ def test_the_job_is_placed_anew(case: Case, story_of: Callable[[Case], Story]) -
 
 @pytest.mark.parametrize("case", cases(DELETED), ids=str)
 def test_the_end(case: Case, story_of: Callable[[Case], Story], baseline: Record) -> None:
-    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    """The job ends with success, equals the baseline bit by bit, and leaves no object."""
     story = story_of(case)
     story.assert_succeeded()
     assert_same_training(story.job.record, baseline)

@@ -1,4 +1,4 @@
-"""Nodes leave their hosts while the job continues; their replacements are on other hosts."""
+"""Nodes leave their hosts while the job continues; the replacements run on other hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESET = "80C78008"  # RestartNPU
 
 
 def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
-    """Have the node of the cluster report a condition."""
+    """Set a condition of a cluster node."""
     node = cluster.get(f"{NODES}/{name}")
     conditions = [each for each in node["status"]["conditions"] if each["type"] != kind]
     conditions.append({"type": kind, "status": status, "message": "said so"})
@@ -46,7 +46,7 @@ def signs(run: PodJob) -> dict[str, journal.SignSeen]:
 
 
 def leave(run: PodJob) -> SimpleNamespace:
-    """A device of node 1 falls off the bus."""
+    """Report a lost device of node 1 and wait until the node leaves."""
     doomed, other = (run.pod_of(node) for node in (1, 0))
     left = len(run.events_of(journal.NodeLeft))
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
@@ -60,7 +60,7 @@ def leave(run: PodJob) -> SimpleNamespace:
 
 
 def a_host_has_little_memory(run: PodJob) -> str:
-    """The cluster reports memory pressure of the host of node 1."""
+    """Report memory pressure of the host of node 1."""
     host: str = run.pod_of(1)["spec"]["nodeName"]
     condition(run.cluster, host, "MemoryPressure", "True")
     run.wait(lambda: "MemoryPressure=True" in signs(run), "the sign in the journal")
@@ -69,7 +69,7 @@ def a_host_has_little_memory(run: PodJob) -> str:
 
 
 def a_kernel_hangs(run: PodJob) -> str:
-    """The cluster reports a deadlock in the kernel of the host of node 1."""
+    """Report a kernel deadlock of the host of node 1."""
     host: str = run.pod_of(1)["spec"]["nodeName"]
     condition(run.cluster, host, "KernelDeadlock", "True")
     run.wait(lambda: "KernelDeadlock=True" in signs(run), "the sign in the journal")
@@ -78,12 +78,12 @@ def a_kernel_hangs(run: PodJob) -> str:
 
 
 def a_node_leaves(run: PodJob) -> SimpleNamespace:
-    """No pod is in reserve."""
+    """Let node 1 leave without a spare pod."""
     return leave(run)
 
 
 def a_host_is_lost(run: PodJob) -> SimpleNamespace:
-    """A host without the coordinator stops; the server keeps its pods."""
+    """Stop a host without the coordinator; the server keeps its pods."""
     (coordinator,) = run.coordinator_pods()
     hosts = {node: run.pod_of(node)["spec"]["nodeName"] for node in (0, 1)}
     node, host = next(at for at in hosts.items() if at[1] != coordinator["spec"]["nodeName"])
@@ -101,7 +101,7 @@ ROWS = (PRESSURE, DEADLOCK, LEFT, LOST)
 
 @pytest.fixture(scope="module")
 def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The job of these rows: no spare, one node on a host, isolated hosts are cordoned."""
+    """Run the job of these rows: no spare, one node on a host, isolated hosts are cordoned."""
     pods = {"isolated_hosts": IsolationMode.CORDON, "anti_affinity": True}
     folder = tmp_path_factory.mktemp("run")
     with (
@@ -114,7 +114,7 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_a_condition_that_need_not_stop_the_job(story: Story) -> None:
-    """It is in the journal, and nothing follows."""
+    """A condition with low urgency is in the journal and causes no incident."""
     facts = story.of(PRESSURE)
     (seen,) = [e for e in facts.of(journal.SignSeen) if e.sign.what == "MemoryPressure=True"]
     assert seen.urgency is Urgency.WATCH
@@ -122,7 +122,7 @@ def test_a_condition_that_need_not_stop_the_job(story: Story) -> None:
 
 
 def test_a_condition_that_ends_a_node(story: Story) -> None:
-    """The node is replaced; the new one is on another host."""
+    """A condition that ends a node moves the node to another host."""
     facts = story.of(DEADLOCK)
     first = facts.incidents[0]
     assert (first.cause.kind, first.strategy) == (FaultKind.NODE, Strategy.RECOVER)
@@ -131,7 +131,7 @@ def test_a_condition_that_ends_a_node(story: Story) -> None:
 
 
 def test_a_new_pod_takes_the_place_of_one_that_leaves(story: Story) -> None:
-    """It is on another host, and the other pod is not touched."""
+    """The replacement of a node that leaves runs on another host; the other pod does not change."""
     facts = story.of(LEFT)
     assert [each.strategies for each in facts.incidents] == [[Strategy.RECOVER]]
     assert facts.of(journal.NodeJoined)[-1].host != facts.noted.host
@@ -140,21 +140,21 @@ def test_a_new_pod_takes_the_place_of_one_that_leaves(story: Story) -> None:
 
 
 def test_a_lost_host(story: Story) -> None:
-    """The engine replaces the pod of the lost node although it never ends."""
+    """The engine replaces the pod of a lost host, although the server never ends that pod."""
     facts = story.of(LOST)
     assert facts.incidents[0].strategy is Strategy.RECOVER
     assert facts.of(journal.NodeJoined, node=facts.noted.node)[-1].host != facts.noted.host
 
 
 def test_the_end(story: Story, baseline: Record) -> None:
-    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    """The job ends with success, equals the baseline bit by bit, and leaves no object."""
     story.assert_succeeded()
     assert_same_training(story.job.record, baseline)
     assert_samples_once(story.job.record)
 
 
 def a_pod_is_deleted(run: PodJob) -> set[int]:
-    """The pod of node 1 is deleted while a spare waits; return the spares' processes."""
+    """Delete the pod of node 1 while a spare waits; return the spares' processes."""
     run.wait(lambda: len(run.events_of(journal.NodeJoined)) == 3, "the spare")
     run.cluster.delete(f"{run.objects_path}/pods/{run.pod_of(1)['metadata']['name']}")
     let_go(run)
@@ -162,7 +162,7 @@ def a_pod_is_deleted(run: PodJob) -> set[int]:
 
 
 def a_node_leaves_to_a_spare(run: PodJob) -> SimpleNamespace:
-    """The replacement of the deleted pod is the spare."""
+    """Let node 1 leave; the spare is the replacement of the earlier deleted pod."""
     run.wait(lambda: len(run.events_of(journal.NodeJoined, node=names.SPARE)) == 2, "a spare")
     spares = run.events_of(journal.NodeJoined, node=names.SPARE)
     left = leave(run)
@@ -171,7 +171,7 @@ def a_node_leaves_to_a_spare(run: PodJob) -> SimpleNamespace:
 
 
 def a_chip_has_to_be_reset(run: PodJob) -> str:
-    """MindCluster reports a chip of node 1, another pod's chip, and one of another host."""
+    """Report faults of a chip of node 1, of another pod's chip, and of another host's chip."""
     cluster = run.cluster
     pods = {node: run.pod_of(node) for node in (0, 1)}
     hosts = {node: pod["spec"]["nodeName"] for node, pod in pods.items()}
@@ -201,7 +201,7 @@ SPARE_ROWS = (SPARED, HANDED_OVER, CHIP)
 
 @pytest.fixture(scope="module")
 def spared(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The job of these rows: with a spare, with devices, its nodes checked."""
+    """Run the job of these rows: with a spare, with devices and with node checks."""
     folder = tmp_path_factory.mktemp("run")
     settings: dict[str, Any] = {
         "spares": 1,
@@ -216,7 +216,7 @@ def spared(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_a_deleted_pod_and_a_spare(spared: Story) -> None:
-    """The spare takes over at once; all that were checked are healthy."""
+    """The spare replaces the deleted pod; the node checks find all hosts healthy."""
     facts = spared.of(SPARED)
     (incident,) = facts.incidents
     assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
@@ -228,7 +228,7 @@ def test_a_deleted_pod_and_a_spare(spared: Story) -> None:
 
 
 def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
-    """A pod is made for it that waits in its turn; on the host that was left none does."""
+    """The spare replaces a node that leaves, and the engine creates a new spare on another host."""
     facts = spared.of(HANDED_OVER)
     assert [each.strategies for each in facts.incidents] == [[Strategy.RECOVER]]
     (left,) = facts.of(journal.NodeLeft)
@@ -239,7 +239,7 @@ def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
 
 
 def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
-    """The incident names code and device; chips of other pods and hosts cause no sign."""
+    """The incident has the code and the device; chips of other pods and hosts cause no sign."""
     facts = spared.of(CHIP)
     seen = [event.sign for event in facts.of(journal.SignSeen)]
     assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}
@@ -252,7 +252,7 @@ def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
 
 
 def test_the_end_with_spares(spared: Story, baseline: Record) -> None:
-    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    """The job ends with success, equals the baseline bit by bit, and leaves no object."""
     spared.assert_succeeded()
     assert_same_training(spared.job.record, baseline)
     assert_samples_once(spared.job.record)

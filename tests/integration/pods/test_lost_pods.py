@@ -34,13 +34,13 @@ LENIENT = NodeCheckLimits(compute_factor=20.0, link_factor=20.0)
 
 
 def a_rank_is_killed(run: PodJob) -> None:
-    """A rank alone dies."""
+    """Kill one rank."""
     run.kill(1)
     let_go(run)
 
 
 def another_process_adopts(run: PodJob) -> SimpleNamespace:
-    """A process that knows the job's name and no more steers the job; then a rank dies."""
+    """Let a process that knows only the job's name steer the job; then kill a rank."""
     known = run.events()
     run.steer(run.folder / "elsewhere")
     alive, found = run.engine.alive(), run.events()
@@ -50,20 +50,20 @@ def another_process_adopts(run: PodJob) -> SimpleNamespace:
 
 
 def the_api_server_restarts(run: PodJob) -> None:
-    """A rank dies while there is no API server."""
+    """Kill a rank while the API server is stopped."""
     killed = psutil.Process(run.pid(1))
     run.cluster.stop_server()
-    killed.kill()  # before the others go on: they would else pause in a step that they cannot leave
+    killed.kill()  # before the others continue and pause in a step that they cannot leave
     let_go(run)
-    wait_until(lambda: dead(killed), "the end of the rank")  # without asking the server
+    wait_until(lambda: dead(killed), "the end of the rank")  # without a request to the server
     run.cluster.start_server(deny_for=1.0)
 
 
 def the_coordinator_is_lost(run: PodJob) -> SimpleNamespace:
-    """The coordinator's pod is deleted, and its volume with it.
+    """Delete the coordinator's pod together with its volume.
 
-    Ranks pause until the next coordinator has ended their generation: they would else pause for the
-    next row, in a step that they cannot leave.
+    Ranks pause until the next coordinator has ended their generation. Otherwise they would pause
+    for the next row in a step that they cannot leave.
     """
     known = run.events()
     (pod,) = run.coordinator_pods()
@@ -78,7 +78,7 @@ def the_coordinator_is_lost(run: PodJob) -> SimpleNamespace:
 
 
 def not_answering(job: PodJob) -> bool:
-    """Whether the coordinator does not answer."""
+    """Return whether the coordinator fails to answer."""
     try:
         job.status()
     except JobError:
@@ -87,7 +87,7 @@ def not_answering(job: PodJob) -> bool:
 
 
 def a_pod_is_deleted(run: PodJob) -> Path:
-    """The pod of node 1 is deleted; return the file of its output."""
+    """Delete the pod of node 1; return the file of its output."""
     name, uid = (run.pod_of(1)["metadata"][key] for key in ("name", "uid"))
     lost = run.directory.path / "logs" / f"{name}-{uid[:8]}.log"
     run.wait(lost.exists, "its output")
@@ -97,7 +97,7 @@ def a_pod_is_deleted(run: PodJob) -> Path:
 
 
 def a_pod_is_evicted(run: PodJob) -> None:
-    """The pod of node 1 is evicted; training continues when the journal has the eviction."""
+    """Evict the pod of node 1; training continues when the journal has the eviction."""
     pod = run.pod_of(1)["metadata"]["name"]
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     run.cluster.create(f"{run.objects_path}/pods/{pod}/eviction", eviction)
@@ -110,7 +110,10 @@ def a_pod_is_evicted(run: PodJob) -> None:
 
 
 def the_workload_is_removed_alone(run: PodJob) -> set[str]:
-    """The Job is deleted and its pods are not; rank 0 raises an error; return the files' names."""
+    """Delete the Job without its pods; return the names of the output files.
+
+    Rank 0 later raises an error.
+    """
     pods = set(run.worker_pods())
     jobs = f"/apis/batch/v1/namespaces/{run.namespace}/jobs"
     run.cluster.delete(f"{jobs}/job", propagationPolicy="Orphan")
@@ -122,7 +125,7 @@ def the_workload_is_removed_alone(run: PodJob) -> set[str]:
 
 
 def ended(job: PodJob, pods: set[str]) -> bool:
-    """Whether these pods have ended well."""
+    """Return whether these pods have ended with success."""
     found = job.worker_pods()
     return all(found[name]["status"]["phase"] == "Succeeded" for name in pods)
 
@@ -140,7 +143,7 @@ RAISES = Fault(0, "forward", 22, life=0, do="raise")
 
 @pytest.fixture(scope="module")
 def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The job of all rows, without a spare, its nodes checked."""
+    """Run the job of all rows, without a spare, with node checks."""
     folder = tmp_path_factory.mktemp("run")
     settings = {"policy": ONE_RESTART, "checked": LENIENT}
     with (
@@ -151,14 +154,17 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_a_killed_rank(story: Story) -> None:
-    """Its agent starts another process in the same pod; nothing in the cluster changes."""
+    """The agent restarts a killed rank in the same pod; the pods do not change."""
     facts = story.of(KILLED)
     assert [i.strategies for i in facts.incidents] == [[Strategy.RECOVER_IN_PLACE]]
     assert facts.after == facts.before
 
 
 def test_another_process_adopts_it(story: Story) -> None:
-    """Secret, journal and attempt are in the cluster; the job continues, and recovers."""
+    """A process without local files finds secret, journal and attempt in the cluster.
+
+    The job continues and recovers a killed rank.
+    """
     facts = story.of(ADOPTED)
     assert facts.noted.alive is not None
     assert facts.noted.alive.attempt == facts.noted.attempt
@@ -169,12 +175,12 @@ def test_another_process_adopts_it(story: Story) -> None:
 
 
 def test_the_api_server_restarts(story: Story) -> None:
-    """Training does not notice, and a fault meanwhile is answered without the server."""
+    """A rank recovers without the API server."""
     assert [i.strategy for i in story.of(RESTARTED).incidents] == [Strategy.RECOVER_IN_PLACE]
 
 
 def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
-    """The next one gets the journal from the process that steers, and continues the attempt."""
+    """The next coordinator gets the journal from the steering process and continues the attempt."""
     facts = story.of(COORDINATOR)
     assert facts.noted.found[: len(facts.noted.known)] == facts.noted.known
     assert [e.attempt for e in story.events if isinstance(e, journal.JobStarted)] == [0]
@@ -183,7 +189,7 @@ def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
 
 
 def test_a_deleted_pod(story: Story) -> None:
-    """Without a spare, the replacement pod takes over once a check finds it healthy."""
+    """Without a spare, the replacement pod joins after a check has found it healthy."""
     facts = story.of(DELETED)
     (incident,) = facts.incidents
     assert (incident.strategy, incident.cause.node) == (Strategy.RECOVER, 1)
@@ -198,14 +204,17 @@ def test_a_deleted_pod(story: Story) -> None:
 
 
 def test_an_evicted_pod(story: Story) -> None:
-    """The incident names the eviction, whichever of eviction and loss is reported first."""
+    """The incident names the eviction, independent of the order of eviction and loss."""
     (incident,) = story.of(EVICTED).incidents
     assert (incident.strategy, incident.cause.kind) == (Strategy.RECOVER, FaultKind.EVICTION)
     assert "EvictionByEvictionAPI" in incident.cause.message
 
 
 def test_what_pods_put_out_is_here(story: Story) -> None:
-    """The coordinator's output and that of all nodes, with ranks; a lost node's file is named."""
+    """The flow's machine has the output of the coordinator and of all nodes, with ranks.
+
+    A message names the file of a lost node.
+    """
     lost = story.of(DELETED).noted
     assert f"the output of lost node 1 is in {lost}" in story.job.told
     assert story.of(ORPHANED).noted <= set(story.outputs)
@@ -214,14 +223,14 @@ def test_what_pods_put_out_is_here(story: Story) -> None:
 
 
 def test_somebody_removes_the_workload_alone(story: Story) -> None:
-    """Its pods train on without an owner, end well, and are removed with the job."""
+    """The pods of a deleted Job train to the end; the job's removal deletes them."""
     facts = story.of(ORPHANED)
     assert facts.after == facts.before
     assert {i.cause.rank for i in facts.incidents} <= {0}
 
 
 def test_the_end(story: Story, baseline: Record) -> None:
-    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    """The job ends with success, equals the baseline bit by bit, and leaves no object."""
     story.assert_succeeded()
     assert_same_training(story.job.record, baseline)
     assert_samples_once(story.job.record)
@@ -240,7 +249,7 @@ def test_an_image_that_is_not_there(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The launch fails with the reason, and leaves no object."""
+    """The launch fails with the reason and leaves no object."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
     monkeypatch.setattr(engine, "READY_S", bound_s(ready_s))
     run = PodJob(tmp_path, cluster, namespace=namespace, pods={"image": image})

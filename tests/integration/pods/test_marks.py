@@ -1,4 +1,4 @@
-"""Nodes that are cordoned or tainted because a job isolates them, and how they are put back."""
+"""Marks of isolated nodes: how Rekindle cordons or taints a node, and how a release reverts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rekindle.recovery.journal.host_history import HostIsolated, HostReleased
 pytestmark = pytest.mark.timeout(300)  # a cluster
 
 Object = dict[str, Any]
-PACE_S = 0.01  # between two writes of another
+PACE_S = 0.01  # between two writes of another client
 DEFAULT = "/api/v1/namespaces/default"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 BAD = f"{NODES}/node-0"
@@ -50,7 +50,7 @@ def left_clean(cluster: Simulated) -> Iterator[None]:
 
 @pytest.fixture
 def command(cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run rekindle about the cluster; what it prints, and its status before that."""
+    """Run a rekindle command for the cluster; return its status and its output."""
 
     def run(name: str, *words: str, namespace: str = "default") -> str:
         where = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", namespace]
@@ -88,7 +88,7 @@ def why_it_waits(found: dict[str, Object]) -> str:
 def test_nobody_lands_there_until_it_is_released(
     how: IsolationMode, api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
-    """Pods of others, too; the one that waits gets there when a person releases the node."""
+    """No pod starts on an isolated node; a pending one starts there after a user's release."""
     hosts(api, tmp_path, how).note(isolated())
     other = pod("other")
     other["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
@@ -108,7 +108,7 @@ def test_nobody_lands_there_until_it_is_released(
 def test_telling_it_again_changes_nothing(
     how: IsolationMode, api: Api, cluster: Simulated, tmp_path: Path
 ) -> None:
-    """Not the node, and not what a person has done to it since."""
+    """A repeated isolation does not change the node, and keeps later changes by a user."""
     known = hosts(api, tmp_path, how)
     known.note(isolated())
     version = cluster.get(BAD)["metadata"]["resourceVersion"]
@@ -123,7 +123,7 @@ def test_telling_it_again_changes_nothing(
 def test_what_was_released_is_not_marked_when_it_is_told_late(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
-    """By a flow that adopts the job, and tells its whole history."""
+    """A flow that adopts the job repeats its history; it does not mark a released node."""
     hosts(api, tmp_path, IsolationMode.AVOID).note(isolated())
     assert is_free(cluster)
     command("release-node", "node-0")
@@ -134,7 +134,7 @@ def test_what_was_released_is_not_marked_when_it_is_told_late(
 def test_it_is_released_while_it_is_marked(
     api: Api, cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The release stands."""
+    """A release during the marking removes the mark."""
     known = hosts(api, tmp_path, IsolationMode.CORDON)
     put = Quarantine.put
 
@@ -160,7 +160,7 @@ def test_who_else_had_cordoned_it_has_it_cordoned(
 
 
 def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
-    """One of them marks it; what others write meanwhile stays."""
+    """Five simultaneous isolations leave one taint; other writes to the node remain."""
     stop = threading.Event()
 
     def heartbeat() -> None:
@@ -197,7 +197,10 @@ def test_several_at_once(api: Api, cluster: Simulated, tmp_path: Path) -> None:
 def test_a_node_that_is_gone_or_made_anew(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
-    """There is nothing to mark or to put back; jobs keep off its name until it is released."""
+    """Jobs avoid the name of a missing or recreated node until its release.
+
+    Such a node has no mark that the release would remove.
+    """
     known = hosts(api, tmp_path, IsolationMode.CORDON)
     known.note(isolated(host="node-9"))
     assert "no such node" in command("nodes")
@@ -216,7 +219,7 @@ def test_a_node_that_is_gone_or_made_anew(
 def test_no_rights_on_nodes(
     api: Api, cluster: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is said at once, and jobs keep off the host all the same."""
+    """Without rights on nodes the isolation reports an error, and jobs still avoid the host."""
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}]
     cluster.call(
         "POST",
@@ -267,7 +270,7 @@ def test_no_rights_on_nodes(
 def test_another_namespace_has_a_log_of_its_own(
     api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
-    """A release there leaves our mark, and says who has it."""
+    """A release in another namespace keeps the mark and names the namespace that owns it."""
     cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": "other"}})
     hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     said = command("release-node", "node-0", namespace="other")
@@ -282,7 +285,7 @@ def test_another_namespace_has_a_log_of_its_own(
 def test_a_name_that_no_node_has(
     name: str, api: Api, cluster: Simulated, tmp_path: Path, command: Callable[..., str]
 ) -> None:
-    """It is no way to another node."""
+    """An invalid node name does not lead to the release of another node."""
     known = hosts(api, tmp_path, IsolationMode.CORDON)
     known.note(isolated())
     known.note(isolated(2, host=name))

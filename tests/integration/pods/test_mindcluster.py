@@ -1,4 +1,4 @@
-"""What MindCluster knows of a host becomes an incident of the job whose pod is there."""
+"""MindCluster's own recovery of a rank in a pod, as the journal has it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PAUSE_ALL = pause_all(12)
 def test_mindclusters_own_recovery(
     cluster: Simulated, namespace: str, baseline: Record, tmp_path: Path
 ) -> None:
-    """The journal has the rank that it lists and what comes of it; Rekindle does nothing.
+    """The journal has MindCluster's faulty rank and the result; Rekindle does not act.
 
-    The job is not disturbed: it ends well, is the baseline to the bit, and leaves nothing.
+    The job ends with success, equals the baseline bit by bit, and leaves no object.
     """
     folders = dict.fromkeys(("reset_config", "data_trace", "driver"), False)
     settings = {"kind": WorkloadKind.ASCENDJOB, "device": RESOURCE, "ascend": Ascend(**folders)}
@@ -44,10 +44,10 @@ def test_mindclusters_own_recovery(
 
 
 def recover(run: PodJob) -> None:
-    """Have MindCluster recover a rank while all ranks pause."""
+    """Simulate MindCluster's recovery of a rank while all ranks pause."""
     run.wait_pause(12)
     index = {n: run.pod_of(n)["metadata"]["annotations"]["hccl/rankIndex"] for n in (0, 1)}
-    listed = 2 * int(index[1]) + 1  # MindCluster counts ranks by its own index of pods
+    listed = 2 * int(index[1]) + 1  # MindCluster numbers ranks by its own index of pods
     path, space = f"{run.objects_path}/configmaps", run.namespace
     said = {"RankList": [rank(listed)], "RestartFaultProcess": True}
     run.cluster.create(path, reset_config("job", space, **said))

@@ -1,4 +1,4 @@
-"""What ails the hosts of a job: conditions of the cluster's nodes, as signs."""
+"""Health events from the conditions of cluster nodes, for the hosts of a job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DISK = "DiskPressure=True"
 
 
 class Seen:
-    """What is reported and told of a job with node 0 on node-0, node 1 on node-1."""
+    """The reports and messages for a job with node 0 on node-0 and node 1 on node-1."""
 
     def __init__(self, api: Api, fault_tables: str = "") -> None:
         self.eyes = NodeWatcher(api, fault_tables)
@@ -62,7 +62,10 @@ def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
 
 
 def test_a_condition_comes_and_goes(seen: Seen, cluster: Simulated) -> None:
-    """It is told with its words; that of a host without a node of the job is not."""
+    """A condition of a job's host is reported with its message, and its end as well.
+
+    A condition of another host is not reported.
+    """
     condition(cluster, "node-2", "DiskPressure", "True")
     condition(cluster, "node-1", "DiskPressure", "True")
     seen.wait((1, DISK, False))
@@ -83,9 +86,12 @@ def test_a_host_that_falls_silent_and_comes_back(seen: Seen, cluster: Simulated)
 
 
 def test_a_node_that_joins_where_something_is_amiss(seen: Seen, cluster: Simulated) -> None:
-    """And one that goes elsewhere: its old host is no concern of it any more."""
+    """A node that joins gets the existing conditions of its host.
+
+    Conditions of its earlier host are no longer reported for it.
+    """
     condition(cluster, "node-2", "DiskPressure", "True")
-    condition(cluster, "node-0", "DiskPressure", "True")  # what was seen later is seen by then
+    condition(cluster, "node-0", "DiskPressure", "True")  # later than the other
     seen.wait((0, DISK, False))
     seen.eyes.joined(1, "node-2")
     seen.wait((1, DISK, False))
@@ -96,10 +102,13 @@ def test_a_node_that_joins_where_something_is_amiss(seen: Seen, cluster: Simulat
 
 
 def test_a_node_that_is_taken_out_of_the_cluster(seen: Seen, cluster: Simulated) -> None:
-    """It may come again under its name, also while nobody looked."""
+    """A removed cluster node is reported; a new one with its name ends the report.
+
+    This also holds if the node was created while the API server was not watched.
+    """
     named = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-9"}}
     condition(cluster, "node-0", "DiskPressure", "True")
-    seen.wait((0, DISK, False))  # it looks by now
+    seen.wait((0, DISK, False))  # the watch has started
     seen.eyes.joined(7, "node-9")
     cluster.create(NODES, named)
     cluster.delete(f"{NODES}/node-9")
@@ -112,7 +121,7 @@ def test_a_node_that_is_taken_out_of_the_cluster(seen: Seen, cluster: Simulated)
 
 
 def test_a_condition_of_the_users_own_tables(cluster: Simulated, api: Api, tmp_path: Path) -> None:
-    """It is reported as those of the shipped tables are."""
+    """A condition in the user's table is reported like those in Rekindle's tables."""
     tables = tmp_path / "own.toml"
     tables.write_text(
         "[[node_condition]]\nconditions = ['FanBroken']\nstatus = ['True']\n"
@@ -130,7 +139,10 @@ def test_a_condition_of_the_users_own_tables(cluster: Simulated, api: Api, tmp_p
 def test_tables_that_cannot_be_read_here(
     text: str, cluster: Simulated, api: Api, tmp_path: Path
 ) -> None:
-    """People read it; conditions of the shipped tables are reported where the file is not here."""
+    """An unreadable or invalid table file causes a message with its path.
+
+    If the file is missing, conditions of Rekindle's tables are still reported.
+    """
     tables = tmp_path / "own.toml"
     if text:
         tables.write_text(text)
@@ -146,7 +158,7 @@ def test_tables_that_cannot_be_read_here(
 
 
 def test_it_costs_one_list_and_one_watch(cluster: Simulated) -> None:
-    """However many changes there are; of each node its conditions alone are kept."""
+    """The watcher does one list and one watch, for any number of changes."""
     began = time.time()
     api = load(str(cluster.kubeconfig))
     other = Seen(api)
@@ -163,7 +175,7 @@ def test_it_costs_one_list_and_one_watch(cluster: Simulated) -> None:
 
 
 def test_without_rights_nothing_is_watched(cluster: Simulated, tmp_path: Path) -> None:
-    """They are optional: nothing is reported, and the right is not asked for again and again."""
+    """Without rights on nodes the watcher reports nothing and sends at most one request."""
     token = cluster.token_for("stranger")
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
     seen, began = Seen(api), time.time()

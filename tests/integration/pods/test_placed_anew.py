@@ -1,4 +1,4 @@
-"""One job is rescheduled for want of room, loses every journal, and loses its workload."""
+"""One job is rescheduled for lack of hosts, loses all journals, and loses its workload."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rekindle.recovery.policy.policy import Policy
 
 pytestmark = pytest.mark.timeout(300)
 
-# The pods of the attempt that follows need as long as any.
+# The same limit applies to the pods of the next attempt.
 IMPATIENT = Policy(node_timeout_s=bound_s(10.0), max_reschedules=3, max_reschedules_in_row=3)
 
 
 def there_is_no_room(run: PodJob) -> SimpleNamespace:
-    """The pod of node 1 is deleted while all hosts are cordoned; the next attempt is placed."""
+    """Delete the pod of node 1 while all hosts are cordoned; start the next attempt."""
     doomed, before = run.pod_of(1)["metadata"]["name"], run.workload()["metadata"]["uid"]
     cordon(run.cluster, True)
     run.cluster.delete(f"{run.objects_path}/pods/{doomed}")
@@ -52,7 +52,7 @@ def cordon(cluster: Simulated, no_more: bool) -> None:
 
 
 def every_journal_is_lost(run: PodJob) -> int:
-    """The coordinator loses its volume, and the flow its machine; return the attempt found."""
+    """Delete the coordinator with its volume, and change the flow's machine; return the attempt."""
     (pod,) = run.coordinator_pods()
     run.cluster.delete(f"{run.objects_path}/pods/{pod['metadata']['name']}")
     run.wait(lambda: not_answering(run), "the end of the coordinator")
@@ -63,7 +63,7 @@ def every_journal_is_lost(run: PodJob) -> int:
 
 
 def not_answering(job: PodJob) -> bool:
-    """Whether the coordinator does not answer."""
+    """Return whether the coordinator fails to answer."""
     try:
         job.status()
     except JobError:
@@ -72,7 +72,7 @@ def not_answering(job: PodJob) -> bool:
 
 
 def the_workload_is_removed(run: PodJob) -> SimpleNamespace:
-    """The Job is deleted, and its pods with it."""
+    """Delete the Job together with its pods."""
     before = run.workload()["metadata"]["uid"]
     jobs = f"/apis/batch/v1/namespaces/{run.namespace}/jobs"
     run.cluster.delete(f"{jobs}/job", propagationPolicy="Background")
@@ -89,7 +89,7 @@ ROWS = (CROWDED, FORGOTTEN, REMOVED)
 
 @pytest.fixture(scope="module")
 def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The job of all rows, steered with the rights of deploy/base alone."""
+    """Run the job of all rows with the rights of deploy/base only."""
     folder = tmp_path_factory.mktemp("run")
     with new_namespace(cluster) as space:
         settings: dict[str, Any] = {"namespace": space, "policy": IMPATIENT}
@@ -100,7 +100,7 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def test_no_room_for_another_pod(story: Story) -> None:
-    """The wait has an end, and its reason names the pod that did not start."""
+    """If no host is free, the wait for a pod ends at its limit; the reason names that pod."""
     noted = story.of(CROWDED).noted
     assert noted.outcome == RESCHEDULED
     assert noted.fault.kind is FaultKind.SCHEDULING
@@ -109,25 +109,25 @@ def test_no_room_for_another_pod(story: Story) -> None:
 
 
 def test_the_job_is_placed_anew(story: Story) -> None:
-    """It is suspended and resumed: it is the same Job, and no host is left."""
+    """The engine suspends and resumes the same Job; the job isolates no host."""
     noted = story.of(CROWDED).noted
     assert noted.after == noted.before
     assert noted.left == []
 
 
 def test_every_journal_is_lost(story: Story) -> None:
-    """The attempt that is placed continues."""
+    """After the loss of all journals the placed attempt continues."""
     assert story.of(FORGOTTEN).noted == 1
 
 
 def test_somebody_removes_the_workload(story: Story) -> None:
-    """Its nodes are lost with it, and the engine makes another one."""
+    """After the removal of the workload the engine creates another one."""
     noted = story.of(REMOVED).noted
     assert noted.after != noted.before
 
 
 def test_the_rights_that_are_handed_out_are_enough(story: Story, cluster: Simulated) -> None:
-    """The engine uses every right of the list, no other right, and the server refuses none."""
+    """The engine uses each listed right and no other right; the server refuses no request."""
     story.assert_succeeded()
     run = story.job
     wanted = render(run.spec, run.pods, secret="-")
@@ -136,16 +136,16 @@ def test_the_rights_that_are_handed_out_are_enough(story: Story, cluster: Simula
     user = f"system:serviceaccount:{run.namespace}:{role.ACCOUNT}"
     calls = [call for call in cluster.calls(user=user) if call["resource"] != "namespaces"]
     asked = {(call["verb"], call["resource"]) for call in calls}
-    # What is applied and was not there is created, which is a right of its own.
+    # An apply that creates an object also needs the right to create.
     asked |= {("create", c["resource"]) for c in calls if (c["verb"], c["code"]) == ("patch", 201)}
-    # A single pod is deleted where its agent is lost and it runs on, or its host is dead.
+    # The engine deletes a single pod only if its agent is lost or its host has failed.
     assert need - asked <= {("delete", "pods")}
     assert asked - listed == set()
     assert [call for call in calls if call["code"] == 403] == []
 
 
 def test_the_end(story: Story, baseline: Record) -> None:
-    """The job ended well, is the baseline to the bit, and leaves nothing."""
+    """The job ends with success, equals the baseline bit by bit, and leaves no object."""
     story.assert_succeeded()
     assert_same_training(story.job.record, baseline)
     assert_samples_once(story.job.record)

@@ -1,4 +1,4 @@
-"""The output of pods, in files of the flow's machine: no line is lost, and few are there twice."""
+"""The output of pods in files on the flow's machine: no line is lost, and few are repeated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
 COUNT = "i=0; while [ $i -lt {most} ]; do echo line $i; i=$((i+1)); sleep 0.02; done"
 
-# Streams until it is killed, as a flow's process.
+# Streams until SIGKILL, like a flow's process.
 PROCESS = """
 import sys
 from pathlib import Path
@@ -45,7 +45,7 @@ with logs.open(print):
 
 
 class Reader:
-    """Reads the output of all pods, as a job's engine does, in a thread."""
+    """Reads the output of all pods in a thread, as a job's engine does."""
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Reader:
         return [line for text in self.files(name) for line in text]
 
     def files(self, name: str) -> list[list[str]]:
-        """Of each pod that had this name, what was put out, without times."""
+        """Return the output of each pod with this name, without times."""
         found = sorted(self.folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime_ns)
         texts = (path.read_text() for path in found)
         return [[line.partition(" ")[2] for line in text.splitlines()] for text in texts]
@@ -105,12 +105,12 @@ def run(cluster: Simulated, name: str, script: str, restart: str = "Never") -> N
 
 
 def was_read(cluster: Simulated) -> bool:
-    """Whether a request for the output of a pod was made."""
+    """Return whether a client has requested the output of a pod."""
     return "get pods/log" in [f"{call['verb']} {call['resource']}" for call in cluster.calls()]
 
 
 def holds(lines: list[str], wanted: list[str], again: int) -> None:
-    """Check that these lines are there in their order, and that few are there more than that."""
+    """Check that the wanted lines are there in order, with at most `again` more lines."""
     rest = iter(lines)
     assert [each for each in wanted if each not in rest] == [], lines
     assert len(lines) - len(wanted) <= again, lines
@@ -121,7 +121,7 @@ def count(most: int, begin: int = 0) -> list[str]:
 
 
 def test_all_that_a_pod_puts_out(reader: Reader, cluster: Simulated) -> None:
-    """Also what it had put out before it was looked at, and after its last line's end."""
+    """The file has the output from before the first look, and a last line without a newline."""
     run(cluster, "one", f"{COUNT.format(most=30)}; printf 'no end'")
     assert reader.wait("one", "no end") == [*count(30), "no end"]
 
@@ -141,7 +141,7 @@ def test_what_breaks_off_goes_on(breaks: str, reader: Reader, cluster: Simulated
 
 
 def test_a_container_that_is_started_again(reader: Reader, cluster: Simulated) -> None:
-    """Each of its runs, though the server keeps the output of two."""
+    """The file has the output of all runs of a container; the server keeps only two."""
     script = f"{COUNT.format(most=10)}; echo end at `date +%N`; exit 1"
     run(cluster, "one", script, "OnFailure")
     wait_until(lambda: reader.lines("one").count("line 9") >= 4, "four runs", 60)
@@ -155,9 +155,9 @@ def test_a_container_that_is_started_again(reader: Reader, cluster: Simulated) -
 def test_it_is_started_again_while_the_server_is_away(
     told: str, reader: Reader, cluster: Simulated
 ) -> None:
-    """What the run before had put out last is not lost.
+    """A restart while the server is stopped does not lose the last output of the earlier run.
 
-    Late: its output is asked for while the server still says that the run before goes on.
+    In the case "late" the client reads while the server still reports the earlier run.
     """
     gate = reader.folder.parent / "gate"
     wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
@@ -176,12 +176,12 @@ def test_it_is_started_again_while_the_server_is_away(
     else:
         cluster.start_server()
     wait_until(lambda: reader.lines("one").count("line 19") >= 2, "both runs", 60)
-    # The second run may have come first.
+    # The lines of the second run can come first.
     assert Counter(reader.lines("one")) == Counter(["begin", *count(20)] * 2)
 
 
 def test_another_process_goes_on_after_a_restart(cluster: Simulated, tmp_path: Path) -> None:
-    """It has the output of both runs already."""
+    """Another process does not repeat the output of earlier runs."""
     gate = tmp_path / "gate"
     script = f"echo begin; if [ ! -e {gate}1 ]; then touch {gate}1; exit 1; fi; "
     script += f"while [ ! -e {gate}2 ]; do sleep 0.02; done; echo end; sleep 60"
@@ -196,7 +196,7 @@ def test_another_process_goes_on_after_a_restart(cluster: Simulated, tmp_path: P
 
 
 def test_the_output_of_the_previous_run_is_gone(cluster: Simulated, tmp_path: Path) -> None:
-    """The output of the next one is followed."""
+    """If the server no longer has the output of the earlier run, the next run's output follows."""
     gate = tmp_path / "gate"
     script = f"echo begin; if [ ! -e {gate} ]; then touch {gate}; exit 1; fi; sleep 60"
     run(cluster, "one", script, "OnFailure")
@@ -209,7 +209,7 @@ def test_the_output_of_the_previous_run_is_gone(cluster: Simulated, tmp_path: Pa
 
 
 def test_another_pod_of_the_same_name(reader: Reader, cluster: Simulated) -> None:
-    """It has a file of its own."""
+    """Each pod of the same name has its own file."""
     run(cluster, "one", "echo first; exit 1")
     reader.wait("one", "first")
     cluster.call("DELETE", f"{PODS}/one?gracePeriodSeconds=0")
@@ -220,7 +220,10 @@ def test_another_pod_of_the_same_name(reader: Reader, cluster: Simulated) -> Non
 
 
 def test_its_process_is_killed_and_another_goes_on(cluster: Simulated, tmp_path: Path) -> None:
-    """Three times, at no moment in particular. A line that broke off comes again whole."""
+    """After three kills of the process the file has all lines.
+
+    The next process writes a partial line again in full.
+    """
     run(cluster, "one", COUNT.format(most=200))
     logs = tmp_path / "logs"
     command = [sys.executable, "-c", PROCESS, str(cluster.kubeconfig), str(logs), PODS]
@@ -235,7 +238,7 @@ def test_its_process_is_killed_and_another_goes_on(cluster: Simulated, tmp_path:
 
 
 def test_the_final_checkpoint_when_it_is_left(cluster: Simulated, tmp_path: Path) -> None:
-    """What was put out before that is there, though the stream is broken off."""
+    """The file has the output from before the end of the reader."""
     run(cluster, "one", "echo early; sleep 60")
     with Reader(cluster.kubeconfig, tmp_path / "logs").open() as found:
         found.wait("one", "early")
@@ -246,7 +249,10 @@ def test_the_final_checkpoint_when_it_is_left(cluster: Simulated, tmp_path: Path
 def test_more_pods_than_are_read(
     cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the others the last lines are kept if they end; one whose turn comes is read whole."""
+    """Above the limit only the last lines of pods that end are kept.
+
+    A waiting pod is read from its start when another pod ends.
+    """
     monkeypatch.setattr(pod_logs, "MOST", 2)
     gate = tmp_path / "gate"
     wait = f"while [ ! -e {gate} ]; do sleep 0.02; done"
@@ -272,7 +278,7 @@ def test_more_pods_than_are_read(
 def test_no_right_to_read(
     cluster: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said once, and nothing else is in the way of it."""
+    """Without the right to read output, one message reports that."""
     monkeypatch.setattr(pod_logs, "FORBIDDEN_S", 0.5)
     rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]

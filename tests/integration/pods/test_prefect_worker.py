@@ -1,7 +1,7 @@
-"""Prefect's own Kubernetes worker, set up by deploy/: a flow run in a pod, its job in others.
+"""Prefect's own Kubernetes worker, installed by deploy/: flow run and job in separate pods.
 
-The cluster's pods are processes of this machine, so what an image or a mount would give is patched
-in: kubeconfigs with the tokens of the ServiceAccounts that the manifests name.
+The cluster's pods are processes of this machine. The tests therefore patch in the parts that an
+image or a mount would provide: kubeconfigs with the tokens of the manifests' ServiceAccounts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Object = dict[str, Any]
 
 
 def built(folder: str) -> list[Object]:
-    """What `kubectl kustomize` makes of one of our folders; images keep their names."""
+    """Return the objects that `kubectl kustomize` builds from a folder; images keep their names."""
     place = DEPLOY / folder
     told = yaml.safe_load((place / "kustomization.yaml").read_text())
     found: list[Object] = []
@@ -63,7 +63,7 @@ def built(folder: str) -> list[Object]:
 
 
 class Installed:
-    """Our manifests in a cluster whose flow runs belong to a Prefect server."""
+    """The manifests of deploy/ in a cluster whose flow runs belong to a Prefect server."""
 
     def __init__(self, cluster: Simulated, client: SyncPrefectClient, folder: Path) -> None:
         self.cluster = cluster
@@ -104,7 +104,7 @@ class Installed:
         }
         env = {
             "KUBECONFIG": self.kubeconfig("rekindle-flows"),
-            "REKINDLE_HOME": "/var/lib/rekindle",  # of the image; each pod has its own
+            "REKINDLE_HOME": "/var/lib/rekindle",  # in the image; each pod has its own
         }
         run = self.client.create_flow_run_from_deployment(
             deployment.id,
@@ -114,7 +114,7 @@ class Installed:
         return FlowRun(self.client, self.folder, run.id, job["name"])
 
     def flow_pod(self, run: FlowRun) -> str:
-        """The name of the flow run's running pod, once it has one."""
+        """Return the name of the flow run's running pod; wait until there is one."""
         path = f"{NAMESPACED}/pods?labelSelector=rekindle.dev/role=flow,{RUN_ID}={run.id}"
 
         def look() -> str | None:
@@ -125,7 +125,7 @@ class Installed:
         return str(until(look, "the flow run has a pod"))
 
     def first_process(self, run: FlowRun) -> psutil.Process:
-        """Of the flow run's pod."""
+        """Return the first process of the flow run's pod."""
         for process in psutil.process_iter(["cmdline"]):
             with contextlib.suppress(psutil.Error):
                 if (process.info["cmdline"] or [])[-2:] == ["flow-run", "execute"]:
@@ -134,13 +134,13 @@ class Installed:
         raise AssertionError(run.story())
 
     def objects(self, run: FlowRun) -> list[Object]:
-        """What there is of the run's job."""
+        """Return all objects of the run's job."""
         label = f"?labelSelector=rekindle.dev/job={slug(run.job_id)}"
         kinds = (JOBS, *(f"{NAMESPACED}/{kind}" for kind in ("pods", "configmaps", "secrets")))
         return [each for path in kinds for each in self.cluster.get(path + label)["items"]]
 
     def workload(self, run: FlowRun) -> str:
-        """The uid of the run's job; empty: there is none."""
+        """Return the uid of the run's job, or an empty string."""
         found = (each for each in self.objects(run) if each["kind"] == "Job")
         return next((str(each["metadata"]["uid"]) for each in found), "")
 
@@ -149,7 +149,7 @@ class Installed:
 def installed(
     cluster: Simulated, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installed]:
-    """Our manifests, installed once; the Job that sets up Prefect has succeeded."""
+    """Install the manifests; wait until the Job that sets up Prefect has succeeded."""
     with SyncPrefectClient(prefect_api) as client:
         found = Installed(cluster, client, tmp_path_factory.mktemp("installed"))
         cluster.until(
@@ -160,10 +160,10 @@ def installed(
 
 @pytest.mark.parametrize("loss", ["evicted", "killed"])
 def test_a_flow_run_that_loses_its_pod(loss: str, installed: Installed, tmp_path: Path) -> None:
-    """Its next pod adopts the job, without any file of the first.
+    """A flow run's next pod adopts the job without files of the first pod.
 
-    One that is evicted is scheduled again by its own process; of one that was killed the worker
-    says that it has crashed, and the automation brings it back.
+    An evicted flow run schedules itself again. The worker reports a killed one as crashed, and the
+    automation schedules it again.
     """
     cluster = installed.cluster
     gate = tmp_path / "gate"

@@ -1,4 +1,4 @@
-"""What a cluster lacks is told before the engine makes anything in it."""
+"""A launch reports the requirements that a cluster does not meet before it creates an object."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Object = dict[str, Any]
 
 
 class Placing:
-    """Launches jobs that cannot be, and looks for what is left of them."""
+    """Launches jobs that the cluster must refuse, and searches for objects that they leave."""
 
     def __init__(self, server: Simulated, folder: Path) -> None:
         self.server = server
         self.folder = folder
 
     def refused(self, said: Object, kubeconfig: Path | None = None, **job: Any) -> str:
-        """Launch a job; the error. Nothing must have been made."""
+        """Launch a job; return its error, and check that no object exists."""
         directory = JobDirectory(self.folder / "job")
         wanted = pods(**said)
         directory.create(spec(directory=str(directory.path), **job), logs=False)
@@ -48,7 +48,7 @@ class Placing:
         return str(error.value)
 
     def made(self) -> list[str]:
-        """All that there is of jobs, in all namespaces."""
+        """Return all objects of jobs in all namespaces."""
         found = []
         for path in (
             *(f"/api/v1/{plural}" for plural in ("configmaps", "secrets", "services", "pods")),
@@ -68,28 +68,28 @@ def placing(lean: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_namespace_that_is_not_there(placing: Placing) -> None:
-    """It is named, with how to make it."""
+    """The error names a missing namespace and the command that creates it."""
     said = placing.refused({"namespace": "nowhere"})
     assert "job demo cannot run in namespace nowhere of http://127.0.0.1" in said
     assert "namespace nowhere: it does not exist (kubectl create namespace nowhere)" in said
 
 
 def test_wrong_tables_of_faults(placing: Placing, space: str, tmp_path: Path) -> None:
-    """A file that is on this machine is read before anything is made."""
+    """An invalid fault table on this machine is an error before an object is created."""
     (tmp_path / "own.toml").write_text("[[exit]]\ncodes = [77]\nkind = 'transient'\n")
     said = placing.refused({"namespace": space}, fault_tables=str(tmp_path / "own.toml"))
     assert "own.toml:1: " in said
 
 
 def test_a_kind_that_is_not_installed(placing: Placing, space: str) -> None:
-    """Its group and version are named, and what to install."""
+    """The error of a missing kind has its group and version, and advice to install it."""
     said = placing.refused({"namespace": space, "kind": "jobset"})
     assert "kind jobsets of jobset.x-k8s.io/v1alpha2: the cluster has nothing of jobset.x" in said
     assert "install JobSet, or choose another kind" in said
 
 
 def test_no_rights(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
-    """Every right that is missing is named at once, and who grants it."""
+    """One error has all missing rights and the file that grants them."""
     kubeconfig = lean.kubeconfig_for(lean.token_for("nobody", space), tmp_path / "nobody")
     said = placing.refused({"namespace": space}, kubeconfig)
     for right in (
@@ -105,7 +105,7 @@ def test_no_rights(placing: Placing, lean: Simulated, space: str, tmp_path: Path
 
 
 def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> None:
-    """It alone is named."""
+    """If one right is missing, the error has only that right."""
     kubeconfig = role.flows(lean, placing.folder / "flows", space)
     path = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}/roles/rekindle-flows"
     found = lean.get(path)
@@ -119,7 +119,7 @@ def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> 
 
 
 def test_a_stranger(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
-    """Whom the server does not know is told so."""
+    """The error reports a user whom the server does not accept."""
     kubeconfig = lean.kubeconfig_for("no-such-token", tmp_path / "wrong")
     said = placing.refused({"namespace": space}, kubeconfig)
     assert "user: the server does not accept the user" in said
@@ -127,7 +127,7 @@ def test_a_stranger(placing: Placing, lean: Simulated, space: str, tmp_path: Pat
 
 
 def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> None:
-    """The error names where nobody is."""
+    """If no server answers, the error has the address."""
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(lean.kubeconfig.read_text().replace(f":{lean.port}", ":1"))
     assert "127.0.0.1:1" in placing.refused({}, kubeconfig)
@@ -142,12 +142,12 @@ def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> No
     ],
 )
 def test_what_no_cluster_could_have(placing: Placing, said: Object, text: str) -> None:
-    """No image, names that are too long."""
+    """An empty image and too long names are errors."""
     assert text in placing.refused(said)
 
 
 def test_a_quota_that_wants_amounts(placing: Placing, lean: Simulated, space: str) -> None:
-    """A quota refuses a pod that does not specify them. The error has the server's own message."""
+    """A quota refuses a pod without amounts; the error has the server's own message."""
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"limits.cpu": "99"}}}
     lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
     said = placing.refused({"namespace": space})
@@ -157,7 +157,7 @@ def test_a_quota_that_wants_amounts(placing: Placing, lean: Simulated, space: st
 
 
 def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: str) -> None:
-    """Nor does a LimitRange."""
+    """The error has the server's message if a LimitRange refuses a pod."""
     rules = [{"type": "Container", "max": {"memory": "1Gi"}}]
     limit = {"metadata": {"name": "small"}, "spec": {"limits": rules}}
     lean.create(f"/api/v1/namespaces/{space}/limitranges", limit)
@@ -169,7 +169,10 @@ def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: s
 def test_who_may_not_create_pods_is_let_through(
     placing: Placing, lean: Simulated, space: str
 ) -> None:
-    """The Role of deploy/ has no such right: then the run alone shows what refuses pods."""
+    """Without the right to create pods, no dry run of pods occurs, and the launch can proceed.
+
+    The Role of deploy/ does not have that right.
+    """
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"limits.cpu": "99"}}}
     lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
     api = load(str(role.flows(lean, placing.folder / "flows", space)), patience_s=0.5)
@@ -182,7 +185,7 @@ def test_who_may_not_create_pods_is_let_through(
 
 
 def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) -> None:
-    """Others may go. So it stops no launch; the check shows it."""
+    """A used-up quota does not stop a launch, because other pods may end; the check shows it."""
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
     lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
     api = load(str(lean.kubeconfig))
@@ -207,7 +210,7 @@ def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) 
 
 
 def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
-    """Each is named."""
+    """The error names each missing object that the pods use."""
     said = placing.refused(
         {
             "namespace": space,
@@ -230,7 +233,7 @@ def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
 
 
 def test_what_the_server_refuses_of_the_workload(placing: Placing, space: str) -> None:
-    """It has said so before there was anything else."""
+    """A dry run of the workload gives the server's refusal before an object is created."""
     patch = {"spec": {"completions": None}}
     said = placing.refused({"namespace": space, "overrides": patch})
     assert "dry run of Job demo: POST" in said
@@ -238,7 +241,7 @@ def test_what_the_server_refuses_of_the_workload(placing: Placing, space: str) -
 
 
 def test_a_name_that_is_taken(placing: Placing, lean: Simulated, space: str) -> None:
-    """The workload's is another's: nothing is made around it."""
+    """If another job's object has the workload's name, the launch creates no object."""
     path = f"/apis/batch/v1/namespaces/{space}/jobs"
     pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}
     lean.create(path, {"metadata": {"name": "demo"}, "spec": {"suspend": True, "template": pod}})

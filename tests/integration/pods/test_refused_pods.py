@@ -1,4 +1,4 @@
-"""Pods that a quota refuses during a run: people read the API server's own message."""
+"""Pods that a quota refuses during a run: the log has the API server's own message."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_the_message_is_shown(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The log has it once for the workload's pods. A launch has it for the coordinator's pod.
+    """The log has the message once for the workload's pods.
 
-    The Role of deploy/ suffices.
+    A launch has it for the coordinator's pod. The rights of the Role of deploy/ suffice.
     """
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path / "home"))
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "0"}}}

@@ -1,4 +1,4 @@
-"""Pods that cannot use a file of the job: its checkpoint store, or its tables of faults."""
+"""Pods that cannot use a file of the job: its checkpoint store, or its fault tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(300)  # a cluster
 
 
 def test_a_store_that_no_agent_can_read(cluster: Simulated, namespace: str, tmp_path: Path) -> None:
-    """The job fails at once. Its end and the output of a pod have the store's own error."""
+    """The job fails immediately; its end and the output of a pod have the store's own error."""
     (tmp_path / "loop").symlink_to("loop")
     store = str(tmp_path / "loop" / "store")
     job = PodJob(tmp_path, cluster, namespace=namespace, checkpoint_store=store)
@@ -38,7 +38,7 @@ def test_a_store_that_no_agent_can_read(cluster: Simulated, namespace: str, tmp_
 def test_tables_of_faults_that_the_image_lacks(
     cluster: Simulated, namespace: str, tmp_path: Path
 ) -> None:
-    """The coordinator refuses to begin. The launch ends with its reason, and leaves nothing."""
+    """The coordinator refuses to start; the launch fails with its reason and leaves no object."""
     tables = str(tmp_path / "own.toml")
     job = PodJob(tmp_path, cluster, namespace=namespace)
     try:

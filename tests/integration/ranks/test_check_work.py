@@ -1,4 +1,4 @@
-"""What checkers measure: wrong results are seen, also those of later exchanges."""
+"""Checkers measure devices and links; they detect wrong results in each exchange."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _spoil_transfer(count: int) -> None:
 
 
 def _leave_out_transfer(count: int) -> None:
-    """What an earlier transfer has brought is still there."""
+    """Leave out one transfer; the receiver still has the bytes of an earlier transfer."""
     transfer, seen = dist.batch_isend_irecv, iter(range(EXCHANGES))
     dist.batch_isend_irecv = lambda each: transfer(each) if next(seen) != count else []
 
@@ -71,7 +71,7 @@ def _measured(rank: Rank, spoil: Callable[[int], None] | None, count: int) -> st
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_collectives_that_come_out_well(world_size: int) -> None:
-    """In a pair, and between the devices of a node, whose number may be odd."""
+    """Collectives give a measurement in a pair and among the devices of a node, of any number."""
     assert run(_measured, world_size, None, 0) == ["well"] * world_size
 
 
@@ -87,19 +87,22 @@ def test_collectives_that_come_out_well(world_size: int) -> None:
 def test_a_value_that_is_wrong_is_seen_in_each_exchange(
     spoil: Callable[[int], None], said: str, count: int
 ) -> None:
-    """Not in the first alone, and not because an earlier one has brought the same."""
+    """A checker detects a wrong value in the first, a middle and the last exchange.
+
+    Bytes left from an earlier exchange do not hide a transfer that is left out.
+    """
     assert run(_measured, 2, spoil, count) == [said] * 2
 
 
 def test_a_device_that_works_is_measured() -> None:
-    """Both of its parts, and what it takes is more than nothing."""
+    """The measurements of a healthy device, for compute and memory, are greater than zero."""
     assert all(
         torch_checker.alone(SMALL)[part] > 0.0 for part in (Measurement.COMPUTE, Measurement.MEMORY)
     )
 
 
 def test_a_product_that_is_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One element of many."""
+    """A checker detects one wrong element in a matrix product."""
     fast = torch.mm
 
     def wrong(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> None:

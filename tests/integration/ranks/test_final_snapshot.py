@@ -1,4 +1,4 @@
-"""Final checkpoint: the state of exactly the step that is named, or none."""
+"""The final snapshot has the state of exactly the step in its name, or there is none."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 
 
 class Pretended:
-    """A rank: how many updates it has begun, and what it has kept."""
+    """A simulated rank: the number of updates that it has started, and its final snapshots."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.kept: list[tuple[int, bool]] = []
-        self.meanwhile: list[object] = []  # what happens while a state is copied, one by one
+        self.meanwhile: list[object] = []  # one action for each copy of the state
         self.words: FinalSnapshot | None = None
 
     def keep(self, moment: Moment) -> bool:
-        """Copy, while something else happens, and look whether it is still that state."""
+        """Copy the state while another action runs; return whether the moment still holds."""
         if self.meanwhile:
             self.meanwhile.pop(0)()
         if not moment.holds():
@@ -40,7 +40,7 @@ class Pretended:
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
-    """A rank whose the final checkpoint is asked for by the test itself, not by a signal."""
+    """Return a rank whose final snapshot the test requests directly, without a signal."""
     monkeypatch.setenv(names.ENV_JOB_ID, tmp_path.name)
     made = Pretended()
     made.words = FinalSnapshot(made, made.keep)
@@ -48,13 +48,13 @@ def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
 
 
 def end_step(rank: Pretended, finished: int) -> None:
-    """The step under way updates, and ends."""
+    """Do the update of the current step and end the step."""
     rank.begun = finished
     rank.words.end_step(finished)
 
 
 def test_between_two_steps_the_newest_is_kept(rank: Pretended) -> None:
-    """It is that of the last step."""
+    """Between two steps the final snapshot has the state after the last step."""
     rank.words.begin_step(3)
     end_step(rank, 4)
     rank.words._say()
@@ -62,7 +62,7 @@ def test_between_two_steps_the_newest_is_kept(rank: Pretended) -> None:
 
 
 def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
-    """As long as its update has not begun: that of a step in which nobody goes on."""
+    """Before the update of a step the final snapshot has the state before that step."""
     rank.begun = 3
     rank.words.begin_step(3)
     rank.words._say()
@@ -70,12 +70,15 @@ def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
 
 
 def begin_update(rank: Pretended) -> None:
-    """The update of the step under way."""
+    """Start the update of the current step."""
     rank.begun = 4
 
 
 def end_graph(rank: Pretended) -> None:
-    """Without an update, as of accumulated gradients: callbacks may change the state now."""
+    """End the graph without an update, as with accumulated gradients.
+
+    Callbacks may change the state afterwards.
+    """
     rank.words.end_graph()
 
 
@@ -83,7 +86,7 @@ def end_graph(rank: Pretended) -> None:
 def test_what_changes_a_state_is_waited_for(
     rank: Pretended, change: Callable[[Pretended], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state is of no step until it ends."""
+    """During an update or callbacks the final snapshot waits for the end of the step."""
     rank.begun = 3
     rank.words.begin_step(3)
     change(rank)
@@ -102,7 +105,7 @@ def test_what_changes_a_state_is_waited_for(
 
 
 def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) -> None:
-    """It would be named by one step and be of another, or of both."""
+    """If an update starts during a copy, the copy is dropped and repeated after the step."""
     rank.begun = 3
     rank.words.begin_step(3)
     rank.meanwhile = [lambda: end_step(rank, 4)]
@@ -111,7 +114,7 @@ def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) ->
 
 
 def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
-    """Whatever is copied between two steps stays as it is."""
+    """After the signal no step starts, so that the state does not change during the copy."""
     end_step(rank, 4)
     rank.words._ending.set()
     begins = threading.Thread(target=rank.words.begin_step, args=(4,), daemon=True)
@@ -123,7 +126,7 @@ def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
 
 
 def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
-    """All have the same state; whoever comes second leaves it to the first."""
+    """One rank of a node takes the final snapshot; the others have the same state and skip it."""
     end_step(rank, 4)
     other = Pretended()
     other.words = FinalSnapshot(other, other.keep)
@@ -172,9 +175,9 @@ signal.signal(signal.SIGTERM, own)
     ("more", "said", "status"), [("", "kept 3", -signal.SIGTERM), (OWN, "own handler", 7)]
 )
 def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path: Path) -> None:
-    """After the final snapshot, as without one. A handler that came later is left alone.
+    """SIGTERM ends the process after the final snapshot, with the signal's status.
 
-    Processes that it has forked end by the signal as ever.
+    A handler that the script sets later stays in effect. SIGTERM ends forked children as usual.
     """
     script = textwrap.dedent(SCRIPT).format(more=textwrap.dedent(more))
     environment = os.environ | {names.ENV_JOB_ID: tmp_path.name}
@@ -191,6 +194,6 @@ def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read().split("\n")
         assert status_of(process) == status
-    forked = OWN not in more  # whoever takes the signal over has it in forked processes, too
+    forked = OWN not in more  # forked processes inherit the script's own handler
     assert (f"child ended by {int(signal.SIGTERM)}" in lines) is forked
     assert said in rest

@@ -1,4 +1,4 @@
-"""The gate before a step: all ranks do it, or none does."""
+"""The gate before a step: all ranks do the step, or no rank does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class World:
-    """Ranks as threads, each with a listener of its own."""
+    """Ranks as threads, each with its own listener."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -37,11 +37,11 @@ class World:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where all are reached."""
+        """Return the addresses of all listeners."""
         return [("127.0.0.1", listener.port) for listener in self.listeners]
 
     def form(self, generation: int, *absent: int) -> list[Future[None]]:
-        """Form the gate of a generation on all ranks but those."""
+        """Form the gate of a generation on all ranks except the absent ones."""
         for gate in self.gates:
             gate.leave()
         self.gates = [StepVote(listener, HeartbeatPage()) for listener in self.listeners]
@@ -52,17 +52,17 @@ class World:
         ]
 
     def formed(self, generation: int = 1) -> World:
-        """Form it, and wait for that."""
+        """Form the gate of a generation on all ranks and wait for its end."""
         for each in self.form(generation):
             result_of(each)
         return self
 
     def on_all(self, what: Callable[[int], T]) -> list[Future[T]]:
-        """Do it on all ranks at the same time."""
+        """Run a function on all ranks at the same time."""
         return [self.pool.submit(what, place) for place in range(self.size)]
 
     def agree_or_leave(self, place: int, step: int) -> bool:
-        """Agree; after an error be gone, as a process would."""
+        """Agree on a step; after an error leave the gate, as the end of a process does."""
         try:
             return self.gates[place].agree(step, can=True)
         except (SessionError, PeerGoneError):
@@ -70,7 +70,7 @@ class World:
             raise
 
     def close(self) -> None:
-        """End all of it."""
+        """Leave all gates, close all listeners and stop the threads."""
         for gate in self.gates:
             gate.leave()
         for listener in self.listeners:
@@ -80,7 +80,7 @@ class World:
 
 @pytest.fixture(params=[1, 2, 3, 4, 5, 8, 9])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A world of each of these sizes."""
+    """Return a world of each size in turn."""
     made = World(request.param)
     yield made
     made.close()
@@ -88,14 +88,14 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture
 def four() -> Iterator[World]:
-    """A world of four."""
+    """Return a world of four ranks."""
     made = World(4)
     yield made
     made.close()
 
 
 def test_all_pass_if_all_can(world: World) -> None:
-    """Step after step, in worlds of any size."""
+    """If all ranks can do a step, all pass the gate, at many steps and world sizes."""
     world.formed()
     for step in range(20):
         agreed = world.on_all(lambda place, at=step: world.gates[place].agree(at, can=True))
@@ -103,7 +103,7 @@ def test_all_pass_if_all_can(world: World) -> None:
 
 
 def test_nobody_passes_if_one_cannot(world: World) -> None:
-    """Whoever it is; and the gate serves the next step as before."""
+    """If one rank cannot do a step, no rank passes; the gate then serves the next step."""
     world.formed()
     for lame in range(world.size):
 
@@ -116,7 +116,7 @@ def test_nobody_passes_if_one_cannot(world: World) -> None:
 
 
 def test_nobody_passes_before_all_have_come(four: World) -> None:
-    """Three wait while others do many steps; they pass when the fourth comes."""
+    """Three ranks wait during 50 steps of another world; they pass when the fourth arrives."""
     four.formed()
     early = [four.pool.submit(four.gates[place].agree, 0, can=True) for place in (0, 1, 3)]
     with contextlib.closing(World(2).formed()) as others:
@@ -129,7 +129,7 @@ def test_nobody_passes_before_all_have_come(four: World) -> None:
 
 
 def test_a_rank_that_waits_shows_it() -> None:
-    """Its page says so while it waits, and not behind it."""
+    """The heartbeat page of a rank shows a wait at the gate, and no wait after it."""
     world = World(2)
     page = HeartbeatPage(HeartbeatPage.create("test"))
     try:
@@ -152,7 +152,7 @@ def test_a_rank_that_waits_shows_it() -> None:
 
 
 def test_a_rank_that_is_gone_is_told(four: World) -> None:
-    """Nobody passes; who waits for it is told, and by and by all are."""
+    """If one rank leaves, no rank passes: all ranks that wait get PeerGoneError."""
     four.formed()
     waits = [four.pool.submit(four.agree_or_leave, place, 0) for place in (0, 1, 2)]
     four.gates[3].leave()
@@ -162,7 +162,7 @@ def test_a_rank_that_is_gone_is_told(four: World) -> None:
 
 
 def test_ranks_at_different_steps_are_refused(four: World) -> None:
-    """It would never end well: their datasets differ in length."""
+    """Ranks at different steps get an error with the step: their datasets differ in length."""
     four.formed()
     agreed = four.on_all(lambda place: four.agree_or_leave(place, 7 + (place == 2)))
     errors = [each.exception(bound_s()) for each in agreed]
@@ -185,7 +185,10 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
 def test_ranks_of_different_runs_are_refused(
     four: World, mine: dict[str, Any], theirs: dict[str, Any], said: str
 ) -> None:
-    """Each of them would go on without the others, or wait for them for ever."""
+    """Ranks with other numbers of steps, parameters or ends of training get an error.
+
+    Otherwise some ranks would train without the others or wait for them without end.
+    """
     four.formed()
 
     def agree(place: int) -> bool:
@@ -200,7 +203,7 @@ def test_ranks_of_different_runs_are_refused(
 
 
 def test_all_end_behind_the_same_step(world: World) -> None:
-    """The last word of all ranks, in a run of their own."""
+    """All ranks of a run end their training after the same step."""
     world.formed()
     run = RunIdentity(30, 7)
     ended = world.on_all(lambda at: world.gates[at].agree(30, can=True, ends=True, run=run))
@@ -208,9 +211,9 @@ def test_all_end_behind_the_same_step(world: World) -> None:
 
 
 def test_severed_while_it_is_formed(four: World) -> None:
-    """Ranks that wait for one that does not come are woken, and the next generation forms.
+    """`sever` ends the wait for an absent rank, and the next generation forms.
 
-    Ranks 0 and 3 hear the absent one. Rank 1 does not: it may be through before it is severed.
+    Ranks 0 and 3 wait for the absent rank. Rank 1 does not: it may have formed before the sever.
     """
     at_0, at_1, at_3 = four.form(1, 2)
     for gate in four.gates:
@@ -225,7 +228,10 @@ def test_severed_while_it_is_formed(four: World) -> None:
 
 
 def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) -> None:
-    """Who calls late, or speaks otherwise, is hung up on."""
+    """The gate closes connections of earlier generations and of other programs.
+
+    The ranks then pass the gate.
+    """
     four.formed(5)
     host, port = four.addresses[0]
     late = StepVote(four.listeners[1], HeartbeatPage())
@@ -241,7 +247,7 @@ def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) 
 
 
 def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
-    """It does not stand in the gate's way."""
+    """A state uses its own connection, which does not block the gate."""
     four.formed()
     sends = four.pool.submit(lambda: four.gates[0].accept(2, STATE).sendall(b"state"))
     line = four.gates[2].connect(four.addresses[0], STATE)
@@ -250,7 +256,7 @@ def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
 
 
 def test_nobody_answers(four: World) -> None:
-    """Whoever cannot be reached is named by its address."""
+    """The error of a rank that cannot be reached has its address."""
     gate = StepVote(four.listeners[0], HeartbeatPage())
     four.listeners[1].close()
     with pytest.raises(PeerGoneError, match=r"no rank answers at 127\.0\.0\.1:\d+"):
@@ -259,7 +265,10 @@ def test_nobody_answers(four: World) -> None:
 
 
 def test_what_one_rank_has_to_say_all_hear(world: World) -> None:
-    """Also of several, in their order; and the gate can be passed afterwards."""
+    """`gather` gives each rank the messages of all ranks, in rank order.
+
+    The gate then works as before.
+    """
     world.formed()
     for talkers in ({0}, set(), {0, world.size - 1}, set(range(world.size))):
 
@@ -273,7 +282,7 @@ def test_what_one_rank_has_to_say_all_hear(world: World) -> None:
 
 
 def test_what_is_said_at_a_gate_that_is_severed_reaches_nobody(four: World) -> None:
-    """Who waits for a rank that does not come hears that the generation is over."""
+    """If the gate is severed, a rank that waits in `gather` gets StaleError."""
     four.formed()
     waits = four.pool.submit(four.gates[0].gather, b"something")
     four.gates[0].sever()

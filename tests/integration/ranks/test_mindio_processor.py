@@ -1,4 +1,4 @@
-"""The order in which handlers are called and what with, and what the agent is told."""
+"""The order and arguments of MindIO's handler calls, and the messages to the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER_2 = Moment(2, False, lambda: True)
 
 @pytest.fixture
 def pair() -> Iterator[World]:
-    """Two ranks that have done two steps."""
+    """Return two ranks that have done two steps."""
     world = World(2).start()
     world.step(1)
     world.step(2)
@@ -39,7 +39,7 @@ def pair() -> Iterator[World]:
 
 
 def repair(kind: RepairType, step: int, *, rebuild: bool, pair: tuple[int, int]) -> Any:
-    """Return what a repair handler is called with."""
+    """Return the expected call of a repair handler."""
     source, target = pair
     info = {
         "type": [0],
@@ -52,7 +52,7 @@ def repair(kind: RepairType, step: int, *, rebuild: bool, pair: tuple[int, int])
 
 
 def cleaned(is_uce_error: bool) -> list[Any]:
-    """Return what precedes each repair."""
+    """Return the calls before each repair."""
     return [("stop", ARGUMENTS, CONTEXT), ("clean", is_uce_error, ARGUMENTS, CONTEXT)]
 
 
@@ -60,7 +60,10 @@ ROLLED_BACK = ("rollback", 2, ARGUMENTS, CONTEXT)
 
 
 def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
-    """stop, clean, repair, rollback on both sides; then training goes on from the step."""
+    """After damaged memory both ranks call stop, clean, repair and rollback.
+
+    Training then continues from the step.
+    """
     recovered = pair.recover(NORMAL, UCE)
     failed = pair.ranks[1].hear(protocol.StepFailed)
     assert (failed.kind, failed.finished, failed.error) == (FaultKind.DEVICE_MEMORY, 2, "RS_UCE")
@@ -82,7 +85,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
 
 
 def test_a_failed_link_repairs_no_state(pair: World) -> None:
-    """Both have theirs: nothing but a rollback."""
+    """After a failed link both ranks keep their states and only roll back."""
     recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
     assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.LINK
     pair.over(1, 2)
@@ -95,7 +98,7 @@ def test_a_failed_link_repairs_no_state(pair: World) -> None:
 
 
 def test_an_update_that_broke_off_leaves_no_state(pair: World) -> None:
-    """It is received from a peer, without building the model anew."""
+    """A rank whose update broke off gets the state of a peer and keeps its model."""
     pair.ranks[1].processor.begin_update()
     recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
     pair.ranks[1].hear(protocol.StepFailed)
@@ -108,7 +111,10 @@ def test_an_update_that_broke_off_leaves_no_state(pair: World) -> None:
 
 
 def test_memory_that_is_no_part_of_the_state_costs_none(pair: World) -> None:
-    """A clean handler that answers 2: the rank offers its own state."""
+    """If the clean handler answers 2, the damaged memory is not part of the state.
+
+    The rank then offers its own state.
+    """
     pair.ranks[1].answers["clean"] = 2
     recovered = pair.recover(NORMAL, UCE)
     pair.ranks[1].hear(protocol.StepFailed)
@@ -121,7 +127,7 @@ def test_memory_that_is_no_part_of_the_state_costs_none(pair: World) -> None:
 
 @pytest.mark.parametrize("kind", ["stop", "clean"])
 def test_a_device_that_cannot_be_cleaned_ends_its_process(pair: World, kind: str) -> None:
-    """It does not even meet the others."""
+    """If stop or clean fails, the process ends and does not join the next generation."""
     pair.ranks[1].answers[kind] = 1 if kind == "clean" else lambda: 1 / 0
     recovered = pair.recover(NORMAL, UCE)
     pair.ranks[1].hear(protocol.StepFailed)
@@ -133,7 +139,7 @@ def test_a_device_that_cannot_be_cleaned_ends_its_process(pair: World, kind: str
 
 
 def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
-    """The agent is told that the device is to blame; the other rank meets again."""
+    """A failed repair ends the process with a device fault; the other rank arrives again."""
     pair.ranks[1].answers["repair"] = lambda: 1 / 0
     recovered = pair.recover(NORMAL, UCE)
     pair.ranks[1].hear(protocol.StepFailed)
@@ -151,7 +157,7 @@ def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
 
 
 def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
-    """RS_RETRY: each rank's handler loads one, and training goes on from its step."""
+    """RS_RETRY: each rank's handler loads a checkpoint, and training continues from its step."""
     for rank in pair.ranks:
         rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
     recovered = pair.recover(NORMAL, ReportState.RS_RETRY)
@@ -167,7 +173,7 @@ def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
 
 
 def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
-    """RS_UCE_CORRUPTED: all load a checkpoint, and the damaged one builds its model anew first."""
+    """RS_UCE_CORRUPTED: all ranks load a checkpoint; the damaged rank first rebuilds its model."""
     for rank in pair.ranks:
         rank.answers["repair"] = lambda each=rank: each.processor.loaded(1)
     recovered = pair.recover(NORMAL, ReportState.RS_UCE_CORRUPTED)
@@ -183,7 +189,7 @@ def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
 
 
 def test_without_a_checkpoint_to_go_back_to_its_process_ends(pair: World) -> None:
-    """A handler that has loaded none has left the state as it was."""
+    """If the handler has not loaded a checkpoint, the processes end with a device fault."""
     recovered = pair.recover(NORMAL, ReportState.RS_RETRY)
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
@@ -194,7 +200,7 @@ def test_without_a_checkpoint_to_go_back_to_its_process_ends(pair: World) -> Non
 
 
 def test_an_error_of_the_script_ends_its_process(pair: World) -> None:
-    """RS_UNKNOWN: nothing is said of it but by the exception, and nothing is waited for."""
+    """RS_UNKNOWN: the process ends by its exception, without a wait or a handler call."""
     processor = pair.ranks[0].processor
     processor.report(ReportState.RS_UNKNOWN, "", ValueError("mine"))
     assert not processor.wait_clean()
@@ -203,7 +209,7 @@ def test_an_error_of_the_script_ends_its_process(pair: World) -> None:
 
 
 def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MindIO's ARF: it builds its model, says so, and then all form their groups anew."""
+    """MindIO's ARF: the new process builds its model; all ranks then rebuild their groups."""
     world = World(2, takes_in=True).start()
     world.step(1)
     world.step(2)
@@ -238,13 +244,13 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def retried(processor: Processor, state: ReportState) -> bool:
-    """What the decorator does with an error."""
+    """Report an error and wait for the repair, as the decorator does."""
     processor.report(state, "", None)
     return processor.wait_clean() and processor.wait_repaired()
 
 
 def test_a_world_of_another_size_is_refused(pair: World) -> None:
-    """Its groups would be those of ranks that are gone."""
+    """A rank refuses a generation of another world size, whose groups would have lost ranks."""
     recovered = pair.recover(NORMAL, ReportState.RS_HCCL_FAILED)
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
@@ -258,7 +264,7 @@ def test_a_world_of_another_size_is_refused(pair: World) -> None:
 
 
 def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what to switch on, or which strategies to leave out."""
+    """Without ARF a new process raises an error that names the setting and the strategies."""
     world = World(1)
     new = world.replace(0, monkeypatch, takes_in=False)
     with pytest.raises(SessionError, match=r"enable_arf, or remove .* recover-in-place"):
@@ -267,7 +273,7 @@ def test_without_arf_a_new_process_joins_nobody(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has not loaded its own state: with what it has it would train from the first step."""
+    """A new process without a peer does not train: it has not loaded its own state."""
     world = World(1, takes_in=True)
     new = world.replace(0, monkeypatch)
     new.processor.start()
@@ -280,7 +286,10 @@ def test_a_new_process_that_finds_nobody_does_not_begin(monkeypatch: pytest.Monk
 
 
 def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> None:
-    """One is done, the other is damaged in its last step: the first repairs it, and is not done."""
+    """A rank that has finished repairs a rank that fails in its last step.
+
+    The finished rank then arrives as done a second time.
+    """
     first, second = pair.ranks
     ended = pair.pool.submit(first.processor.end)
     arrived = first.hear(protocol.Arrived)
@@ -310,7 +319,10 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
 
 
 def test_training_is_held_between_two_steps(pair: World) -> None:
-    """After all that the device is at: the agent hears of it, and the loop is broken off."""
+    """A pause waits for the device's work and reports the finished step to the agent.
+
+    The end of the generation then stops the loop.
+    """
     rank = pair.ranks[0]
     rank.processor.pause()
     rank.tell(protocol.PauseRequest(rank=0, generation=1))
@@ -327,7 +339,7 @@ def test_training_is_held_between_two_steps(pair: World) -> None:
 def test_all_ranks_begin_a_step_or_none(
     pair: World, monkeypatch: pytest.MonkeyPatch, kind: protocol.InjectionKind | None
 ) -> None:
-    """One that is damaged says so in the words that loops look for, and the other is stopped."""
+    """A damaged rank raises the error name that loops search for; the other rank is stopped."""
     mine = {}
     monkeypatch.setattr(framework, "current", lambda: mine[threading.current_thread()])
 
@@ -353,7 +365,7 @@ def test_all_ranks_begin_a_step_or_none(
 
 
 def test_words_of_one_loop_are_not_taken_for_those_of_another(pair: World) -> None:
-    """Each error has one meaning by MindSpore's order of looking and by MindIO's."""
+    """Each error text has the same meaning in MindSpore's order of search and in MindIO's."""
     errors = {
         UCE: words.damaged("injected"),
         NORMAL: words.stopped(3),
@@ -373,7 +385,10 @@ def test_words_of_one_loop_are_not_taken_for_those_of_another(pair: World) -> No
 def test_a_process_that_has_to_end_saves_renames_and_exits(
     pair: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In MindIO's order and forms; a torn state is not saved, nor a piece of one."""
+    """A process that must end calls save_ckpt, rename and exit with MindIO's arguments.
+
+    It does not save a torn state or a part of one.
+    """
     processor = pair.ranks[0].processor
     processor._dump(AFTER_2)
     info = [{"type": 0, "ranks": [0]}]

@@ -1,4 +1,4 @@
-"""torch_npu's stress_detect in a checker: what its answers mean, and when it is not asked."""
+"""torch_npu's stress_detect in a checker: the meaning of its answers, and when it does not run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = {Measurement.COMPUTE: 1.0, Measurement.MEMORY: 1.0}
 
 
 class Npu(types.SimpleNamespace):
-    """torch_npu's module as a checker knows it, with such a function."""
+    """A substitute for torch_npu's module, with a stress_detect that gives a set answer."""
 
     def __init__(self, answer: int | RuntimeError) -> None:
         super().__init__(is_available=lambda: True, set_device=lambda device: None)
@@ -41,7 +41,7 @@ class Npu(types.SimpleNamespace):
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | RuntimeError], Npu]:
-    """Pretend an NPU, which works well; what it says of itself is given."""
+    """Return a function that installs a simulated, healthy NPU with a given stress_detect."""
     monkeypatch.setattr(torch_checker, "alone", lambda bench: SECONDS)
 
     def pretend(answer: int | RuntimeError) -> Npu:
@@ -53,7 +53,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | RuntimeError], N
 
 
 def done(*, beside_ranks: bool = False) -> Done:
-    """What a checker's agent is told."""
+    """Return the checker's message to its agent."""
     task = DeviceWork(serial=3, beside_ranks=beside_ranks)
     try:
         return simulated_kit().work(task)
@@ -67,13 +67,13 @@ def done(*, beside_ranks: bool = False) -> Done:
 
 def simulated_kit() -> TorchKit:
     with pytest.MonkeyPatch.context() as patch:
-        # A torch that knows no NPU cannot name one.
+        # A torch build without NPU support cannot name an NPU device.
         patch.setattr(torch, "device", lambda *name: types.SimpleNamespace(type=name[0]))
         return TorchKit(0)
 
 
 def judged(answer: Done) -> NodeVerdict:
-    """What is said of a node that answers so, each time, beside two healthy ones."""
+    """Return the verdict on a node with this answer in each round, next to two healthy nodes."""
     evidence = Evidence(range(3))
     for node in range(3):
         own = Alone(error=answer.error, seconds=answer.seconds, note=answer.note)
@@ -99,7 +99,10 @@ def test_what_its_answers_mean(
     said: str,
     install: Callable[[int | RuntimeError], Npu],
 ) -> None:
-    """Only 2 and an error of the hardware blame; that it could not be carried out is told."""
+    """Only the answer 2 and hardware errors make a node faulty.
+
+    The reason has other failures to run.
+    """
     npu = install(answer)
     verdict = judged(done())
     assert npu.asked == 1
@@ -111,7 +114,7 @@ def test_what_its_answers_mean(
 def test_it_is_left_out_beside_ranks(
     answer: int | RuntimeError, install: Callable[[int | RuntimeError], Npu]
 ) -> None:
-    """It wants 10 GB, and changes the voltage that ranks work at."""
+    """stress_detect does not run next to ranks: it needs 10 GB and changes the NPU's voltage."""
     npu = install(answer)
     assert done(beside_ranks=True) == Done(serial=3, seconds=SECONDS)
     assert npu.asked == 0

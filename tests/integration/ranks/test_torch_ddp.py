@@ -1,4 +1,4 @@
-"""DDP wrappers whose sums have the same bits in every generation."""
+"""DDP wrappers whose sums have the same bits in each generation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Model(nn.Module):
 
 
 class Generations:
-    """One group after the other, over the store of one rank."""
+    """Forms one group after the other over the store of one rank."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -76,7 +76,7 @@ class Generations:
 
 @contextmanager
 def generations(rank: Rank) -> Iterator[Generations]:
-    warnings.simplefilter("ignore")  # of DDP's, about options that a test tries out
+    warnings.simplefilter("ignore")  # DDP warns about options that a test uses
     each = Generations(rank)
     try:
         yield each
@@ -132,7 +132,7 @@ def _steady(rank: Rank, each: Generations, config: dict[str, Any], renew: str) -
     for step in range(STEPS):
         if renew and step == RENEWED:
             each.next()
-            # As in life: some ranks survived, others are replacements.
+            # As in production: some ranks kept their processes, others are replacements.
             survivor = renew == "all" or rank.rank != 2
             wrapper = wrap_ddp(
                 model, existing=wrapper if survivor else None, bucket_cap_mb=0.05, **config
@@ -154,9 +154,9 @@ def _all_configs(rank: Rank) -> list[tuple[Any, ...]]:
 
 
 def test_a_new_wrapper_sums_as_the_old_one_did():
-    """Losses and parameters of 4 ranks do not tell that the wrapper was made anew in between.
+    """A renewed wrapper gives the same losses and parameters, bit by bit, on 4 ranks.
 
-    With torch's own wrapper they do, except where it never rebuilds its buckets.
+    If torch's own wrapper is recreated, the bits differ, except if it never rebuilds its buckets.
     """
     for results in run(_all_configs, 4):
         for config, (plain, renewed_plain), steady in results:
@@ -175,7 +175,7 @@ def _breaks_in_backward(rank: Rank, config: dict[str, Any]) -> tuple[Any, Any]:
         wrapper = wrap_ddp(model, existing=None, bucket_cap_mb=0.05, **config)
         losses = []
         for step in range(STEPS):
-            if step in (0, RENEWED):  # the first step is special to static graphs
+            if step in (0, RENEWED):  # static graphs treat the first step differently
                 handle = model.twin.bias.register_hook(fault)
                 buffers = {name: b.clone() for name, b in model.named_buffers()}
                 with pytest.raises(RuntimeError):
@@ -192,7 +192,10 @@ def _breaks_in_backward(rank: Rank, config: dict[str, Any]) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("config", CONFIGS[:4])
 def test_a_wrapper_is_made_new_after_a_backward_pass_that_broke(config: dict[str, Any]):
-    """The step that broke with some buckets reduced is run again, and nothing remembers it."""
+    """A renewal after a broken backward pass leaves no trace: the repeated step has the same bits.
+
+    The backward pass breaks after the reduction of some buckets.
+    """
     for undisturbed, disturbed in run(_breaks_in_backward, 2, config):
         assert disturbed == undisturbed
 
@@ -208,7 +211,7 @@ def _wraps_alone(rank: Rank) -> None:
 
 
 def test_wrapping_needs_no_peer():
-    """A rank wraps, twice, while its peer does nothing at all."""
+    """A rank wraps its model twice while its peer does nothing."""
     with started(_wraps_alone, 2) as ranks:
         assert ranks.hear(0) == "wrapped"
 
@@ -216,7 +219,7 @@ def test_wrapping_needs_no_peer():
 def _keeps_what_was_put_on_it(rank: Rank) -> None:
     calls: list[str] = []
 
-    def halve(_, bucket):  # torch compares annotations by identity: it refuses postponed ones
+    def halve(_, bucket):  # torch compares annotations by identity and refuses postponed ones
         calls.append("comm")
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer() / 2)
@@ -239,7 +242,7 @@ def _keeps_what_was_put_on_it(rank: Rank) -> None:
 
 
 def test_what_the_script_put_on_the_wrapper_stays():
-    """Forward hooks, the communication hook and eval mode outlive the renewal, once each."""
+    """A renewal keeps forward hooks, the communication hook and eval mode, without duplicates."""
     run(_keeps_what_was_put_on_it, 1)
 
 
@@ -257,7 +260,7 @@ def _refusals(rank: Rank) -> None:
 
 
 def test_what_cannot_be_renewed_is_refused():
-    """Options that bind a wrapper to one generation, foreign wrappers, and nothing to train."""
+    """wrap_ddp refuses options for one generation, foreign wrappers and frozen models."""
     run(_refusals, 1)
 
 
@@ -283,7 +286,7 @@ def _starts_from_its_own_seed(rank: Rank) -> list[tuple[str, Any]]:
 
 
 def test_rank_0_gives_its_parameters_and_buffers_to_all():
-    """After the broadcast all ranks hold rank 0's bits, whatever the dtype, layout or size."""
+    """After the broadcast all ranks have rank 0's bits, for each dtype, layout and size."""
     model = Buffers(seed=0)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     wanted = [(name, t.detach().float().numpy().tobytes()) for name, t in tensors]

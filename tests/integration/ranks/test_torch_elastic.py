@@ -33,14 +33,14 @@ from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.torch import Session, StepSampler
 
 FULL, BATCH, LENGTH, STEPS = 4, 5, 200, 6
-SHRINK, GROW = 2, 4  # steps finished when the world's size changes
-STAY = (3, 2)  # the slots that live throughout, in the order of their ranks in the small world
+SHRINK, GROW = 2, 4  # steps finished when the world size changes
+STAY = (3, 2)  # the slots that stay throughout, in the order of their ranks in the small world
 SEED = 9
 INPUTS = torch.randn(LENGTH, 8, generator=torch.Generator().manual_seed(0))
 
 
 def form(port: int, generation: int, slots: tuple[int, ...], **settings: Any) -> FormGeneration:
-    """A generation of these slots, in the order of their ranks."""
+    """Return a generation of these slots, in the order of their ranks."""
     return FormGeneration(
         generation=generation,
         world_size=len(slots),
@@ -58,7 +58,7 @@ def model_of(seed: int) -> nn.Module:
 
 @dataclass
 class Life:
-    """One process's part in the run: what it began as, and what it saw of each step."""
+    """The part of one process in a run: its start values and its records of each step."""
 
     rank: Rank
     keep: bool
@@ -66,13 +66,13 @@ class Life:
     seen: list[dict[str, Any]]
 
     def forms(self) -> list[FormGeneration]:
-        """What the agent says, by the plan that a coordinator would make."""
+        """Return the agent's orders by a coordinator's plan."""
         slot, port, full = self.rank.rank, self.rank.store.port, tuple(range(FULL))
         stays = {slot: RankPlan(source=StateSource.SELF)}
         first = form(port, 1, full, step=0, plan={slot: RankPlan(source=StateSource.FRESH)})
         if not self.elastic:
             return [first]
-        # Ranks 0 and 1 of the last world are new and get their state from 2 and 3.
+        # Ranks 0 and 1 of the last world are new and get their state from ranks 2 and 3.
         if slot in STAY:
             sends = RankPlan(source=StateSource.SELF, sends_to=(slot - 2,))
             last = form(port, 3, full, step=GROW, plan={slot: sends})
@@ -81,7 +81,7 @@ class Life:
         return [first, form(port, 3, full, step=GROW, plan={slot: takes})]
 
     def train(self, agent: Agent, *, seed: int) -> list[torch.Tensor]:
-        """A process's life; at a change of the world it ends, if its slot is not to stay."""
+        """Train; at a change of the world size a slot that does not stay ends."""
         slot, model = self.rank.rank, model_of(seed)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         session = Session(
@@ -125,14 +125,20 @@ class Life:
         )
 
     def meet(self, generation: int, count: int) -> None:
-        """Wait until all have finished the step: whoever leaves shuts its peers' sockets."""
+        """Wait until all ranks have finished the step.
+
+        A rank that leaves closes its peers' sockets.
+        """
         key = f"{self.keep}-{generation}-done"
         self.rank.store.add(key, 1)
         wait_until(lambda: self.rank.store.add(key, 0) == count, "all ranks")
 
 
 def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """A slot's run: one process, or an imitation of two where its node is lost and comes back."""
+    """Return the records and the state of a slot, from one process or from two in succession.
+
+    The second process simulates the return of a lost node.
+    """
     slot = rank.rank
     os.environ |= {
         "RANK": str(slot),
@@ -156,14 +162,15 @@ def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]],
         done = [m.generation for m in agent.heard if isinstance(m, StepDone)]
         assert done == [f.generation for f in each]
         rooms = [m.rank for m in agent.heard if isinstance(m, BufferRequest)]
-        # The first of a node asks, and after a refusal once more: for the state of the last step.
+        # The first slot of a node requests buffers, and after a refusal again for the last step's
+        # state.
         assert rooms in (([slot], [slot] * 2) if slot % 2 == 0 else ([],))
     return life.seen, [value.detach().numpy().tobytes() for value in state]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["shrinks", "kept"])
 def runs(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The same training in one world, and in three; by slot."""
+    """Return the same training in one world and in three worlds, by slot."""
     keep = request.param
     return {
         "keep": keep,
@@ -173,13 +180,13 @@ def runs(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def in_step(results: list[Any], step: int) -> list[dict[str, Any]]:
-    """What the ranks saw of a step, in the order of their ranks."""
+    """Return the ranks' records of a step, in the order of their ranks."""
     seen = [one for seen, _ in results for one in seen if one["step"] == step]
     return sorted(seen, key=lambda one: one["rank"])
 
 
 def test_a_rank_knows_its_place_in_each_world(runs: dict[str, Any]) -> None:
-    """rank and world_size change with the world, in the environment too; the slot stays."""
+    """rank, world_size and the environment follow the world; the slot stays the same."""
     for step in range(STEPS):
         slots = STAY if SHRINK <= step < GROW else tuple(range(FULL))
         seen = in_step(runs["elastic"], step)
@@ -192,7 +199,10 @@ def test_a_rank_knows_its_place_in_each_world(runs: dict[str, Any]) -> None:
 
 
 def test_the_global_batch_is_what_the_user_chose(runs: dict[str, Any]) -> None:
-    """Kept, the steps take the full world's samples; else the stream's next ones, fewer."""
+    """With keep_global_batch the steps take the samples of the full world.
+
+    Otherwise a smaller world takes fewer samples, the next ones of the stream.
+    """
     taken = [
         [{i for one in in_step(runs[name], step) for i in one["samples"]} for step in range(STEPS)]
         for name in ("elastic", "whole")
@@ -208,14 +218,14 @@ def test_the_global_batch_is_what_the_user_chose(runs: dict[str, Any]) -> None:
 
 
 def test_all_ranks_end_with_the_same_state(runs: dict[str, Any]) -> None:
-    """Those that were always there, and those that came back, have the same bits."""
+    """All ranks end with the same bits: those that stayed and those that returned."""
     for name in ("whole", "elastic"):
         states = [state for _, state in runs[name]]
         assert all(state == states[0] for state in states)
 
 
 def test_a_kept_batch_trains_what_the_full_world_trains(runs: dict[str, Any]) -> None:
-    """With shares kept the parameters are those of the full world, but for rounding."""
+    """With keep_global_batch the final parameters are those of the full world, within rounding."""
     ours, wanted = (
         [torch.frombuffer(bytearray(one), dtype=torch.float32) for one in runs[name][0][1]]
         for name in ("elastic", "whole")
@@ -227,7 +237,7 @@ def test_a_kept_batch_trains_what_the_full_world_trains(runs: dict[str, Any]) ->
 
 
 def _hiccups_between_parts(rank: Rank) -> list[list[Any]]:
-    """The state after three steps, undisturbed and with a step that broke between its parts."""
+    """Return the states after three steps, without a fault and with one between two parts."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", names.ENV_FULL_WORLD: "3"}
     states = []
     for first, hiccups in ((1, ()), (2, (1,))):
@@ -261,14 +271,17 @@ def _hiccups_between_parts(rank: Rank) -> list[list[Any]]:
 
 
 def test_a_step_that_broke_between_its_parts_is_done_again() -> None:
-    """Gradients of the parts that were done before a fault are not added to those after it."""
+    """A repeated step does not include the gradients of parts from before the fault."""
     ((undisturbed, disturbed),) = run(_hiccups_between_parts, 1)
     assert undisturbed == disturbed
     assert undisturbed[0] == 3 * 3 * BATCH
 
 
 def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank of the generation has them written; what another has missed is no longer its."""
+    """Only the writing rank of a generation requests the write of a checkpoint.
+
+    A rank that no longer writes does not request a checkpoint that it missed.
+    """
     taken: list[tuple[int, bool]] = []
     free = True
 
@@ -292,7 +305,7 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_records_are_the_slots(tmp_path: Any) -> None:
-    """A step record names the rank by its number in the full world."""
+    """A step record has the rank's slot, which is its number in the full world."""
     records = Records(tmp_path / "records", HeartbeatPage(), 3)
     records.write(0, 1, {})
     records.close()

@@ -22,8 +22,8 @@ from rekindle.training.torch.groups.ddp import wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group
 from rekindle.training.torch.groups.gloo_waits import socket_inodes
 
-FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
-EXPIRES_S = 0.5  # a time-out of gloo that the test waits for
+FOREVER_S = 1e6  # a time-out of gloo that is longer than the test
+EXPIRES_S = 0.5  # a time-out of gloo that ends within the test
 PACE_S = 0.001  # between two sockets that the script opens
 
 
@@ -69,12 +69,12 @@ def _generations(rank: Rank) -> list[float]:
 
 
 def test_generations_follow_each_other_over_one_store():
-    """Each generation's collectives work, over the store connection the process had before."""
+    """The collectives of each generation work over the process's existing store connection."""
     assert run(_generations, 3) == [[6.0, 6.0, 6.0]] * 3
 
 
 def _waits_for_the_next_rank(rank: Rank) -> bool:
-    """Return whether the rank was severed when its collective ended."""
+    """Return whether the test severed the rank before its collective ended."""
     group = formed(rank, timeout_s=FOREVER_S)
     pair = loopback_pair()
     severed = threading.Event()
@@ -95,7 +95,7 @@ def _waits_for_the_next_rank(rank: Rank) -> bool:
     with pytest.raises(RuntimeError):
         dist.recv(torch.empty(1), src=rank.rank + 1)
     is_severed = severed.is_set()
-    # Gloo has closed the broken connection: these sockets take over its number.
+    # Gloo has closed the broken connection; these sockets reuse its descriptor number.
     pairs = [pair, *(loopback_pair() for _ in range(4))]
     if rank.rank == 1:
         rank.tell("woken")
@@ -107,12 +107,12 @@ def _waits_for_the_next_rank(rank: Rank) -> bool:
 
 
 def test_sever_wakes_a_collective_that_waits_for_a_survivor():
-    """A rank that waits for a living peer is woken at once, and no other socket is harmed."""
+    """`sever` immediately ends a wait for a living peer, and leaves all other sockets intact."""
     with started(_waits_for_the_next_rank, 3) as ranks:
         for rank in range(3):
             assert ranks.hear(rank) == "ready"
         ranks.kill(2)
-        assert ranks.hear(1) == "woken"  # its peer's death woke this one
+        assert ranks.hear(1) == "woken"  # the end of rank 2 ends this rank's wait
         ranks.tell(0, "sever")
         assert ranks.returned(0)
         ranks.tell(1, "leave")
@@ -120,7 +120,7 @@ def test_sever_wakes_a_collective_that_waits_for_a_survivor():
 
 
 def test_sever_wakes_the_peers_of_the_severed_rank():
-    """A rank whose peer severs leaves its collective although nobody told it to."""
+    """If a peer severs its group, a rank leaves its collective without a request."""
     with started(_waits_for_the_next_rank, 3) as ranks:
         for rank in range(3):
             assert ranks.hear(rank) == "ready"
@@ -167,12 +167,12 @@ def _forms_alone(rank: Rank, waits: bool) -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_sever_ends_the_wait_for_a_peer_that_never_comes(waits: bool):
-    """form() raises StaleError, and the process can form the next generation."""
+    """After `sever`, form() raises StaleError, and the process can form the next generation."""
     run(_forms_alone, 1, waits)
 
 
 def _forms_with_a_mute(rank: Rank, sever: str, timeout_s: float) -> str:
-    """Rank 1 of 2 has said where it listens, and died: its address is forged from our own."""
+    """Form with a dead rank 1 of 2; its address is forged from rank 0's."""
     group = Group()
 
     def control() -> None:
@@ -180,7 +180,7 @@ def _forms_with_a_mute(rank: Rank, sever: str, timeout_s: float) -> str:
         mine_key = next(key for key in rank.store.list_keys() if key.startswith("gen7/"))
         assert mine_key.endswith("/0")
         mine = rank.store.get(mine_key)
-        # The rank with the lower port waits for the other to connect.
+        # The rank with the lower port waits for the connection of the other.
         forged, count = re.subn(rb"(?s)\x02\0..\x7f\0\0\x01", b"\x02\0\xff\xff\x7f\0\0\x01", mine)
         assert count == 1
         rank.store.set(mine_key.removesuffix("0") + "1", forged)
@@ -205,13 +205,16 @@ def _forms_with_a_mute(rank: Rank, sever: str, timeout_s: float) -> str:
 
 @pytest.mark.parametrize("sever", ["at once", "in its wait"])
 def test_sever_ends_the_wait_for_the_connection_of_a_dead_peer(sever: str):
-    """form() raises StaleError when a peer died between naming its address and calling."""
+    """After `sever`, form() raises StaleError even if a peer ended before it connected."""
     [error] = run(_forms_with_a_mute, 1, sever, FOREVER_S)
     assert error.startswith("StaleError")
 
 
 def test_the_forged_peer_is_waited_for():
-    """The test above is not vacuous: unsevered, gloo waits for the connection till its time-out."""
+    """Without `sever`, gloo waits for the forged peer's connection until its time-out.
+
+    This shows that the test above tests `sever`.
+    """
     [error] = run(_forms_with_a_mute, 1, "never", EXPIRES_S)
     assert "onnect" in error
 
@@ -233,7 +236,7 @@ def _severed_before(rank: Rank) -> None:
 
 
 def test_a_group_severed_early_is_never_formed():
-    """A sever that comes before form() is not lost."""
+    """A `sever` before form() makes form() raise StaleError."""
     run(_severed_before, 1)
 
 
@@ -258,7 +261,10 @@ def _asks_for_nccl(rank: Rank, chosen: str | None) -> str:
 
 @pytest.mark.parametrize(("chosen", "used"), [(None, "0"), ("1", "1")])
 def test_nccls_watchdog_leaves_a_kernels_error_to_the_script(chosen: str | None, used: str):
-    """On an H100 it aborted the process of a failed device-side assert: a fault without a cause."""
+    """NCCL's watchdog leaves the error of a kernel to the script, unless the user sets otherwise.
+
+    On an H100 the watchdog aborted the process of a failed device-side assert, without a cause.
+    """
     assert run(_asks_for_nccl, 1, chosen) == [used]
 
 
@@ -275,7 +281,7 @@ def _opens_sockets_while_forming(rank: Rank) -> None:
     try:
         for generation in range(5):
             group = formed(rank, generation)
-            total(rank)  # no peer is still forming
+            total(rank)  # after this no peer is still forming
             group.sever()
             with pytest.raises(RuntimeError):
                 total(rank)
@@ -287,7 +293,7 @@ def _opens_sockets_while_forming(rank: Rank) -> None:
 
 
 def test_sockets_opened_by_other_threads_meanwhile_are_left_alone():
-    """Severing hits gloo's connections only, not those another thread opened during form()."""
+    """`sever` closes only gloo's connections, not other sockets opened during form()."""
     run(_opens_sockets_while_forming, 2)
 
 
@@ -304,20 +310,20 @@ def _many_generations(rank: Rank) -> None:
         if generation == 3:
             early = (threads(), sockets())
     assert sys.excepthook is hook
-    # What was left is taken apart by other threads, in their own time.
+    # Other threads destroy the old groups a little later.
     wait_until(lambda: threads() <= early[0] and sockets() <= early[1], "the end of old groups")
 
 
 def test_fifty_generations_leak_neither_threads_nor_sockets():
-    """After fifty regroups with a DDP wrapper each, no more is open than after the first few."""
+    """After 50 generations with a DDP wrapper each, no threads or sockets have leaked."""
     run(_many_generations, 2)
 
 
 def groups() -> int:
-    """Groups that are not taken apart yet: gloo has one thread in each that listens."""
+    """Return the number of groups that exist: each has one gloo thread that listens."""
     count = 0
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the task has ended
             count += (task / "comm").read_text() == "gloo_tcp_loop\n"
     return count
 
@@ -325,14 +331,14 @@ def groups() -> int:
 def _interrupted_before_the_wrapper(rank: Rank) -> int:
     model = torch.nn.Linear(4, 4)
     first = formed(rank, 0)
-    wrapper = wrap_ddp(model, existing=None)  # makes one more group, which stays
+    wrapper = wrap_ddp(model, existing=None)  # creates one more group, which stays
     total(rank)
     first.leave()
     second = formed(rank, 1)
-    total(rank)  # else the peer may still be connecting
-    second.leave()  # over before the wrapper was made new
+    total(rank)  # otherwise the peer may still be connecting
+    second.leave()  # ends before the renewal of the wrapper
     third = formed(rank, 2)
-    # A thread has its name a moment after its start.
+    # A thread gets its name a moment after its start.
     wait_until(lambda: groups() == 4, "four groups")
     wrap_ddp(model, existing=wrapper)
     after = groups()
@@ -346,7 +352,10 @@ def _interrupted_before_the_wrapper(rank: Rank) -> int:
 
 
 def test_a_group_that_a_wrapper_still_holds_is_not_freed_by_its_renewal():
-    """The thread that trains never takes a group apart: that may last for ever."""
+    """The renewal of a wrapper does not destroy its old group, which can block without end.
+
+    A thread that does not train destroys it later.
+    """
     assert run(_interrupted_before_the_wrapper, 2) == [4, 4]
 
 
@@ -365,6 +374,9 @@ for generation in range(4):
 
 
 def test_a_process_that_left_its_groups_ends_well():
-    """The interpreter's end meets no thread that is still taking a group apart."""
+    """A process that has left its groups exits with status 0 and without an error message.
+
+    No thread destroys a group during the interpreter's exit.
+    """
     done = run_command([sys.executable, "-c", _SCRIPT], cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The global batch done in parts by worlds that are smaller than the full one."""
+"""The global batch in parts, in worlds smaller than the full one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rekindle.training.torch.groups.ddp import wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group
 
 FULL, BATCH, LENGTH = 4, 6, 100
-# Which slots are there in each generation, in the order of their ranks; one slot sees all of them.
+# The slots of each generation, in the order of their ranks; one slot is in all of them.
 WORLDS = [(0, 1, 2, 3), (2, 3), (3, 0, 2), (3,), (3, 2, 1, 0), (0, 1, 2, 3)]
 INPUTS = torch.randn(LENGTH, 20, generator=torch.Generator().manual_seed(0))
 CONFIGS: list[dict[str, Any]] = [
@@ -30,8 +30,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"gradient_as_bucket_view": True},
     {"find_unused_parameters": True},
 ]
-# Who averages a bucket: the hook whose waits end with a generation, in there one of the script's,
-# or DDP itself, as on an accelerator.
+# The component that averages a bucket. "guarded": Rekindle's hook, whose waits end with a
+# generation. "script": the script's hook inside that one. "ddp": DDP itself, as on an accelerator.
 AVERAGING = ("guarded", "script", "ddp")
 
 
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def backward(model: nn.Module, part: MicroBatch, used: range) -> None:
-    """What a script does with a part; the first sample says which share of the step it is."""
+    """Do a script's work on a part; the first sample's number gives the share of the step."""
     share = part.indices[0] // BATCH % FULL
     (model(INPUTS[part.indices], share in used) * part.weight).backward()
 
@@ -110,9 +110,9 @@ def each_world(rank: Rank, config: dict[str, Any], averaging: str, begin: int) -
 
 @pytest.mark.parametrize("config", CONFIGS, ids=("plain", "views", "unused"))
 def test_every_world_has_the_gradient_of_the_full_one(config: dict[str, Any]) -> None:
-    """The ranks of any world, numbered anew, average the shares of the full world, dropout too.
+    """In each world the gradients are those of the full world, with dropout.
 
-    Uneven numbers of parts, and layers that only a part before the last one uses, are no obstacle.
+    This also holds for uneven numbers of parts, and for layers that only an earlier part uses.
     """
     run(_every_world, FULL, config)
 
@@ -142,7 +142,7 @@ def _one_share_each(rank: Rank) -> None:
 
 
 def test_in_the_full_world_parts_change_no_bit() -> None:
-    """Where each rank has one share, the loop over parts gives the bits of a loop without."""
+    """If each rank has one share, a loop over parts gives the bits of a loop without parts."""
     run(_one_share_each, FULL)
 
 
@@ -172,7 +172,7 @@ def _left_in_the_middle(rank: Rank) -> list[bytes]:
     with session:
         assert isinstance(session.model, DistributedDataParallel)
         broken = next(session.steps(2))
-        left = broken.parts()  # held on to, as a debugger or a traceback would
+        left = broken.parts()  # a debugger or a traceback could hold this reference
         with pytest.raises(ValueError, match="of the script"), broken:
             _break(session.model, next(left))
         assert session.model.require_backward_grad_sync
@@ -186,6 +186,6 @@ def _left_in_the_middle(rank: Rank) -> list[bytes]:
 
 
 def test_a_step_that_was_left_in_the_middle_of_its_parts() -> None:
-    """A script that catches its own error goes on with gradients that are all-reduced."""
+    """If a script catches its error between two parts, later gradients are still all-reduced."""
     one, other = run(_left_in_the_middle, 2)
     assert one == other

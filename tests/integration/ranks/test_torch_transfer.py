@@ -1,4 +1,4 @@
-"""State sent between ranks: exact, to several at once, and proven."""
+"""The transfer of a state between ranks: exact, verified, and to several receivers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.training.torch.state.transfer import broadcast_tensors, receive_st
 
 
 def make(steps: int, width: int = 1500) -> dict[str, Any]:
-    """Big tensors (9 MB, more than a piece), many small ones, empty, turned and 0-dim ones."""
+    """Return a state with large tensors (9 MB, more than a piece), small, empty and turned ones."""
     torch.manual_seed(steps)
     layers = [nn.Linear(7, 11) for _ in range(30)]
     model = nn.Sequential(nn.Linear(width, width), *layers, nn.BatchNorm1d(5))
@@ -58,7 +58,10 @@ def _hands_over(rank: Rank, source: int, to: Sequence[int]) -> bool:
 def test_receivers_hold_the_senders_bits_afterwards(
     world_size: int, source: int, to: tuple[int, ...]
 ):
-    """One sender, several receivers with and without an optimizer state; others take no part."""
+    """All receivers have the sender's bits, with or without an earlier optimizer state.
+
+    Ranks that do not receive keep their state.
+    """
     equal = run(_hands_over, world_size, source, to)
     assert equal == [rank == source or rank in to for rank in range(world_size)]
 
@@ -75,7 +78,7 @@ def _every_pair_at_once(rank: Rank) -> bool:
 
 
 def test_several_senders_work_at_once():
-    """Each receiver hangs on a sender of its own, all over one group."""
+    """Several senders transfer at the same time over one group, each to its own receiver."""
     assert run(_every_pair_at_once, 4) == [True] * 4
 
 
@@ -136,9 +139,10 @@ _prepare = transfer.prepare
     ],
 )
 def test_damage_is_found_out(accident: Callable[[], None], error: type[Exception]):
-    """One flipped bit, in a tensor or in the skeleton, is a CorruptError; so a misfit is an error.
+    """A flipped bit in a tensor or in the skeleton raises CorruptError.
 
-    The sender, which may be left waiting, is severed as a regroup would do.
+    A state of another model raises SessionError. The test severs the sender, which may still wait,
+    as a new generation would.
     """
     with started(_with_an_accident, 2, accident) as ranks:
         assert ranks.returned(1).startswith(error.__name__)
@@ -171,7 +175,7 @@ def _loses_its_sender(rank: Rank) -> str:
 
 
 def test_a_receiver_is_not_left_waiting_for_a_dead_sender():
-    """The sender is killed half way; the receiver's error is a collective's."""
+    """If the sender is killed during a transfer, the receiver gets the error of a collective."""
     with started(_loses_its_sender, 2) as ranks:
         assert ranks.hear(0) == "half way"
         ranks.kill(0)
@@ -194,7 +198,7 @@ def _broadcasts(rank: Rank) -> list[bytes]:
 
 
 def test_a_broadcast_gives_all_ranks_the_bits_of_rank_0():
-    """Tensors of any size, layout and dtype are filled in place."""
+    """A broadcast fills tensors of each size, layout and dtype in place with rank 0's bits."""
     torch.manual_seed(0)
     first, *others = run(_broadcasts, 3)
     assert first[0] == torch.randn(1300, 1700).t().contiguous().numpy().tobytes()

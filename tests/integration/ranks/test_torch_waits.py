@@ -1,4 +1,4 @@
-"""Waits for an operation that gloo has forgotten, because its peer died half-way through it."""
+"""Waits for an operation that gloo never completes, because the peer ended during it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rekindle.errors import StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch.groups.ddp import wrap_ddp
 
-FOREVER_S = 1e6  # a time-out of gloo that outlasts the test
-ELEMENTS = 1 << 26  # more than any socket takes at once
+FOREVER_S = 1e6  # a time-out of gloo that is longer than the test
+ELEMENTS = 1 << 26  # more than a socket takes in one call
 
 
 def begun(rank: Rank, value: torch.Tensor, *, stops: bool) -> None:
-    """Both have posted the operation; stop rank 1 when a part of the bytes has come over."""
+    """Report the operation; stop rank 1 after some of its bytes have arrived."""
     if stops:
         while not value[:: 1 << 14].any():
             pass
@@ -39,7 +39,7 @@ def _send(rank: Rank, value: torch.Tensor) -> None:
 
 
 def _receive(rank: Rank, value: torch.Tensor) -> None:
-    value.sub_(1.0)  # what rank 1 sends is not zero, what rank 0 has is
+    value.sub_(1.0)  # rank 1 then sends -1, and rank 0 has 0
     work = dist.irecv(value, 1) if rank.rank == 0 else dist.isend(value, 0)
     begun(rank, value, stops=rank.rank == 0)
     work.wait()
@@ -82,7 +82,7 @@ def _is_broken_off(rank: Rank, operation: str) -> None:
     severing = threading.Thread(target=control, daemon=True)
     if rank.rank == 0:
         severing.start()
-    with pytest.raises((StaleError, RuntimeError)):  # some, gloo does not forget
+    with pytest.raises((StaleError, RuntimeError)):  # gloo itself ends some operations
         OPERATIONS[operation](rank, value)
     severing.join()  # gloo may have ended the operation before the test severs the group
     group.leave()
@@ -90,7 +90,10 @@ def _is_broken_off(rank: Rank, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_forgotten_operation_is_given_up_when_the_generation_ends(operation: str):
-    """The peer died with the operation half-way: gloo would wait for its time-out."""
+    """If a peer ends during an operation, the end of the generation ends the wait.
+
+    Gloo alone would wait until its time-out.
+    """
     with started(_is_broken_off, 2, operation) as ranks:
         assert ranks.hear(0) == "begun"
         stopped = psutil.Process(ranks.pid(1))
@@ -106,7 +109,7 @@ def _shows_its_waits(rank: Rank) -> tuple[list[int], tuple[int, ...]]:
     group = formed(rank, page=page)
     waits = [page.waiting_since_ns]
     if rank.rank == 1:
-        rank.hear()  # when rank 0 is seen to wait
+        rank.hear()  # after rank 0's page shows a wait
     value = torch.ones(4)
     work = dist.all_reduce(value, async_op=True)
     if rank.rank == 0:
@@ -128,7 +131,10 @@ def _tell_when_waiting(rank: Rank, page: HeartbeatPage) -> None:
 
 
 def test_an_agent_sees_who_waits_and_in_which_collectives():
-    """A rank that waits shows it until the others have come; all have the same marks."""
+    """The heartbeat page of a rank shows a wait until its peers arrive.
+
+    All ranks have the same marks of recent collectives.
+    """
     with started(_shows_its_waits, 2) as ranks:
         assert ranks.hear(0) == "waits"
         ranks.tell(1, "go on")
@@ -156,6 +162,9 @@ def _marks_of_groups(rank: Rank) -> tuple[int, int]:
 
 
 def test_collectives_of_some_ranks_are_not_everybodys():
-    """They would tell apart ranks that are all where they should be."""
+    """The heartbeat page counts collectives of the whole world only.
+
+    Collectives of some ranks would make equal ranks look different.
+    """
     with started(_marks_of_groups, 3) as ranks:
         assert set(ranks.results()) == {(0, 2)}

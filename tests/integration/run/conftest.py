@@ -1,4 +1,4 @@
-"""A place for the jobs of each test, in which nothing may be left."""
+"""A place for the jobs of each test; the test fails if it leaves a process or a file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,6 @@ from jobs import Place
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """A folder with a home of its own; after the test no process and no memory file is left."""
+    """Return a folder with its own home; at the end no process or memory file may remain."""
     with Place(tmp_path / "place") as found:
         yield found

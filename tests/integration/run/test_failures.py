@@ -1,4 +1,4 @@
-"""Scripts that fail, ports in use, and job ids: a clear error, and an end."""
+"""Failing scripts, ports in use, and job ids: each gives a clear error, and the job ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
-# The first attempt fails in one rank, once all have printed. From the second on all ranks fail.
+# The first attempt fails in one rank, after all have printed. In later attempts all ranks fail.
 FAILS = """
 import os, time
 
@@ -40,7 +40,7 @@ train(int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]))
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A job of four ranks that fails once in one rank, and then twice in all ranks."""
+    """Run a job of four ranks that fails once in one rank, and then twice in all ranks."""
     with Place(tmp_path_factory.mktemp("failed") / "place") as place:
         script = place.script(FAILS)
         yield place.start("--nproc-per-node", "4", "--max-restarts", "5", script).end(1)
@@ -68,7 +68,7 @@ def test_all_ranks_raise(failed: Run) -> None:
     assert "the script is the likely cause" in reason, failed.story()
 
 
-# Each attempt ends in another way that leaves no traceback.
+# Each attempt ends in another way without a traceback.
 ENDS = """
 import os, sys, time
 
@@ -83,7 +83,7 @@ if rank == "2" and count == 3:
     os.kill(os.getpid(), 9)
 time.sleep(600)
 """
-# What the launcher prints of each attempt.
+# The launcher's message about each attempt.
 SAID = {
     "a signal": (0, "rank 1 was ended by signal 9 (SIGKILL)"),
     "a status": (1, "rank 1 ended with exit status 3"),
@@ -94,7 +94,7 @@ SAID = {
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A job of three untouched ranks that end in different ways, until no restart is left."""
+    """Run three ranks without a Session that end in different ways, until no restart is left."""
     with Place(tmp_path_factory.mktemp("untouched") / "place") as place:
         options = ("--nproc-per-node", "3", "--max-restarts", "3")
         yield place.start_quick(place.script(ENDS), *options).end(1)
@@ -102,7 +102,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.mark.parametrize("row", SAID)
 def test_an_untouched_rank_that_ends(untouched: Run, row: str) -> None:
-    """The message names the rank and its end; the other ranks are ended."""
+    """The message names the rank and its end; the agent ends the other ranks."""
     number, words = SAID[row]
     incident = journal.incidents(untouched.events())[number]
     assert words in incident.reason
@@ -117,9 +117,9 @@ def test_garbage_on_a_ranks_channel(untouched: Run) -> None:
 
 
 def test_a_rank_that_cannot_be_started(place: Place) -> None:
-    """A log folder that cannot be made for one rank ends the job, and the ranks that were started.
+    """If the log folder of one rank cannot be created, the job and the started ranks end.
 
-    The rank in the way is neither the first nor the last of its node.
+    The failing rank is neither the first nor the last of its node.
     """
     logs = place.folder / "logs"
     (logs / "attempt_0").mkdir(parents=True)
@@ -142,7 +142,7 @@ def test_a_rank_that_cannot_be_started(place: Place) -> None:
 def test_a_store_that_no_agent_can_use(
     place: Place, store: str, environment: dict[str, str], reason: str
 ) -> None:
-    """The job fails at once, and its end has the reason."""
+    """The job fails immediately, and its end has the reason."""
     (place.folder / "loop").symlink_to("loop")
     options = ("--nnodes", "2", "--checkpoint-dir", store)
     script = place.script("raise SystemExit('was run')")
@@ -172,13 +172,13 @@ def test_a_command_line_that_is_refused(place: Place) -> None:
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port of this machine that is in use."""
+    """Return a port of this machine that is in use."""
     with socket.create_server(("0.0.0.0", 0)) as server:
         yield server.getsockname()[1]
 
 
 def test_a_port_in_use_for_the_coordinator(place: Place, taken_port: int) -> None:
-    """--listen on a taken port is refused before anything is started."""
+    """With --listen on a taken port the command fails before it starts a process."""
     script = place.script("")
     run = place.start("--listen", f"127.0.0.1:{taken_port}", script).end(2)
     assert f"cannot listen on 127.0.0.1:{taken_port}: Address already in use" in run.stderr
@@ -215,10 +215,10 @@ def test_one_job_id_is_one_job(place: Place) -> None:
 
 
 def test_a_job_id_is_resumed_as_its_next_attempt(place: Place) -> None:
-    """The same id after the job's end: the journal continues, with the next attempt.
+    """A run with the id of an ended job is the next attempt, in the same journal.
 
-    That attempt fails in the first line of its script: the error is shown with its traceback, and
-    nothing is tried again.
+    That attempt fails in the first line of its script. The output has the error with its traceback,
+    and no restart follows.
     """
     place.start_quick(place.script(""), "--max-restarts", "0").end(0)
     place.script("import no_such_module\n", "own.py")

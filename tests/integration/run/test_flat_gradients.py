@@ -47,7 +47,7 @@ def trained(run: Run) -> Report:
 
 
 def test_a_killed_rank(tmp_path: Path, rekindle_run: Callable[..., Run]) -> None:
-    """The ranks have the same weights after each step, and those of a job without a fault."""
+    """The ranks have the same weights after each step, equal to a job without a fault."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     calm = trained(rekindle_run(script, nproc_per_node=2))

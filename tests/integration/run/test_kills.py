@@ -1,4 +1,4 @@
-"""SIGKILL of each process of a job: the outcome is as designed, and nothing is left behind."""
+"""SIGKILL of each process of a job: the job has the designed outcome, and no process remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waiting import wait_until
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
-# Runs until the test lets it go, with a child that ignores the signals of politeness.
+# Runs until a file exists, with a child that ignores SIGTERM, SIGINT and SIGHUP.
 WAITS = """
 import os, signal, subprocess, time
 
@@ -45,7 +45,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 class Victim:
-    """A job of two ranks on each node, which wait for `go`. restarts: at most."""
+    """A job of two ranks on each node that wait for `go`; `restarts` is its limit of restarts."""
 
     def __init__(self, place: Place, nodes: int, restarts: int, *, quick: bool) -> None:
         self.place = place
@@ -74,7 +74,7 @@ class Victim:
 
 
 def the_coordinator(victim: Victim) -> None:
-    """Another one takes its place, twice; untouched ranks do not notice."""
+    """Another coordinator replaces a killed one, twice; ranks without a Session keep running."""
     run, ranks = victim.run, victim.ranks()
     assert len(ranks) == 4
     for count in (2, 3):
@@ -85,7 +85,7 @@ def the_coordinator(victim: Victim) -> None:
 
 
 def an_agent(victim: Victim) -> None:
-    """With a restart left the launcher brings another agent, and all ranks run again."""
+    """If a restart is left, the launcher starts another agent, and all ranks restart."""
     run = victim.run
     kill(agent_of(run, 1))
     victim.restart += 1
@@ -97,7 +97,7 @@ def an_agent(victim: Victim) -> None:
 
 
 def an_agent_without_a_restart_left(victim: Victim) -> None:
-    """Its ranks die with it; the job fails, and the lost node is named."""
+    """The ranks end with their agent; the job fails with the lost node in its message."""
     kill(agent_of(victim.run, 1))
     victim.run.end(1)
     assert "the job lost node 1 (127.0.0.1) with its agent and all its ranks" in victim.run.stderr
@@ -108,19 +108,19 @@ KILLED = [the_coordinator, an_agent, an_agent_without_a_restart_left]
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job of two nodes, whose processes are killed one after the other."""
+    """Run one job of two nodes, and kill its processes one after the other."""
     with Place(tmp_path_factory.mktemp("killed") / "place") as place:
         yield acts.Played(KILLED, Victim(place, nodes=2, restarts=1, quick=True))
 
 
 @pytest.mark.parametrize("act", acts.names(KILLED))
 def test_a_process_is_killed(killed: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     killed.check(act)
 
 
 def the_store(victim: Victim) -> None:
-    """Ranks that do not need the store any more do not notice."""
+    """After the start the ranks keep running without the store."""
     ranks = victim.ranks()
     [store] = [p for p in victim.run.forked() if p.net_connections(kind="tcp")]
     kill(store)
@@ -130,7 +130,7 @@ def the_store(victim: Victim) -> None:
 
 
 def the_fork_server(victim: Victim) -> None:
-    """Running ranks do not notice; the next ranks are forked from a new fork server."""
+    """Running ranks continue without the fork server; a new one forks the next ranks."""
     run, ranks, before = victim.run, victim.ranks(), victim.run.only("fork server")
     kill(before)
     wait_until(lambda: not alive(before), "the fork server's end")
@@ -143,7 +143,7 @@ def the_fork_server(victim: Victim) -> None:
 
 
 def the_job_succeeds(victim: Victim) -> None:
-    """The ranks continue to their end."""
+    """The ranks complete, and the job succeeds."""
     (victim.place.folder / "go").touch()
     victim.run.end(0)
     assert victim.run.stdout.count("goes") == victim.size
@@ -154,19 +154,19 @@ HELPERS = [the_store, the_fork_server, the_job_succeeds]
 
 @pytest.fixture(scope="module")
 def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job of Python ranks, whose helpers are killed."""
+    """Run one job of Python ranks, and kill its helper processes."""
     with Place(tmp_path_factory.mktemp("helped") / "place") as place:
         yield acts.Played(HELPERS, Victim(place, nodes=1, restarts=1, quick=False))
 
 
 @pytest.mark.parametrize("act", acts.names(HELPERS))
 def test_a_helper_is_killed(helped: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     helped.check(act)
 
 
 class Again:
-    """A job in the foreground that is run again each time its launcher was killed."""
+    """A job in the foreground that runs again after each kill of its launcher."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -189,14 +189,14 @@ class Again:
 
 
 def writers(run: Run) -> int:
-    """Return how many coordinators have the job's journal open."""
+    """Return the number of coordinators that have the job's journal open."""
     journal_file = str(run.directory.journal_file)
     files = [file.path for each in run.all("coordinator") for file in each.open_files()]
     return files.count(journal_file)
 
 
 def the_launcher(again: Again) -> None:
-    """A job in the foreground ends with its launcher, however that dies; its journal tells it."""
+    """A job in the foreground ends with its killed launcher; the journal has the reason."""
     again.until_runs()
     again.run.signal(signal.SIGKILL)
     again.run.end()
@@ -208,7 +208,7 @@ def the_launcher(again: Again) -> None:
 
 
 def the_launcher_and_an_agent(again: Again) -> None:
-    """Whatever dies together with the launcher, no process is left that waits for another."""
+    """After a kill of the launcher and an agent, in either order, no process remains."""
     for agent_first in (True, False):
         again.start()
         again.until_runs()
@@ -219,7 +219,7 @@ def the_launcher_and_an_agent(again: Again) -> None:
 
 
 def the_launcher_of_a_job_that_is_run_again_at_once(again: Again) -> None:
-    """The next attempt waits for the last one's end."""
+    """The next attempt waits for the end of the last one."""
     again.start()
     again.until_runs()
     again.run.signal(signal.SIGKILL)
@@ -229,7 +229,7 @@ def the_launcher_of_a_job_that_is_run_again_at_once(again: Again) -> None:
 
 
 def the_launcher_while_its_coordinator_is_held(again: Again) -> None:
-    """Two coordinators never write the same journal."""
+    """Two coordinators never write the same journal, even if the old one was suspended."""
     old = again.run.only("coordinator")
     old.suspend()
     again.run.signal(signal.SIGKILL)
@@ -263,14 +263,14 @@ LAUNCHER = [
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job id, which is run six times."""
+    """Run one job id six times."""
     with Place(tmp_path_factory.mktemp("again") / "place") as place:
         yield acts.Played(LAUNCHER, Again(place))
 
 
 @pytest.mark.parametrize("act", acts.names(LAUNCHER))
 def test_the_launcher_is_killed(again: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     again.check(act)
 
 
@@ -285,14 +285,14 @@ STARTED: dict[str, Callable[[Run], object]] = {
 
 @pytest.mark.parametrize("moment", STARTED)
 def test_the_launcher_is_killed_while_it_starts_the_job(place: Place, moment: str) -> None:
-    """No process is left when only a part of the job's processes exists."""
+    """If the launcher is killed during the start of the job, no process remains."""
     run = place.start_quick(place.script(WAITS), "--nproc-per-node", "3")
     wait_until(lambda: STARTED[moment](run), moment)
     run.signal(signal.SIGKILL)
     run.end()
 
 
-# Starts a process in a session of its own, which starts another one; then the script ends.
+# Starts a process in a separate session, which starts another one; then the script ends.
 AWAY = """
 import subprocess
 
@@ -303,5 +303,8 @@ helper.stdout.readline()
 
 
 def test_helpers_in_a_session_of_their_own_end_with_the_job(place: Place) -> None:
-    """The signals for a rank's session do not reach them; the agent ends all its descendants."""
+    """The agent ends all descendants of a rank, in other sessions as well.
+
+    The signals for a rank's session do not reach those.
+    """
     place.start_quick(place.script(AWAY)).end(0)

@@ -1,4 +1,4 @@
-"""`pip install rekindle` without extras: an environment with what it names, and no more."""
+"""`pip install rekindle` without extras: an environment with its named dependencies only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print("ends", flush=True)
 
 
 def closure(name: str, extras: frozenset[str] = frozenset()) -> Iterator[str]:
-    """A distribution, and all that it needs here."""
+    """Return a distribution and all its dependencies here."""
     seen: set[str] = set()
     waiting = [(name, extras)]
     while waiting:
@@ -45,7 +45,7 @@ def closure(name: str, extras: frozenset[str] = frozenset()) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The interpreter of an environment that has Rekindle, and links to what it names."""
+    """Return the interpreter of an environment with Rekindle and links to its dependencies."""
     home = tmp_path_factory.mktemp("light")
     venv.create(home)
     (site,) = home.glob("lib/python*/site-packages")
@@ -62,7 +62,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_what_is_there(python: str) -> None:
-    """Neither Prefect nor matplotlib, nor a framework."""
+    """The environment has neither Prefect nor matplotlib nor a framework."""
     absent = ["prefect", "pydantic", "matplotlib", "torch", "kubernetes", "boto3", "httpx"]
     script = f"import importlib.util as u; print([n for n in {absent} if u.find_spec(n)])"
     found = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
@@ -96,7 +96,7 @@ def test_a_killed_rank(place: Place, python: str) -> None:
 def test_a_command_that_needs_an_extra_names_it(
     place: Place, python: str, command: tuple[str, ...], extra: str
 ) -> None:
-    """In one line; the others do without."""
+    """A command without its extra fails with one line that names the extra; others run."""
     (place.folder / "job.yaml").write_text("script: train.py\n")
     ended = subprocess.run(
         [python, "-m", "rekindle.cli.main", *command],
@@ -113,7 +113,7 @@ def test_a_command_that_needs_an_extra_names_it(
 
 
 def test_a_name_that_needs_an_extra(python: str) -> None:
-    """`from rekindle import train` says what to install."""
+    """`from rekindle import train` fails with the command that installs Prefect."""
     ended = subprocess.run(
         [python, "-c", "from rekindle import train"], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Several machines in one job: how they join, what the loss of one means, and a spare."""
+"""Several machines in one job: their joins, the loss of one, and a spare."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ while not os.path.exists("go"):
 
 
 class Machines:
-    """The first machine of a job of two nodes, and the newest one that has joined it."""
+    """The first machine of a job of two nodes, and the newest machine that has joined."""
 
     def __init__(self, place: Place, *options: str) -> None:
         self.place = place
@@ -44,7 +44,7 @@ class Machines:
         return {path.name for path in self.place.temporary.glob("rekindle-*")}
 
     def end_second(self, number: signal.Signals, status: int) -> None:
-        """End the second machine; its agent, its ranks and its folder go with its launcher."""
+        """End the second machine; check that its agent, its ranks and its folder end with it."""
         self.second.signal(number)
         wait_until(lambda: self.second.process.poll() is not None, "the end of the machine")
         assert self.second.process.returncode == status
@@ -52,11 +52,11 @@ class Machines:
         assert len(self.first.all("agent")) == 1
 
     def joined(self) -> list[int]:
-        """Return the nodes as which agents were taken in, in order."""
+        """Return the nodes of the agents that joined, in order."""
         return [event.node for event in self.first.events_of(journal.NodeJoined)]
 
     def clean(self) -> None:
-        """Remove the folders of machines that were killed; nothing else is left to do it."""
+        """Remove the folders of killed machines, which no process removes."""
         self.place.wait_for_silence()
         for folder in self.place.temporary.glob("rekindle-*"):
             shutil.rmtree(folder)
@@ -69,7 +69,7 @@ def until_runs(machine: Run) -> None:
 
 
 def the_first_machine_prints_how_to_join(machines: Machines) -> None:
-    """The command that it names works: address, port and secret are those of the job."""
+    """The printed command has the address, the port and the secret of the job."""
     first = machines.first
     [said] = wait_until(
         lambda: [line for line in first.stderr.splitlines() if "join with" in line], "the hint"
@@ -80,25 +80,25 @@ def the_first_machine_prints_how_to_join(machines: Machines) -> None:
 
 
 def a_second_machine_joins(machines: Machines) -> None:
-    """--coordinator and the secret are all that another node needs."""
+    """Another node joins with --coordinator and the secret only."""
     second = machines.join()
     assert sorted(second.stdout.splitlines()) == ["[default2]:runs 2", "[default3]:runs 3"]
 
 
 def a_joined_machine_is_terminated(machines: Machines) -> None:
-    """Nothing of it is left, and another machine may take its place."""
+    """After SIGTERM of a machine none of its processes remain, and another machine can join."""
     machines.end_second(signal.SIGTERM, 143)
     machines.join()
 
 
 def a_joined_machine_is_interrupted(machines: Machines) -> None:
-    """Nothing of it is left, and another machine may take its place."""
+    """After SIGINT of a machine none of its processes remain, and another machine can join."""
     machines.end_second(signal.SIGINT, 130)
     machines.join()
 
 
 def a_spare_takes_the_place_of_a_machine_that_is_killed(machines: Machines) -> None:
-    """It waits until then, and its ranks take the place of the other one's."""
+    """A spare waits until a machine is killed; its ranks then replace the ranks of that machine."""
     before = machines.joined()
     third = machines.place.join(machines.first, spare=True)
     wait_until(lambda: machines.joined() == [*before, names.SPARE], "the spare")
@@ -111,7 +111,7 @@ def a_spare_takes_the_place_of_a_machine_that_is_killed(machines: Machines) -> N
 
 
 def all_machines_end_with_the_job(machines: Machines) -> None:
-    """The job succeeds, and so do the machines that are left."""
+    """The job succeeds, and the other machines end with status 0."""
     (machines.place.folder / "go").touch()
     machines.first.end(0)
     machines.second.end(0)
@@ -129,7 +129,7 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job that loses its second machine three times."""
+    """Run one job that loses its second machine three times."""
     with Place(tmp_path_factory.mktemp("machines") / "place") as place:
         machines = Machines(place, "--max-restarts", "3")
         yield acts.Played(ACTS, machines)
@@ -138,7 +138,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_machines(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)
 
 

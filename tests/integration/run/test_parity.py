@@ -1,4 +1,4 @@
-"""A script made for torchrun finds under `rekindle run` what it finds under torchrun."""
+"""A script for torchrun gets the same environment under `rekindle run`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ told = {
 Path(os.environ["TELL_IN"], os.environ["RANK"]).write_text(json.dumps(told))
 """
 
-# Values that cannot be equal: ports, ids, and files of the launcher's own.
+# Values that cannot be equal: ports, ids, and files of the launcher.
 OWN = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TELL_IN", "_"}
-# Said by torchrun's launcher to itself; its ranks are not addressed.
+# For torchrun's launcher only; ranks do not use it.
 LAUNCHERS = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
 
-# Trains across all ranks; then each rank ends well in another way.
+# Trains across all ranks; then each rank ends successfully in another way.
 TRAINS = """
 import atexit, os, sys, threading, time
 import torch
@@ -70,7 +70,7 @@ def torchrun(place: Place, folder: Path, *command: str) -> None:
 
 
 def told_under_both(place: Place, *command: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What each rank of a script tells, under torchrun and under rekindle."""
+    """Return the facts that each rank of a script records, under torchrun and under rekindle."""
     theirs, ours = place.folder / "theirs", place.folder / "ours"
     theirs.mkdir()
     ours.mkdir()
@@ -86,12 +86,12 @@ def told_under_both(place: Place, *command: str) -> list[tuple[dict[str, Any], d
 
 
 def assert_same_environment(theirs: dict[str, str], ours: dict[str, str]) -> None:
-    """Every variable of torchrun is there with its value; else Rekindle's, and two of ModelArts."""
+    """Check that each variable of torchrun has its value; others are Rekindle's, or ModelArts'."""
     for name in theirs.keys() - OWN - LAUNCHERS:
         if name != "MASTER_ADDR":
             assert ours.get(name) == theirs[name], name
     more = {name for name in ours.keys() - theirs.keys() if not name.startswith("REKINDLE_")}
-    # torchrun says the first by an option: python -u
+    # torchrun passes the first one as an option: python -u
     assert more <= {"PYTHONUNBUFFERED", names.ENV_SCHEDULE_COUNT, names.ENV_START_COUNT}
     assert ours["MASTER_ADDR"] in ("127.0.0.1", "localhost")
     assert int(ours["MASTER_PORT"]) > 0
@@ -99,7 +99,7 @@ def assert_same_environment(theirs: dict[str, str], ours: dict[str, str]) -> Non
 
 
 def test_a_script_finds_the_world_of_torchrun(place: Place) -> None:
-    """Environment, arguments, module path, __file__ and folder are those of torchrun."""
+    """Environment, arguments, module path, __file__ and folder equal those of torchrun."""
     script = place.script(TELL)
     command = (script, "--lr", "0.1", "two words", "--", "-h", "--nproc-per-node", "7", "ü")
     for theirs, ours in told_under_both(place, *command):
@@ -110,7 +110,7 @@ def test_a_script_finds_the_world_of_torchrun(place: Place) -> None:
 
 
 def test_a_module_finds_the_world_of_torchrun(place: Place) -> None:
-    """`-m package.module` as well."""
+    """`-m package.module` gives the same environment as under torchrun."""
     (place.folder / "package").mkdir()
     place.script("", "package/__init__.py")
     place.script(TELL, "package/module.py")
@@ -122,7 +122,7 @@ def test_a_module_finds_the_world_of_torchrun(place: Place) -> None:
 
 
 def test_a_program_that_is_not_python(place: Place) -> None:
-    """--no-python runs anything, with the rank's environment; --role names it in the output."""
+    """--no-python runs any program, with the rank's environment; --role names it in the output."""
     command = ("--no-python", "sh", "-c", 'echo "$0 $RANK of $WORLD_SIZE"; echo bad >&2', "it is")
     run = place.start("--nproc-per-node", "2", "--role", "trainer", *command).end(0)
     assert sorted(run.stdout.splitlines()) == [f"[trainer{r}]:it is {r} of 2" for r in (0, 1)]
@@ -137,7 +137,7 @@ def test_a_program_that_is_not_python(place: Place) -> None:
 def test_redirects_and_tee(
     place: Place, options: tuple[str, ...], shown_out: int, shown_err: int
 ) -> None:
-    """-r keeps a stream off the terminal, -t brings it back; the files have all of it always."""
+    """-r removes a stream from the terminal, -t restores it; the files always have all output."""
     logs = place.folder / "elsewhere"
     command = ("--log-dir", str(logs), "--no-python", "sh", "-c", "echo good; echo bad >&2")
     run = place.start(*options, *command).end(0)
@@ -148,7 +148,7 @@ def test_redirects_and_tee(
 
 
 def test_every_option_of_torchrun_is_taken() -> None:
-    """The command line is a superset of torchrun's, in every spelling."""
+    """The command line accepts all options of torchrun, in each spelling."""
     from torch.distributed.run import get_args_parser
 
     parser = argparse.ArgumentParser()
@@ -160,7 +160,7 @@ def test_every_option_of_torchrun_is_taken() -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """An untouched script on two simulated nodes; folders and words are spelt as people do."""
+    """Run an unchanged script on two simulated nodes, with spaces and umlauts in names."""
     odd = tmp_path_factory.mktemp("odd") / "mein Übungs 'Ordner' $HOME"
     odd.mkdir()
     with Place(odd / "place") as place:
@@ -170,14 +170,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def lines_of(run: Run) -> list[list[str]]:
-    """Return what each rank prints, by its prefix."""
+    """Return the lines that each rank prints, by its prefix."""
     shown = run.stdout.splitlines()
     prefixes = [f"[default{rank}]:" for rank in range(4)]
     return [[s.removeprefix(p) for s in shown if s.startswith(p)] for p in prefixes]
 
 
 def test_an_untouched_script_trains_across_simulated_nodes(trained: Run) -> None:
-    """init_process_group and a collective work with no line changed; every line has its prefix."""
+    """init_process_group and a collective work without changes; each line has its prefix."""
     for rank, lines in enumerate(lines_of(trained)):
         assert lines[0].startswith(f"sum 6.0 of 4 node {rank // 2} ")
         assert trained.log(rank).splitlines() == lines
@@ -186,13 +186,13 @@ def test_an_untouched_script_trains_across_simulated_nodes(trained: Run) -> None
 
 
 def test_a_folder_with_spaces_and_umlauts(trained: Run) -> None:
-    """Home, working folder, script and arguments may be spelt as people spell them."""
+    """Home, working folder, script and arguments can have spaces, umlauts and quotes."""
     for lines in lines_of(trained):
         assert lines[0].endswith(f" ['ein Wört'] {trained.place.folder}")
 
 
 def test_how_a_script_may_end_well(trained: Run) -> None:
-    """However a Python program ends well, it does so as a rank, and nothing it prints is lost."""
+    """A rank can end successfully in each way of a Python program, without losing output."""
     assert [lines[1:] for lines in lines_of(trained)] == [
         ["late handler"],
         [],
@@ -202,7 +202,7 @@ def test_how_a_script_may_end_well(trained: Run) -> None:
 
 
 BAD_ENDS = {
-    # line: (status of the process, end of stderr, the exception's part of it in the error file)
+    # line: (status of the process, end of stderr, start of the message in the error file)
     "sys.exit('in words')": (1, "in words", ""),
     "sys.exit(3)": (3, "", ""),
     "os._exit(7)": (7, "", ""),
@@ -215,7 +215,7 @@ BAD_ENDS = {
 }
 
 
-# Runs each script in a process of its own, forked from one that has imported what they need.
+# Runs each script in a separate process, forked from one that has imported all modules.
 FORKS = """
 import json, os, sys
 from rekindle.rank import program
@@ -237,7 +237,7 @@ print(json.dumps(statuses))
 
 @pytest.fixture(scope="module")
 def ended_badly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, Path]]:
-    """The status of each script, and its folder."""
+    """Return the status of each script, and its folder."""
     base = tmp_path_factory.mktemp("bad")
     folders = []
     for number, line in enumerate(BAD_ENDS):
@@ -251,7 +251,7 @@ def ended_badly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int
 
 @pytest.mark.parametrize("line", BAD_ENDS)
 def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], line: str) -> None:
-    """Status, traceback and error file of a script that fails are a Python program's."""
+    """Status, traceback and error file of a failed script equal those of a Python program."""
     status, last, message = BAD_ENDS[line]
     found, folder = ended_badly[line]
     errors, error_file = (folder / "stderr").read_text(), folder / "error.json"

@@ -1,4 +1,4 @@
-"""The pytest plugin, used as a user's own test would."""
+"""The pytest plugin, as a user's own test would use it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training script."""
+    """Return a training script."""
     path = tmp_path_factory.mktemp("script") / "train.py"
     path.write_text(SCRIPT)
     return path
@@ -69,7 +69,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, str]:
-    """The report of a run in which rank 1 suffers all kinds, and the output of the run."""
+    """Return the report of a run in which rank 1 gets all kinds, and the output of the run."""
     options = {"nproc_per_node": 1, "nnodes": 2}
     run = Run(tmp_path_factory.mktemp("broken") / "run", str(script), [str(STEPS)], options)
     try:
@@ -82,9 +82,9 @@ def broken(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Repo
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_kind(row: Row, broken: tuple[Report, str]) -> None:
-    """A fault that is ordered before the ranks begin occurs in its step; no step is lost."""
+    """A fault that is ordered before the ranks start occurs in its step; no step is lost."""
     report, output = broken
-    # An agent that dies prints nothing more.
+    # An agent that ends prints no further line.
     expected = f"{row.kind} injected into step {row.step} of rank 1"
     assert expected in output or row.kind == "node-lost"
     found = [each for each in report.incidents if each.resumed_at in (row.step, row.step + 1)]
@@ -104,7 +104,7 @@ def test_the_report(broken: tuple[Report, str]) -> None:
 def test_a_test_looks_on(
     script: Path, rekindle_run: Callable[..., Run], broken: tuple[Report, str]
 ) -> None:
-    """A test waits for steps and events, kills a rank, and reads what the job has recorded."""
+    """A test waits for steps and events, kills a rank, and reads the job's records."""
     run = rekindle_run(script, str(STEPS), nproc_per_node=1, nnodes=2)
     run.wait_step(3, rank=1)
     before = run.pid(1)
@@ -119,7 +119,7 @@ def test_a_test_looks_on(
     assert run.has_ended()
     assert run.records() == report.records
     assert [(i.strategy, i.steps_lost) for i in run.incidents()] == [(Strategy.RECOVER_IN_PLACE, 0)]
-    # Two runs that met different faults have trained the same.
+    # Two runs with different faults have the same training.
     for rank in (0, 1):
         assert report.values("loss", rank) == broken[0].values("loss", rank)
         assert len(report.values("loss", rank)) == STEPS
@@ -157,7 +157,7 @@ def test_a_handle_without_a_job(tmp_path: Path) -> None:
 
 
 def test_a_world_that_may_shrink(script: Path, rekindle_run: Callable[..., Run]) -> None:
-    """`--nnodes=min:max` on the command line: the world goes on without the lost node."""
+    """With `--nnodes=min:max` the world continues without the lost node."""
     run = rekindle_run(script, "20", nproc_per_node=1, nnodes="1:2")
     run.inject("node-lost", rank=1, step=10)
     report = run.wait(timeout_s=bound_s())
@@ -168,7 +168,7 @@ def test_a_world_that_may_shrink(script: Path, rekindle_run: Callable[..., Run])
 
 
 def test_a_run_that_is_stopped(script: Path, rekindle_run: Callable[..., Run]) -> None:
-    """A test may look on, and stop a run; what cannot be injected any more is refused."""
+    """A test can watch and stop a run; an injection into an earlier step is an error."""
     run = rekindle_run(script.name, "100000", working_directory=script.parent)
     run.wait_step(5)
     with pytest.raises(RunError, match="step 2 is over"):
@@ -180,7 +180,7 @@ def test_a_run_that_is_stopped(script: Path, rekindle_run: Callable[..., Run]) -
 
 
 def test_a_run_that_does_not_start(rekindle_run: Callable[..., Run]) -> None:
-    """A wrong script is told of with what the command has printed."""
+    """The error of a run with a wrong script has the output of the command."""
     run = rekindle_run("no-such-script.py")
     with pytest.raises(RunError, match=r"no-such-script\.py does not exist"):
         run.inject("kill", step=2)
@@ -189,5 +189,5 @@ def test_a_run_that_does_not_start(rekindle_run: Callable[..., Run]) -> None:
 
 
 def test_the_kinds() -> None:
-    """All that `rekindle inject` knows."""
+    """`KINDS` contains the tested kinds."""
     assert {row.kind for row in ROWS} <= set(KINDS)

@@ -1,4 +1,4 @@
-"""A job on simulated hosts is placed again: whole, or one node of it; and what a person asks."""
+"""Reschedules of a job or of one node on simulated hosts, and a user's approval and commands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rekindle.engines.hosts import HostLog
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
-# Prints how often its place was filled and how often it was started there; then it fails as often
-# as its argument tells, or waits until the test lets it go.
+# Records how often its place was filled and how often it was started there. Then it fails as often
+# as its argument specifies, or waits for a file.
 COUNTS = """
 import os, sys, time
 
@@ -46,7 +46,7 @@ while failures == 0 and not os.path.exists("go"):
 
 
 class Job:
-    """A job of two nodes with one rank each, under a policy. failures: of the script, at first."""
+    """A job of two nodes with one rank each; `failures` is how often the script first fails."""
 
     def __init__(self, place: Place, policy: str, *options: str, failures: int = 0) -> None:
         self.place = place
@@ -56,22 +56,22 @@ class Job:
         self.run: Run = place.start(*options, *program)
 
     def until_counted(self, count: int) -> None:
-        """Wait until so many processes have run the script."""
+        """Wait until `count` processes have run the script."""
         wait_until(lambda: len(self.counted()) >= count, f"{count} processes{self.run.story()}")
 
     def counted(self) -> list[tuple[int, int, int]]:
-        """Return (rank, placed, started) of every process that ran the script, by rank."""
+        """Return (rank, placed, started) of each process that ran the script, by rank."""
         path = self.place.folder / "counts"
         lines = path.read_text().splitlines() if path.exists() else []
         whole = (line.split() for line in lines)
         return sorted((int(rank), int(placed), int(started)) for rank, placed, started in whole)
 
     def hosts_of(self, node: int) -> list[str]:
-        """Return the hosts that a node was on, in order."""
+        """Return the hosts of a node, in order."""
         return [e.host for e in self.run.events_of(journal.NodeJoined) if e.node == node]
 
     def break_host(self, node: int) -> str:
-        """Break the host that a node is on."""
+        """Break the current host of a node."""
         host = self.hosts_of(node)[-1]
         file = self.place.home / names.HOSTS_DIRECTORY / host
         set_condition(file, SimulatedCondition(broken=True))
@@ -83,7 +83,7 @@ class Job:
         self.run.end(status)
 
     def shell(self, *words: str) -> str:
-        """Run another command of rekindle; return what it prints."""
+        """Run another command of rekindle; return its output."""
         printed = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
             patch.setenv(names.ENV_HOME, str(self.place.home))
@@ -95,9 +95,9 @@ class Job:
 
 
 def test_a_job_is_placed_again_as_often_as_it_may(place: Place) -> None:
-    """Each time all its places are filled again; in each the script is started once.
+    """Each reschedule fills all places again and starts the script once in each.
 
-    Then the job fails, and the reason names how often it was placed again.
+    At the limit the job fails, and the reason has the number of reschedules.
     """
     job = Job(place, "{strategies: [reschedule-job], max_reschedules: 2}", failures=5)
     job.run.end(1)
@@ -117,7 +117,7 @@ max_reschedules: 1
 
 
 def a_broken_host_is_left_and_not_used_again(job: Job) -> None:
-    """One node is placed on another host; the other node stays where it is."""
+    """One node moves to another host; the other node keeps its host."""
     job.until_counted(2)
     before = job.hosts_of(0)
     job.break_host(1)
@@ -128,7 +128,7 @@ def a_broken_host_is_left_and_not_used_again(job: Job) -> None:
 
 
 def trouble_can_be_reported_from_the_shell(job: Job) -> None:
-    """A monitor reports an XID: the host is left."""
+    """After a monitor reports an XID, the node leaves the host."""
     job.shell("report-fault", "job", "--node", "1", "--source", "xid", "79")
     job.until_counted(6)
     assert len(job.hosts_of(1)) == len({*job.hosts_of(1)}) == 3
@@ -136,7 +136,7 @@ def trouble_can_be_reported_from_the_shell(job: Job) -> None:
 
 
 def a_job_is_placed_again_without_the_lost_host(job: Job) -> None:
-    """The host is isolated for all jobs, until a person releases it."""
+    """The lost host is isolated for all jobs, until a user releases it."""
     before = len(job.hosts_of(0)), len(job.hosts_of(1))
     sick = job.break_host(1)
     job.until_counted(8)
@@ -158,14 +158,14 @@ ACTS = [
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
-    """One job that leaves three hosts."""
+    """Run one job that leaves three hosts."""
     with Place(tmp_path_factory.mktemp("placed") / "place") as place:
         yield acts.Played(ACTS, Job(place, PLACED))
 
 
 @pytest.mark.parametrize("act", acts.names(ACTS))
 def test_a_host_is_left(played: acts.Played, act: str) -> None:
-    """Each act is as its function states."""
+    """Each act has the result that its function states."""
     played.check(act)
 
 
@@ -179,10 +179,10 @@ says = "our scripts say so when memory runs short"
 
 @pytest.mark.parametrize("granted", [True, False])
 def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
-    """From the shell: status names what waits, approve answers it.
+    """`rekindle status` shows the decision that waits; `rekindle approve` answers it.
 
-    A restart in place raises MA_PROC_START_CNT, and not MA_SCHEDULE_CNT. A file of the user's own
-    has the words for an exit status, which are in the reason.
+    A restart in place raises MA_PROC_START_CNT, and not MA_SCHEDULE_CNT. The user's own table has
+    the text for an exit status, and the reason has that text.
     """
     (place.folder / "own.toml").write_text(OWN_TABLE)
     asks = "{strategies: [restart], max_restarts: 1, approve: [restart]}"
@@ -200,9 +200,9 @@ def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
 
 
 def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> None:
-    """The launcher names the file, and training continues until a person stops it.
+    """The launcher names the unusable file; training continues until a user stops it.
 
-    The person needs no more than the job's secret.
+    The user needs only the job's secret.
     """
     job = Job(place, "{}")
     job.until_counted(2)

@@ -45,7 +45,7 @@ def rekindle(place: Place, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A job that allows no injection, waits in step 3, and has a slow rank from step 40 on."""
+    """Run a job without --allow-injection that waits in step 3; rank 1 is slow after step 39."""
     with Place(tmp_path_factory.mktemp("slow") / "place") as place:
         run = place.start("--nproc-per-node", "2", place.script(SLOW))
         run.wait_for_output(1, "step 2")
@@ -54,7 +54,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 @pytest.fixture(scope="module")
 def refused(slow: Run) -> dict[str, subprocess.CompletedProcess[str]]:
-    """What the running job does not do."""
+    """Return the commands that the running job refuses."""
     return {
         "profile": rekindle(slow.place, "profile", "job", "on", "--kinds", "kernels"),
         "inject": rekindle(slow.place, "inject", "job", "--rank", "1", "--kind", "kill"),
@@ -63,7 +63,7 @@ def refused(slow: Run) -> dict[str, subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="module")
 def profiled(slow: Run, refused: object) -> Run:
-    """The job, which has written records of all steps from step 3 on, and has ended."""
+    """Return the ended job with records of all steps after step 2."""
     done = rekindle(slow.place, "profile", "job", "on", "--kinds", "step,communication")
     assert (done.returncode, done.stderr) == (0, "")
     (slow.place.folder / "go").touch()
@@ -77,13 +77,13 @@ def profiled(slow: Run, refused: object) -> Run:
 def test_what_a_running_job_does_not_do(
     refused: dict[str, subprocess.CompletedProcess[str]], command: str, words: str
 ) -> None:
-    """The command names the reason, and the job continues."""
+    """The command's error has the reason, and the job continues."""
     assert refused[command].returncode == 1
     assert words in refused[command].stderr
 
 
 def test_records_of_a_running_job(profiled: Run) -> None:
-    """Each rank has records of all its steps, of the kinds that were wanted."""
+    """Each rank has records of all its steps, of the requested kinds."""
     (event,) = profiled.events_of(journal.Profiled)
     assert "record communication, step" in event.in_words()
     (task,) = (profiled.directory.path / "profiling").iterdir()
@@ -99,7 +99,7 @@ def test_records_of_a_running_job(profiled: Run) -> None:
 
 
 def test_who_is_slow_is_named(profiled: Run) -> None:
-    """Here or from a copy of the records elsewhere."""
+    """`diagnose` names the slow rank, from the job and from a copy of its records."""
     place = profiled.place
     copy = place.folder / "copy"
     shutil.copytree(profiled.directory.path / "profiling", copy)
@@ -123,7 +123,7 @@ def test_who_is_slow_is_named(profiled: Run) -> None:
 
 
 def test_a_rank_is_killed_in_a_later_step(place: Place) -> None:
-    """`rekindle inject`: the job recovers from it, and names what happened."""
+    """The job recovers from `rekindle inject`, and its output names the injected fault."""
     run = place.start("--nproc-per-node", "2", "--allow-injection", place.script(TRAINS))
     run.wait_for_output(1, "step 2")
     done = rekindle(place, "inject", "job", "--rank", "1", "--step", "5", "--kind", "kill")

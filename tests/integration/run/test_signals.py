@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and worse: the job ends as it should, and nothing is left behind."""
+"""Ctrl-C, SIGTERM and other signals end the job, and no process remains."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rekindle import names
 from rekindle.coordinator.machine.endings import STOP_GRACE_S
 from rekindle.recovery.journal import journal
 
-# Prints that it runs, has a child of its own, and cleans up when it is asked to end. A signal may
-# come between a line and its end if print() writes them: without a buffer it makes two calls.
+# Prints that it runs, has a child process, and cleans up on SIGTERM. print() without a buffer makes
+# two calls, and a signal could arrive between a line and its end.
 POLITE = """
 import os, signal, subprocess, sys, time
 
@@ -31,7 +31,7 @@ os.write(1, b"runs\\n")
 time.sleep(600)
 """
 TICK_S = 0.05
-# Does not end when it is asked to.
+# Does not end on SIGTERM.
 STUBBORN = f"""
 import signal, time
 
@@ -45,9 +45,10 @@ while True:
 
 @pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
 def test_a_signal_ends_the_job_in_peace(place: Place, number: str, status: int) -> None:
-    """Ranks may clean up, their children end with them, and the exit status names the signal.
+    """Ranks can clean up, their children end with them, and the exit status has the signal.
 
-    A terminal sends it to the launcher's process group; ranks hear of it once, from their agent.
+    A terminal sends the signal to the launcher's process group. Ranks get one signal, from their
+    agent.
     """
     options = ("--nnodes", "2", "--nproc-per-node", "2")
     run = place.start_quick(place.script(POLITE), *options, start_new_session=True)
@@ -64,9 +65,9 @@ def test_a_signal_ends_the_job_in_peace(place: Place, number: str, status: int) 
 
 
 def test_the_second_signal_ends_at_once(place: Place) -> None:
-    """A script that ignores SIGTERM is killed by the second Ctrl-C, long before the grace ends.
+    """The second Ctrl-C kills a script that ignores SIGTERM, long before the grace period ends.
 
-    The ranks' own ticks are the clock: a busy machine slows them as it slows the job.
+    The test measures time by the ranks' own ticks: a busy machine slows the ticks and the job.
     """
     run = place.start_quick(place.script(STUBBORN), "--nproc-per-node", "2")
     for rank in (0, 1):
@@ -80,7 +81,7 @@ def test_the_second_signal_ends_at_once(place: Place) -> None:
         assert run.log(rank).partition("heard")[2].count("tick") < 0.9 * STOP_GRACE_S / TICK_S
 
 
-# From the first file of the job on; what came before is Python's own start.
+# Starts with the first file of the job; the time before it is Python's own start.
 MOMENTS: dict[str, Callable[[Run], object]] = {
     "folder": lambda run: run.directory.path.exists(),
     "secret": lambda run: (run.directory.path / names.SECRET_FILE).exists(),
@@ -99,19 +100,19 @@ MOMENTS: dict[str, Callable[[Run], object]] = {
     [*(("quick", moment) for moment in MOMENTS), ("python", "node"), ("python", "logs")],
 )
 def test_a_signal_at_any_moment_of_the_start(place: Place, kind: str, moment: str) -> None:
-    """Ctrl-C while all is just being started: the same end, whatever was there already."""
+    """Ctrl-C during the start ends the job in the same way, at each point of the start."""
     run = start(place, kind)
     wait_until(lambda: MOMENTS[moment](run), moment)
     run.signal(signal.SIGINT)
     run.end()
-    # Until our own handlers are there, Python answers, and dies of the signal.
+    # Until Rekindle has set its handlers, Python handles the signal and ends by it.
     assert run.process.returncode in (130, -signal.SIGINT), run.story()
     outcomes = {event.outcome for event in run.events_of(journal.Ended)}
     assert outcomes == ({"stopped"} if run.events_of(journal.JobStarted) else set())
 
 
 def start(place: Place, kind: str) -> Run:
-    """Start three ranks that never end by themselves."""
+    """Start three ranks that do not end on their own."""
     script = place.script("import time\nprint('runs')\ntime.sleep(600)\n")
     if kind == "quick":
         return place.start_quick(script, "--nproc-per-node", "3")

@@ -1,4 +1,4 @@
-"""Odd terminals, odd output and odd folders change nothing about a job."""
+"""Closed or unread streams, unusual output and unusable folders do not disturb a job."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ os.write(1, b"no end of line")
 
 @pytest.mark.parametrize("streams", ["stdout", "both"])
 def test_output_that_is_not_read(place: Place, streams: str) -> None:
-    """`rekindle run | head -1`: ranks continue to their end, and their files have all of it.
+    """After `rekindle run | head -1` the ranks complete, and their files have all output.
 
-    An incident that cannot be shown is dealt with all the same.
+    Rekindle handles an incident that it cannot show.
     """
     script = place.script(MUCH)
     read, write = os.pipe()
@@ -59,7 +59,7 @@ def test_output_that_is_not_read(place: Place, streams: str) -> None:
 
 
 def test_odd_output(place: Place) -> None:
-    """Bytes that are no text, lines of megabytes and lines in pieces are shown and kept whole."""
+    """Binary bytes, lines of megabytes and lines in pieces are shown and stored completely."""
     (place.folder / "odd.py").write_bytes(ODD)
     run = place.start_quick("odd.py").end(0)
     kept = (run.directory.path / "logs/attempt_0/0/stdout.log").read_bytes()
@@ -86,7 +86,7 @@ print("all was printed", file=sys.stderr)
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_log_file_that_takes_no_data(place: Place, status: int) -> None:
-    """The file system hangs in a write. The rank prints on, and the node is not lost.
+    """If the file system hangs in a write, the rank continues and the node is not lost.
 
     The agent shows all output. It reports the rank's end without the rank's own error.
     """
@@ -94,7 +94,7 @@ def test_a_log_file_that_takes_no_data(place: Place, status: int) -> None:
     log = logs / "attempt_0/0/stdout.log"
     log.parent.mkdir(parents=True)
     os.mkfifo(log)
-    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)  # nobody reads: the pipe is full soon
+    reader = os.open(log, os.O_RDONLY | os.O_NONBLOCK)  # without a reader the pipe is full soon
     options = ("--log-dir", str(logs), "--max-restarts", "0")
     run = place.start_quick(place.script(f"{HANGS}\nsys.exit({status})\n"), *options)
     run.end(min(status, 1))
@@ -105,13 +105,13 @@ def test_a_log_file_that_takes_no_data(place: Place, status: int) -> None:
     assert len(run.incidents()) == bool(status)
 
 
-# What a shell closes of the streams of a launcher.
+# The streams that a shell closes for a launcher.
 CLOSED = {"0": "<&-", "01": "<&- >&-", "012": "<&- >&- 2>&-"}
 
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One job id, run once for each row of CLOSED; before the last one its journal is torn."""
+    """Run one job id for each row of CLOSED; before the last run its journal gets a torn end."""
     with Place(tmp_path_factory.mktemp("closed") / "place") as place:
         script = place.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
         for number, closed in enumerate(CLOSED.values()):
@@ -130,21 +130,21 @@ def tear(journal_file: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(CLOSED)), ids=CLOSED)
 def test_closed_streams(daemon: Run, number: int) -> None:
-    """A launcher that was started without streams (a daemon's) runs the job like any other."""
+    """A launcher that started without streams, as a daemon, runs the job."""
     logs = daemon.place.folder / f"logs{number}/attempt_0/0"
     assert (logs / "stdout.log").read_text() == "out\n"
     assert (logs / "stderr.log").read_text() == "err\n"
 
 
 def test_an_old_journal_with_a_torn_end(daemon: Run) -> None:
-    """A job whose coordinator was cut off in the middle of a line can be run again."""
+    """A job whose journal ends in the middle of a line can run again."""
     assert [event.attempt for event in daemon.events_of(journal.JobStarted)] == [0, 1, 2]
     ends = [event.outcome for event in daemon.events_of(journal.Ended)]
     assert ends == ["succeeded", "succeeded"]
 
 
 def test_a_home_that_cannot_be_written(place: Place) -> None:
-    """The folder that cannot be made is named; no traceback, no process."""
+    """The error names the folder that cannot be created, without a traceback or a process."""
     place.home.write_text("a file is in the way")
     run = place.start_quick(place.script("print('was run')"))
     run.end()

@@ -1,4 +1,4 @@
-"""Whoever speaks to a running job without right or sense is turned away, and the job goes on."""
+"""A job refuses unauthorised and invalid requests and continues."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Live:
         return view.state, view.generation, [rank.pid for rank in view.ranks], view.nodes
 
     def end(self) -> None:
-        """The job is as it was; let it go on, and succeed."""
+        """Check that the job has not changed; let it complete."""
         assert self.state() == self.before
         (self.place.folder / "go").touch()
         self.run.end(0)
@@ -60,7 +60,7 @@ class Live:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """One job for all tests of this file: none of them may harm it."""
+    """Run one job for all tests of this file; no test may change its state."""
     with Place(tmp_path_factory.mktemp("wires") / "place") as place:
         job = Live(place)
         yield job
@@ -68,7 +68,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def ask(live: Live, method: str, path: str, authorization: str | None) -> tuple[int, bytes]:
-    """One request, and its status and answer."""
+    """Send one request; return its status and its answer."""
     connection = http.client.HTTPConnection(live.where.host, live.where.port, timeout=bound_s())
     headers = {"Authorization": authorization} if authorization is not None else {}
     try:
@@ -81,7 +81,7 @@ def ask(live: Live, method: str, path: str, authorization: str | None) -> tuple[
 
 @pytest.mark.parametrize("authorization", [None, "", "Bearer ", "Bearer wrong", "Basic x", "ü"])
 def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | None) -> None:
-    """Each path answers 401 with a clear text, and nothing of the job."""
+    """Each path answers 401 with a clear text and no facts of the job."""
     given = authorization.encode() if authorization is not None else None
     paths = {getattr(names, name) for name in dir(names) if name.startswith("PATH_")}
     for path in sorted(paths):
@@ -110,12 +110,12 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
 def test_a_request_without_sense_is_refused(
     live: Live, method: str, path: str, status: int
 ) -> None:
-    """Whoever knows the secret and asks for nonsense is told so."""
+    """An invalid request with the right secret gets the status of its error."""
     assert ask(live, method, path, bearer(live.secret))[0] == status
 
 
 def test_the_job_is_steered_by_one(live: Live) -> None:
-    """The lease is the launcher's; a second holder is told whose it is."""
+    """The launcher has the lease; the error of a second holder names the launcher."""
     client = JobClient(live.where, live.secret)
     with pytest.raises(LeaseHeldError, match=f"rekindle run .process {live.run.process.pid}"):
         client.steer(holder="somebody else")
@@ -124,7 +124,7 @@ def test_the_job_is_steered_by_one(live: Live) -> None:
 
 
 def hello(live: Live, **changes: object) -> p.Hello:
-    """What an agent of this job says first."""
+    """Return the first message of an agent of this job."""
     good = p.Hello(
         job_id="job",
         attempt=live.where.attempt,
@@ -138,7 +138,7 @@ def hello(live: Live, **changes: object) -> p.Hello:
 
 
 async def talk(live: Live, *frames: bytes | str) -> list[object]:
-    """Say something on an agent's line; return the answers, and at last the code of its close."""
+    """Send frames on an agent's connection; return the answers, then its close code."""
     url = f"http://{live.where.host}:{live.where.port}{names.PATH_AGENT}"
     answers: list[object] = []
     headers = {"Authorization": bearer(live.secret)}
@@ -171,7 +171,7 @@ GARBAGE: dict[str, Callable[[], bytes | str]] = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
-    """The line is closed as a breach of the protocol; the job does not notice."""
+    """The coordinator closes the connection with status 1008; the job's state does not change."""
     assert asyncio.run(talk(live, GARBAGE[what]())) == [1008]
     assert live.state() == live.before
     assert (
@@ -195,7 +195,7 @@ def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
 def test_an_agent_that_does_not_belong_is_refused(
     live: Live, changes: dict[str, object], words: str
 ) -> None:
-    """The refusal says why: an agent of an old attempt cannot take part again."""
+    """The refusal of an agent has the reason, for example an old attempt."""
     [answer] = asyncio.run(talk(live, wire.encode(hello(live, **changes))))
     assert isinstance(answer, p.Bye)
     assert words in answer.refused
@@ -213,7 +213,7 @@ sys.exit(process.main())
 def start_agent(
     live: Live, secret: str, *options: str, code: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run an agent process, or another program, against the job, to its end."""
+    """Run an agent process or another program for the job, to its end."""
     where = f"{live.where.host}:{live.where.port}"
     program = ["-c", code] if code else ["-m", "rekindle.agent.process"]
     command = [sys.executable, *program, "--coordinator", where, *options]
@@ -223,7 +223,7 @@ def start_agent(
 
 
 def test_an_agent_of_another_version_ends(live: Live) -> None:
-    """Its error has both versions. It has read no message, which it may not understand."""
+    """The error of an agent of another version has both versions; the agent decodes no message."""
     ended = start_agent(live, live.secret, code=OTHER_VERSION)
     assert ended.returncode == 1
     words = f"has wire version {names.WIRE_VERSION}, this agent 99; install the same version"
@@ -234,7 +234,7 @@ def test_an_agent_of_another_version_ends(live: Live) -> None:
 
 
 def test_an_agent_with_a_wrong_secret_ends(live: Live) -> None:
-    """It says which job's secret is meant and where to give it, and leaves nothing."""
+    """The error names the job and the variable for its secret; there is no traceback."""
     ended = start_agent(live, "wrong")
     assert ended.returncode == 1
     assert "refuses this job secret; give the one of job job in REKINDLE_SECRET" in ended.stderr
@@ -242,14 +242,17 @@ def test_an_agent_with_a_wrong_secret_ends(live: Live) -> None:
 
 
 def test_an_agent_of_an_old_attempt_ends(live: Live) -> None:
-    """A whole agent process that comes too late is refused and ends."""
+    """An agent process of an old attempt is refused and ends."""
     ended = start_agent(live, live.secret, "--attempt", "6")
     assert ended.returncode == 1
     assert "refused this agent: the agent's attempt is 6" in ended.stderr
 
 
 def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
-    """It is true for the whole job; all else may only nodes of the job say."""
+    """The coordinator accepts MindCluster's switch from a spare, because it is for the whole job.
+
+    It accepts other messages only from nodes of the job.
+    """
     live = Live(place)
     said = wire.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
     more = wire.encode(p.StoreDown(serial=1))
@@ -270,7 +273,7 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
 def test_a_machine_with_a_wrong_secret_cannot_join(
     live: Live, secret: str, status: int, words: str
 ) -> None:
-    """It is told what is wrong, and the job does not notice."""
+    """The joining machine prints its mistake, and the job does not change."""
     second = live.place.join(live.run, secret=secret)
     second.process.wait(bound_s())
     assert second.process.returncode == status

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint: counts its calls, and prints the metric that a file has."""
+"""Evaluates a checkpoint: counts its calls, and prints the metric of a file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""An untouched script: waits for a file, and then ends as its last argument says."""
+"""A script without Rekindle: waits for a file, and then ends as its last argument specifies."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A Session of a tiny model: its steps are slow, and the last one waits, until a file is there."""
+"""A Session of a tiny model: until a file exists, its steps are slow and the last one waits."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Flows of a user who has nothing but recovery hooks; they note each run in a file, and break."""
+"""A user's flows with recovery hooks only: they record each run in a file, and fail."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ POLICY = Policy(max_reschedules=3)
 
 @flow(**recovery_hooks(POLICY))
 def breaks(notes: str, ways: list[str]) -> None:
-    """Break in each of these ways, one in each run; the last one stays. `end`: end well."""
+    """Fail in one of these ways in each run; the last way repeats. `end` completes the run."""
     count = note(notes)
     how = ways[min(count, len(ways)) - 1]
     if how == "kill":
@@ -32,7 +32,7 @@ def breaks(notes: str, ways: list[str]) -> None:
 
 @task(retries=5, retry_condition_fn=retry_condition(Policy(max_restarts=2)))
 def breaks_in_a_task(notes: str, how: str, times: int) -> None:
-    """Raise so many times."""
+    """Raise an error in the first `times` calls."""
     count = note(notes)
     if count <= times:
         if how == "wrong":
@@ -49,7 +49,7 @@ def with_tasks(folder: str) -> None:
 
 
 def note(notes: str) -> int:
-    """Note that a run has come here; return how many have."""
+    """Record a run in the file; return the number of runs."""
     with Path(notes).open("a") as file:
         file.write(f"{os.getpid()}\n")
     return len(Path(notes).read_text().splitlines())
