@@ -34,7 +34,7 @@ DIES: list[State[Any]] = [Crashed(message="two")]
         ([*BEGUN, *ENDS], ["one"]),
         ([*BEGUN, *ENDS, *AGAIN, *DIES], ["one", "two"]),
         ([*BEGUN, *NAMED, *ENDS, *AGAIN, *NAMED, *DIES], ["one", "two"]),
-        ([*BEGUN, *RETRIED, *ENDS, *AGAIN, *DIES], ["one", "two"]),  # Prefect retried in the process
+        ([*BEGUN, *RETRIED, *ENDS, *AGAIN, *DIES], ["one", "two"]),  # a retry in its process
         ([*BEGUN, *ENDS, *DIES], ["two"]),  # two processes reported the same end
         ([*BEGUN, *ENDS, *NAMED, *AGAIN, *DIES], ["one", "two"]),  # the process was alive
         ([*BEGUN, *ENDS, *AGAIN, *ENDS, *BY_HAND, *DIES], ["two"]),
