@@ -101,7 +101,7 @@ def test_command_lines_parse() -> None:
             except ValueError as error:
                 wrong.append(f"{path.relative_to(ROOT)}: rekindle {command}\n    {error}")
     assert not wrong, "\n".join(wrong)
-    assert seen > 100  # fewer commands mean a wrong search
+    assert seen > 100  # fewer would mean that the search fails
 
 
 PAGE = """

@@ -200,7 +200,7 @@ def test_help_needs_nothing_heavy() -> None:
 def test_a_time_that_no_calendar_has(
     store: DirectoryStore, checkpoints: Checkpoints, created: float
 ) -> None:
-    """If a manifest has an impossible time, `ls` still prints the table."""
+    """If a manifest has an impossible time, `ls` prints the table with a question mark."""
     manifest = msgspec.structs.replace(read_manifest(place(store, 15)), created=created)
     (place(store, 15) / "manifest.json").write_bytes(encode(manifest))
     assert rows(checkpoints("ls", "store").out)[1][2] == "?"

@@ -18,7 +18,7 @@ from rekindle.simulation.progress import Source
 
 ENDLESS = 10**6
 SEEDS = 20
-# 16 or more of 20 95 % intervals contain the true value with probability 0.997. Seeds are fixed.
+# With probability 0.997, at least 16 of 20 intervals (95 %) hold the true value. Seeds are fixed.
 FEWEST_HOLD = 16
 FAULTS = 150  # per run, on average
 
