@@ -69,8 +69,8 @@ def test_the_status_is_that_of_the_newest_attempt(
 def test_a_scripts_option_may_begin_like_options_of_ours(theirs: str) -> None:
     """A script's option may start like several options of Rekindle.
 
-    The parser of Python 3.11 alone refuses --checkpoint as ambiguous, because --checkpoint-every
-    and --checkpoint-dir exist.
+    The default parser of Python 3.11 refuses --checkpoint as ambiguous, because it fits
+    --checkpoint-every and --checkpoint-dir.
     """
     options = cli.command_parser().parse_args(["run", "train.py", theirs, "x"])
     assert (options.script, options.arguments) == ("train.py", [theirs, "x"])
