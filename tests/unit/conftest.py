@@ -1,4 +1,4 @@
-"""Unit tests start no process and open no port, unless they are marked `process`."""
+"""Unit tests do not start processes or open ports, unless they have the mark `process`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import urllib3  # noqa: F401  # its import binds a port, before the first test then
+import urllib3  # noqa: F401  # the import binds a port; here it precedes the first test
 
 _FORBIDDEN = {
     "os.exec",
@@ -19,7 +19,7 @@ _FORBIDDEN = {
     "socket.bind",
     "subprocess.Popen",
 }
-_seen: list[str] | None = None  # of the test that runs; None: it may do all of this
+_seen: list[str] | None = None  # events of the running test; None: the test may do all of this
 
 
 def _note(event: str) -> None:

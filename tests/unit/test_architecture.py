@@ -1,4 +1,4 @@
-"""Properties of the code base as a whole: imports, names, and the lengths of files."""
+"""Properties of all source files: imports, names, and lengths."""
 
 import ast
 import graphlib
@@ -16,13 +16,13 @@ from repository import ROOT
 LONGEST_FILE = 450
 SHORT_FILE = 60
 
-# Modules below SHORT_FILE lines that one other module imports, and why each is a file of its own.
+# Modules with one importer and fewer than SHORT_FILE lines, and the reason for a separate file.
 SHORT_FILES = {
     "rekindle.rank.json_values": "it needs no MindSpore, and the module that imports it does",
     "rekindle.training.msrun_worker": "it is a program, which starts for each worker of msrun",
 }
 
-# Spelled so that this file does not match itself.
+# These patterns do not match their own source.
 HOME_FOLDER = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root)/[\w.-]")
 REGISTRY_HOST = re.compile(
     r"(?i)\b(?:"
@@ -35,8 +35,8 @@ REGISTRY_HOST = re.compile(
 # The modules that cannot be imported without MindSpore.
 OF_MINDSPORE = {"rekindle.training.mindspore", "rekindle.training.node_check.mindspore_device"}
 
-# Imports each module of a package and prints all that is then loaded. A framework or a client
-# library that is not installed here hides its own module, nothing else.
+# This program imports each module of a package and prints the loaded modules. It lists the
+# modules that it cannot import without MindSpore.
 WALK = """
 import importlib, json, pkgutil, sys
 
@@ -57,7 +57,7 @@ print(json.dumps({"seen": seen, "hidden": hidden, "loaded": sorted(sys.modules)}
 
 
 def repository_files() -> list[Path]:
-    """The files that git tracks or would track, as far as they exist."""
+    """Return the existing files that git tracks or would track."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
     command += ["--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
@@ -68,13 +68,13 @@ def repository_files() -> list[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The file's text, or nothing when it is binary."""
+    """Return the text of a file, or an empty text for a binary file."""
     content = path.read_bytes()
     return "" if b"\0" in content else content.decode("utf-8", errors="replace")
 
 
 def modules() -> dict[str, Path]:
-    """All modules of the package by name; a package by its own name."""
+    """Return all modules of the package by name; a package has its own name."""
     found = {}
     for path in sorted((ROOT / "rekindle").rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -83,7 +83,7 @@ def modules() -> dict[str, Path]:
 
 
 def imported(nodes: Iterable[ast.AST], known: dict[str, Path]) -> set[str]:
-    """The package's modules that these statements import."""
+    """Return the modules of the package that these statements import."""
     found = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -102,12 +102,12 @@ def test_no_modules_import_each_other() -> None:
     assert list(graphlib.TopologicalSorter(graph).static_order())
 
 
-# One for each framework, with the same interface.
+# Each framework has its own class with the same interface.
 TWINS = {"Session"}
 
 
 def test_no_two_shared_classes_have_one_name() -> None:
-    """A class that another package imports has a name of its own."""
+    """Each class that another package imports has a unique name."""
     known = modules()
     trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
     defined = {
@@ -129,7 +129,7 @@ def test_no_two_shared_classes_have_one_name() -> None:
 
 
 def package_of(module: str) -> str:
-    """The folder of the package that a module is in; empty: the package itself."""
+    """Return the folder of the module's package; empty: the package itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
@@ -154,7 +154,7 @@ def test_imports_follow_the_contracts() -> None:
 )
 @pytest.mark.process
 def test_parts_inside_the_job_import_nothing_heavy(package: str, banned: set[str]) -> None:
-    """Importing all modules of the package loads none of the banned libraries."""
+    """The import of all modules of the package does not load a banned library."""
     command = [sys.executable, "-I", "-c", WALK, package]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -166,7 +166,7 @@ def test_parts_inside_the_job_import_nothing_heavy(package: str, banned: set[str
 
 @pytest.mark.parametrize("name", ["flows", "tasks", "recovery", "blocks"])
 def test_top_level_folder_is_a_link_into_the_package(name: str) -> None:
-    """The folder at the root is the package's own, reached by a relative link."""
+    """Each of these folders at the root is a relative link to the folder of the package."""
     link = ROOT / name
     assert link.is_symlink()
     assert not link.readlink().is_absolute()
@@ -177,7 +177,7 @@ def test_top_level_folder_is_a_link_into_the_package(name: str) -> None:
 @pytest.mark.parametrize("pattern", [HOME_FOLDER, REGISTRY_HOST], ids=["home", "registry"])
 @pytest.mark.process
 def test_no_file_names_a_place_of_one_machine(pattern: re.Pattern[str]) -> None:
-    """No text file names somebody's home folder or the host of a package registry."""
+    """No text file names a home folder or the host of a package registry."""
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in repository_files()
@@ -189,7 +189,7 @@ def test_no_file_names_a_place_of_one_machine(pattern: re.Pattern[str]) -> None:
 
 @pytest.mark.process
 def test_no_file_names_the_folder_of_this_checkout() -> None:
-    """No text file names the absolute path where the sources happen to lie."""
+    """No text file names the absolute path of the repository on this machine."""
     if len(ROOT.parts) < 3:
         pytest.skip("a folder directly below / may share its name with a path that is meant")
     found = [path.relative_to(ROOT) for path in repository_files() if str(ROOT) in text_of(path)]
@@ -198,7 +198,7 @@ def test_no_file_names_the_folder_of_this_checkout() -> None:
 
 @pytest.mark.process
 def test_no_module_is_too_long() -> None:
-    """Each module of the package fits the house limit."""
+    """Each module of the package has at most LONGEST_FILE lines."""
     modules = [
         p for p in repository_files() if p.suffix == ".py" and ROOT / "rekindle" in p.parents
     ]
@@ -212,7 +212,7 @@ def test_no_module_is_too_long() -> None:
 
 
 def test_a_short_file_with_one_importer_has_a_reason() -> None:
-    """Another one moves into the module that imports it (decision 19)."""
+    """A short file with one importer has a reason in SHORT_FILES (decision 19)."""
     known = modules()
     counts = Counter(
         other

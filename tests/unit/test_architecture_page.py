@@ -1,4 +1,4 @@
-"""docs/architecture.md against the source: its picture, its folders, and the names in it."""
+"""docs/architecture.md agrees with the source: its picture, its folders, and its names."""
 
 import re
 
@@ -24,13 +24,13 @@ FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|toml|md))`")
 
 
 def test_the_picture_is_that_of_the_imports() -> None:
-    """The page has the picture that the command draws now."""
+    """The picture on the page is equal to the picture that the command draws."""
     command = "PYTHONPATH=tests/support python -m architecture.picture"
     assert with_picture(TEXT) == TEXT, f"docs/architecture.md is old: run {command}"
 
 
 def test_the_picture_hides_no_import() -> None:
-    """Arrows that are left out are implied by paths of arrows."""
+    """A path of drawn arrows replaces each arrow that the picture leaves out."""
     graph = graph_of_folders()
     drawn = without_detours(graph)
     assert all(reachable(drawn, folder) == reachable(graph, folder) for folder in graph)
@@ -57,7 +57,7 @@ def test_each_file_exists(name: str) -> None:
 
 
 def test_there_are_twelve_hops() -> None:
-    """Each hop comes after earlier ones; its functions, messages and events exist."""
+    """Each hop follows earlier hops, and its functions, messages and events exist."""
     hops = hops_of(TEXT)
     assert [hop.number for hop in hops] == list(range(1, 13))
     for hop in hops:

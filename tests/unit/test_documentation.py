@@ -27,12 +27,12 @@ MODULES = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_as_the_source_has_it(name: str) -> None:
-    """Else: make reference."""
+    """Each generated page is up to date; `make reference` writes it."""
     assert (FOLDER / name).read_text() == PAGES[name](), "run `make reference`"
 
 
 def test_each_guarantee_names_tests_that_exist() -> None:
-    """A test that is renamed or removed changes promises.md too."""
+    """Each test that promises.md names exists."""
     text = (PAGES_OF_SITE / "reference" / "promises.md").read_text()
     named = re.findall(r"`((?:unit|integration)/[\w/]+\.py)(?:::(\w+))?", text)
     gone = [
@@ -46,14 +46,14 @@ def test_each_guarantee_names_tests_that_exist() -> None:
 
 
 def test_a_name_without_a_row_is_refused() -> None:
-    """The error names the file and the names."""
+    """The error names the file, the names without a row, and the rows without a name."""
     with pytest.raises(ValueError, match=r"files\.py: add rows for \['b'\], remove those of \['c"):
         check_names("files", ["a", "b"], ["a", "c"])
 
 
 @pytest.mark.parametrize("page", MODULES)
 def test_the_api_has_all_public_names(page: str) -> None:
-    """Those of the module's `__all__`; MindSpore is not installed, so the source is read."""
+    """Each page has all names of `__all__`; the test reads the source, without MindSpore."""
     tree = ast.parse((ROOT / MODULES[page]).read_text())
     public = next(
         ast.literal_eval(node.value)
@@ -66,7 +66,7 @@ def test_the_api_has_all_public_names(page: str) -> None:
 
 
 def test_python_blocks_compile() -> None:
-    """All pages, the README and the examples have valid Python."""
+    """The Python blocks of all pages, the README and the examples compile."""
     wrong = []
     for path in ALL:
         for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.M):
@@ -78,7 +78,10 @@ def test_python_blocks_compile() -> None:
 
 
 def test_each_complete_program_is_run() -> None:
-    """A row of the table states how, or why not. tests/integration/documentation runs them."""
+    """Each complete program has a row that states its test, or the reason for no test.
+
+    tests/integration/documentation runs the programs.
+    """
     found = [each.page for each in documented_blocks.programs()]
     places = {(page, n) for page in found for n in range(found.count(page))}
     assert places == set(documented_blocks.HOW)
@@ -99,7 +102,7 @@ def test_the_changes_to_a_script_are_those_of_the_complete_script() -> None:
 
 
 def test_command_lines_parse() -> None:
-    """Each command, option and choice exists; in code blocks nothing that is required lacks."""
+    """Each documented command and option exists; code blocks have all required arguments."""
     wrong, seen = [], 0
     for path in ALL:
         text = path.read_text()
@@ -112,7 +115,7 @@ def test_command_lines_parse() -> None:
             except ValueError as error:
                 wrong.append(f"{path.relative_to(ROOT)}: rekindle {command}\n    {error}")
     assert not wrong, "\n".join(wrong)
-    assert seen > 100  # else the pages are read wrongly
+    assert seen > 100  # fewer would mean that the search fails
 
 
 PAGE = """
@@ -131,7 +134,7 @@ rekindle checkpoints is output here
 
 
 def test_commands_are_found_in_a_page() -> None:
-    """In blocks of both forms, over continued lines, and in sentences."""
+    """The search finds commands in both forms of code blocks, continued lines, and sentences."""
     assert sorted(documented_commands.commands_of(PAGE)) == [
         "checkpoints ls nightly",
         "run --nnodes 2          --policy FILE train.py --lr 0.1   # a comment",
@@ -153,7 +156,7 @@ def test_commands_are_found_in_a_page() -> None:
     ],
 )
 def test_a_command_that_exists_is_taken(command: str, partly: bool) -> None:
-    """With placeholders, and with what a shell does not pass on."""
+    """check() accepts placeholders, and text that a shell does not pass on."""
     documented_commands.check(command, partly=partly)
 
 
@@ -168,13 +171,13 @@ def test_a_command_that_exists_is_taken(command: str, partly: bool) -> None:
     ],
 )
 def test_a_command_that_does_not_exist_is_refused(command: str, partly: bool, message: str) -> None:
-    """A wrong name, also a shortened one, and a missing option."""
+    """check() refuses a wrong or shortened name, and a missing option."""
     with pytest.raises(ValueError, match=message):
         documented_commands.check(command, partly=partly)
 
 
 def test_docstrings_become_restructured_text() -> None:
-    """Sentences, explained names, what is raised, and code."""
+    """The conversion keeps sentences, explained names, raised errors, and code."""
     lines = [
         "Do it.",
         "",
@@ -199,7 +202,7 @@ def test_docstrings_become_restructured_text() -> None:
 
 
 def test_links_to_files_outside_of_the_pages_are_downloads(tmp_path: Path) -> None:
-    """A folder is named, and a link to nothing stays one."""
+    """The text of a link to a folder stays without the link, and a broken link stays a link."""
     pages = tmp_path / "docs"
     pages.mkdir()
     (pages / "page.md").touch()

@@ -9,7 +9,7 @@ from repository import ROOT
 
 from rekindle import errors
 
-# Control flow that has to pass through a framework's own handlers.
+# Control flow that must pass through the handlers of a framework.
 NO_ERRORS = {"Rewind"}
 
 
@@ -28,7 +28,7 @@ def declared() -> dict[str, str]:
 
 
 def drawn() -> dict[str, str]:
-    """Return the base of each class in the tree that the module's docstring draws."""
+    """Return the base of each class in the tree of the module's docstring."""
     found, above = {}, ["Exception"]
     for line in (errors.__doc__ or "").splitlines():
         if node := re.match(r"    ([│├└─ ]*)(\w+Error)\b", line):
@@ -39,7 +39,7 @@ def drawn() -> dict[str, str]:
 
 
 def test_the_drawn_tree_has_every_error() -> None:
-    """Each is below its base."""
+    """The drawn tree has each error below its base."""
     classes = declared()
     tree = {"Exception"}
     for _ in classes:
@@ -48,6 +48,6 @@ def test_the_drawn_tree_has_every_error() -> None:
 
 
 def test_no_error_is_outside_of_the_tree() -> None:
-    """Only RekindleError comes from Exception."""
+    """Only RekindleError has the base Exception."""
     bases = declared()
     assert {name for name in bases if bases[name] == "Exception"} - NO_ERRORS == {"RekindleError"}

@@ -1,4 +1,4 @@
-"""The place that an error of a struct is about."""
+"""The place in a file to which an error of a struct refers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.user_file import FieldError, Place, place_of
 
 
 class Pair(msgspec.Struct):
-    """Two numbers, the smaller one first."""
+    """Two numbers in ascending order."""
 
     numbers: list[int]
 
@@ -37,7 +37,7 @@ class Pairs(msgspec.Struct, forbid_unknown_fields=True):
     ],
 )
 def test_the_place_leads_from_the_outermost_struct(values: Any, problem: str, place: Place) -> None:
-    """The place of a struct's own check is behind the place of the struct."""
+    """The place of an error starts with the outermost struct, also for a struct's own check."""
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(values, Pairs)
     assert place_of(caught.value) == (problem, place)

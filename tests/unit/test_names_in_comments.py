@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package name modules, attributes and files that exist."""
+"""Docstrings and comments of the package name existing modules, attributes and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repository import ROOT
 
 PACKAGE = ROOT / "rekindle"
 FOLDERS = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
-# Variables have these names too, as in `rank.finished`.
+# Variables also have these names, for example in `rank.finished`.
 ALSO_VARIABLES = {"job", "rank"}
 
 DOTTED = re.compile(rf"(?<![\w./-])(?:rekindle|{'|'.join(FOLDERS)})(?:\.\w+)+(?!\.?\w|/)")
@@ -22,7 +22,7 @@ FILE = re.compile(r"(?<![\w./-])(?:\w+/)*\w+\.(?:py|toml|md|proto)\b")
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines at which comments and docstrings begin, and their texts."""
+    """Yield the lines of comments and docstrings, and their texts."""
     text = path.read_text()
     if path.suffix == ".toml":
         for number, line in enumerate(text.splitlines(), start=1):
@@ -39,7 +39,7 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 @functools.cache
 def defined(path: Path) -> dict[str, ast.stmt]:
-    """The names that a module defines or imports at its first level, and in `if` blocks there."""
+    """Return the names that a module defines or imports, at its first level or in `if` blocks."""
     return dict(_names(ast.parse(path.read_text()).body))
 
 
@@ -59,7 +59,7 @@ def _names(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def exists(dotted: str) -> bool:
-    """Whether this is a module of the package, something in it, or a member of its class."""
+    """Return whether this is a module of the package, a name in it, or a member of its class."""
     parts = dotted.removeprefix("rekindle.").split(".")
     place = PACKAGE
     while parts and (place / parts[0]).is_dir():
@@ -77,7 +77,7 @@ def exists(dotted: str) -> bool:
 
 
 def is_ours(file: str) -> bool:
-    """Whether a path is meant to be one of this repository."""
+    """Return whether a path has the form of a path of this repository."""
     first, slash, _ = file.partition("/")
     if not slash:
         return file.endswith(".toml")
@@ -85,7 +85,7 @@ def is_ours(file: str) -> bool:
 
 
 def wrong(path: Path) -> Iterator[str]:
-    """What a file's comments name that does not exist, with its line."""
+    """Yield each name in the comments of a file that does not exist, with its line."""
     for line, text in comments(path):
         files = set(FILE.findall(text))
         for name in set(DOTTED.findall(text)) - files:
@@ -98,12 +98,12 @@ def wrong(path: Path) -> Iterator[str]:
 
 
 def found(file: str) -> bool:
-    """Whether there is such a file, from the root, from the package or in one of its folders."""
+    """Return whether such a file exists below the root, the package or one of its folders."""
     return (ROOT / file).is_file() or next(PACKAGE.rglob(file), None) is not None
 
 
 def test_names_in_comments_exist() -> None:
-    """A name that a move or a removal has left behind is found."""
+    """Comments do not name a module or a file that a change moved or removed."""
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml")]
     assert len(files) > 100
     assert sorted(each for path in files for each in wrong(path)) == []

@@ -20,7 +20,7 @@ PUBLIC += ("rekindle.training", "rekindle.testing")
 
 @pytest.mark.parametrize("name", rekindle.__all__)
 def test_every_name_is_there(name: str) -> None:
-    """Each has a docstring."""
+    """Each public name exists and has a docstring."""
     assert getattr(rekindle, name).__doc__
     assert name in dir(rekindle)
 
@@ -32,7 +32,7 @@ def test_another_name_is_refused() -> None:
 
 @pytest.mark.process
 def test_the_package_imports_nothing_by_itself() -> None:
-    """Every rank imports it."""
+    """The import of the package does not import its modules, because every rank imports it."""
     script = "import sys, rekindle; print([n for n in sys.modules if n.startswith('rekindle.')])"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -47,14 +47,14 @@ def test_help_says_where_to_start() -> None:
 
 
 def test_help_of_a_session_shows_what_a_script_uses() -> None:
-    """Nothing of a Session is there for other parts of Rekindle."""
+    """The public names of a Session are the names that a script uses, and no others."""
     shown = {name for name in vars(Session) if not name.startswith("_")}
     place = {"rank", "world_size", "slot", "full_world", "generation", "finished"}
     assert shown == place | {"model", "device", "steps", "phase"}
 
 
 def test_documentation_imports_from_public_paths() -> None:
-    """All code blocks of README and docs."""
+    """All code blocks of the README and of docs import from public modules."""
     wrong = []
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):

@@ -1,6 +1,6 @@
 """Rules for waits in tests: no sleep, no bound and no duration of a test is a constant.
 
-`waiting.py` has the helpers for all of this. Zero is allowed everywhere: it means not to wait.
+`waiting.py` has the helpers for all of this. Zero is always allowed, because it means no wait.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from repository import ROOT
 
-# Each of these paths, or of the files below it, may break the rules, for this reason.
+# These paths, and the files below them, may break the rules, each for its reason.
 EXCEPTIONS = {
     "tests/support/waiting.py": "it keeps the rules for all others",
     "tests/support/cluster": "an imitation: its delays are those of Kubernetes",
@@ -30,8 +30,8 @@ EXCEPTIONS = {
     "tests/integration/flow/test_flow_kills.py": "kills at random moments",
 }
 
-# Constants with these names are no bounds of a test: a time-out of the product that the test waits
-# for, one that outlasts the test, and the pause between two actions of a helper.
+# Constants with these names do not bound a test: a timeout of the product that the test
+# awaits, a timeout that outlasts the test, and the pause between two actions of a helper.
 _NO_BOUNDS = {"EXPIRES_S", "FOREVER_S", "PACE_S"}
 _BOUNDS = {"timeout", "timeout_s", "limit_s"}
 _WAITS = {"communicate", "exception", "join", "poll", "result", "settimeout", "wait", "wait_for"}
@@ -39,7 +39,7 @@ _CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "process_time", "time", 
 
 
 def broken_rules(text: str) -> Iterator[tuple[int, str]]:
-    """Return the lines of a file that break a rule, and the rules."""
+    """Yield the lines of a file that break a rule, and the rules."""
     tree = ast.parse(text)
     constants = _constants(tree)
     for node in ast.walk(tree):
@@ -93,7 +93,7 @@ def _is_zero(value: ast.expr) -> bool:
 
 
 def _reads_clock(node: ast.AST) -> bool:
-    """Whether an expression asks a clock."""
+    """Return whether an expression reads a clock."""
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     return any(isinstance(c.func, ast.Attribute) and c.func.attr in _CLOCKS for c in calls)
 
@@ -138,12 +138,12 @@ def _compared_durations(function: ast.AST) -> Iterator[tuple[int, str]]:
     ],
 )
 def test_the_rules(text: str, rules: list[str]) -> None:
-    """Each kind of wait is found, and what is allowed is not."""
+    """The check finds each kind of wait, and accepts allowed waits."""
     assert [rule for _, rule in broken_rules(text)] == rules
 
 
 def test_no_test_breaks_a_rule() -> None:
-    """Outside the exceptions all waits go through `waiting.py`."""
+    """Outside the exceptions, all waits go through `waiting.py`."""
     found = []
     for path in sorted(ROOT.glob("tests/**/*.py")):
         name = str(path.relative_to(ROOT))
@@ -154,7 +154,7 @@ def test_no_test_breaks_a_rule() -> None:
 
 @pytest.mark.parametrize("path", EXCEPTIONS)
 def test_each_exception_is_needed(path: str) -> None:
-    """An exception for a file without a broken rule is taken off the list."""
+    """Each exception covers a file that breaks a rule."""
     found = ROOT / path
     files = [found] if found.is_file() else found.rglob("*.py")
     assert any(list(broken_rules(file.read_text())) for file in files)

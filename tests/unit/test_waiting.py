@@ -10,20 +10,20 @@ from rekindle.waiting import join_all, retry, until
 
 
 def test_until_ends_with_the_condition() -> None:
-    """It looks again until the condition is true."""
+    """until() checks the condition again until it is true."""
     looks = iter([False, False, True])
     assert until(lambda: next(looks), 60.0, 0.0)
     assert not list(looks)
 
 
 def test_until_ends_with_the_limit() -> None:
-    """It looks one time if the limit is zero."""
+    """until() checks the condition once if the limit is zero."""
     assert until(lambda: True, 0.0, 0.0)
     assert not until(lambda: False, 0.01, 0.0)
 
 
 def test_retry_returns_the_first_result() -> None:
-    """It ignores errors of the given kind."""
+    """retry() ignores errors of the given kind."""
     results = iter([KeyError("first"), KeyError("second"), "third"])
 
     def call() -> str:
@@ -37,7 +37,7 @@ def test_retry_returns_the_first_result() -> None:
 
 @pytest.mark.parametrize(("error", "limit_s"), [(KeyError, 0.01), (ValueError, 60.0)])
 def test_retry_raises_what_stays(error: type[Exception], limit_s: float) -> None:
-    """The last error at the limit, and any other kind at once."""
+    """retry() raises the last error at the limit, and an error of another kind immediately."""
 
     def call() -> None:
         raise error("stays")
@@ -47,7 +47,7 @@ def test_retry_raises_what_stays(error: type[Exception], limit_s: float) -> None
 
 
 def test_threads_share_one_limit() -> None:
-    """The wait for the second thread has what the first one has left of the limit."""
+    """join_all() gives the second thread the time that the first thread left of the limit."""
     ended = threading.Event()
     threads = [threading.Thread(target=ended.wait, daemon=True) for _ in range(2)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Numbers in words."""
+"""Lists of numbers, sizes, and tables as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_bytes_have_the_unit_that_suits_them(count: float, text: str) -> None:
 
 
 def test_a_column_is_as_wide_as_its_widest_cell() -> None:
-    """No line ends with spaces."""
+    """A column has the width of its widest cell, and no line ends with spaces."""
     assert columns([("node", "state"), ("a", "lost"), ("host-10", "")]) == (
         "node     state\na        lost\nhost-10"
     )

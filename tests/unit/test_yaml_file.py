@@ -1,4 +1,4 @@
-"""The values of a YAML file, and the one line that tells a mistake."""
+"""The values of a YAML file, and the one-line error for a mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.errors import UsageError
 from rekindle.yaml_file import Document
 
 UTC = dt.timezone.utc
-# Values of YAML 1.1 as PyYAML reads it. YAML 1.2 has others for most of them.
+# Values of YAML 1.1 as PyYAML reads it. Most of them differ in YAML 1.2.
 SCALARS = [
     (True, "yes Yes YES on On ON true True TRUE"),
     (False, "no No NO off Off OFF false False FALSE"),
@@ -52,7 +52,7 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize(("value", "spellings"), SCALARS)
 def test_scalars(path: Path, value: Any, spellings: str) -> None:
-    """Each spelling has the value, and the type, of YAML 1.1."""
+    """Each spelling has the value and the type of YAML 1.1."""
     for spelling in spellings.replace("!!int ", "!!int_").split():
         plain = spelling.replace("!!int_", "!!int ")
         assert same(read(path, f"k: {plain}"), {"k": value}), spelling
@@ -60,12 +60,12 @@ def test_scalars(path: Path, value: Any, spellings: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS.split())
 def test_texts(path: Path, text: str) -> None:
-    """YAML 1.2, or another reader, takes these for a number or a truth value."""
+    """Document reads these as text; YAML 1.2 or another reader has numbers or Booleans."""
     assert read(path, f"k: {text}") == {"k": text}
 
 
 def test_merge_keys_and_anchors(path: Path) -> None:
-    """A mapping's own keys count before merged ones, and of merged ones the first."""
+    """The keys of a mapping override merged keys; earlier merged mappings override later ones."""
     text = (
         "a: &a {k: 1, l: 1}\nb: &b {k: 2, m: 2}\nc: {<<: [*a, *b], m: 3}\n"
         "x: {y: &y {<<: *a, k: 2}}\nz: {<<: *y}\nlist: [*a, *a]\n"
@@ -82,7 +82,7 @@ PIECES = st.sampled_from([*"0123456789abcdefynotrul.:-+_ eE~xTZ", "'", '"', "\n 
 @given(st.lists(PIECES, max_size=24).map("".join))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_any_scalar(path: Path, text: str) -> None:
-    """The value is PyYAML's own, or both refuse the text."""
+    """Document and PyYAML read the same value, or both refuse the text."""
     try:
         expected = yaml.safe_load(f"k: {text}")
     except (yaml.YAMLError, ValueError):
@@ -128,7 +128,7 @@ MERGES = "a: &a {}\n" + "".join(
     ],
 )
 def test_what_cannot_be_meant(path: Path, content: bytes, said: str) -> None:
-    """One line names the file, the line and, where there is one, the key."""
+    """The error is one line with the file, the line, and the key if there is a key."""
     path.write_bytes(content)
     with pytest.raises(UsageError) as error:
         Document(path, "file")
@@ -142,7 +142,7 @@ def test_what_cannot_be_meant(path: Path, content: bytes, said: str) -> None:
 @given(st.text(max_size=80) | st.binary(max_size=80))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_read_or_refused(path: Path, content: str | bytes) -> None:
-    """No content leads to another error."""
+    """For any content, Document returns a value or raises UsageError."""
     raw = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
     path.write_bytes(raw)
     with contextlib.suppress(UsageError):
@@ -150,7 +150,7 @@ def test_any_file_is_read_or_refused(path: Path, content: str | bytes) -> None:
 
 
 def test_lines(path: Path) -> None:
-    """An error is at its place or the nearest above, or at the outermost key of a name."""
+    """An error has the line of its place, of the nearest parent, or of the named outermost key."""
     path.write_text("job:\n  name: a\nname: b\nlist:\n- x\n-\n  name: c\nmore: {<<: {name: d}}\n")
     document = Document(path, "file")
 

@@ -1,4 +1,4 @@
-"""The job description: what it accepts, what it refuses, and what becomes of it."""
+"""The job description: accepted values, refused values, and the spec that follows from it."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], said: str) -> None:
-    """Each wrong field is refused, and the error says what is wrong with it."""
+    """TrainingJob refuses each wrong field, and the error states the reason."""
     with pytest.raises(ValidationError, match=said):
         TrainingJob.model_validate(fields)
 
 
 def test_every_field_is_explained() -> None:
-    """All fields of the form, the nested ones too, bear a description."""
+    """All fields of the form, including the nested fields, have a description."""
     schema = TrainingJob.model_json_schema()
     models = [schema, *schema["$defs"].values()]
     silent = [
@@ -65,7 +65,7 @@ def test_every_field_is_explained() -> None:
 
 
 def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
-    """Every field reaches the runtime, with absolute paths."""
+    """to_spec() copies every field into the spec, with absolute paths."""
     (tmp_path / "train.py").touch()
     job = TrainingJob.model_validate(
         {
@@ -97,21 +97,21 @@ def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
 
 
 def test_a_module_needs_no_file() -> None:
-    """A module is named, and nothing is looked for in the working directory."""
+    """A job with a module does not need a file in its working directory."""
     spec = TrainingJob(module="my.training").to_spec("train-1")
     assert (spec.entry, spec.target) == (EntryKind.MODULE, "my.training")
     assert spec.checkpoint_store.startswith(spec.directory)
 
 
 def test_the_framework_is_a_word() -> None:
-    """It reaches the runtime of a job in a cluster, where this machine need not have it."""
+    """A job in a cluster accepts a framework that is not installed on this machine."""
     pods = {"kubernetes": {"image": "train"}, "working_directory": "/app"}
     said = {"module": "my.training", "framework": "mindspore", **pods}
     assert TrainingJob.model_validate(said).to_spec("a-1").framework is Framework.MINDSPORE
 
 
 def test_an_interval_that_is_chosen() -> None:
-    """It takes the place of the number, and the description says so as a word."""
+    """With an automatic interval, the spec has the word "auto" instead of a number."""
     store = {"every": 7, "automatic": True}
     spec = TrainingJob.model_validate({"module": "my.training", "checkpoint": store}).to_spec("a-1")
     assert spec.checkpoint_every == "auto"
@@ -119,27 +119,27 @@ def test_an_interval_that_is_chosen() -> None:
 
 
 def test_rules_that_do_not_fit() -> None:
-    """They are refused where they are entered; the form has all rules that there are."""
+    """The form refuses contradictory retention rules, and keeps all checkpoints by default."""
     with pytest.raises(ValidationError, match="best and metric belong together"):
         CheckpointDirectory.model_validate({"keep": {"best": 2}})
     assert CheckpointDirectory().keep == Retention()
 
 
 def test_a_missing_script_is_named(tmp_path: Path) -> None:
-    """A script that is not there is a usage error that tells its path."""
+    """If the script does not exist, to_spec() raises a usage error that has the path."""
     job = TrainingJob(script="gone.py", working_directory=str(tmp_path))
     with pytest.raises(UsageError, match=r"gone\.py does not exist"):
         job.to_spec("train-1")
 
 
 def test_the_description_survives_the_api(tmp_path: Path) -> None:
-    """What Prefect stores as a flow run's parameter is the same job again."""
+    """A job that Prefect stores as a parameter of a flow run is equal after it is read again."""
     job = TrainingJob(script="a.py", nodes=2, name="charlm")
     assert TrainingJob.model_validate(job.model_dump(mode="json")) == job
 
 
 def test_a_job_takes_the_policy_of_the_public_api() -> None:
-    """As it is. A form begins with three restarts of all ranks, a `Policy` with none."""
+    """TrainingJob keeps a `Policy` as given; only the form allows three restarts by default."""
     asked = Policy(max_recoveries=5)
     assert TrainingJob(script="a.py", policy=asked).policy == asked
     words: Any = ["dump"]

@@ -1,4 +1,4 @@
-"""A directory store of each test's own."""
+"""Each test has its own directory store."""
 
 from stores.fixtures import root, store
 

@@ -1,4 +1,4 @@
-"""The directory store: a checkpoint is there with every byte, or it is not there at all."""
+"""The directory store has a checkpoint completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.errors import CheckpointError, CorruptError
 
 
 def test_a_checkpoint_is_read_back(store: DirectoryStore, root: Path) -> None:
-    """What was written is found, with its manifest, its bytes and plain safetensors files."""
+    """A new store finds a written checkpoint with its manifest and its safetensors files."""
     written = put(store, 7, generation=3)
     assert written == Written(
         str(root / "step-0000000007-g000003"), 2 * len(shard(0)), existed=False
@@ -45,7 +45,7 @@ def test_a_checkpoint_is_read_back(store: DirectoryStore, root: Path) -> None:
 def test_chunks_of_any_size_are_joined(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is its chunks in order, whatever their sizes and the size of one system call."""
+    """A file has its chunks in order, for any size of chunks and of system calls."""
     monkeypatch.setattr(files, "_PIECE", 7)
     chunks = [b"", b"abc", memoryview(bytes(range(100)))[3:90], bytearray(b"z" * 14), b""]
     store.write(manifest(1), {"a": CheckpointFile(chunks, (0,)), "empty": CheckpointFile([], (1,))})
@@ -55,7 +55,7 @@ def test_chunks_of_any_size_are_joined(
 
 
 def test_bytes_handed_out_are_private(store: DirectoryStore, root: Path) -> None:
-    """A file that shrinks after it was read changes nothing in the bytes handed out."""
+    """If a file shrinks after a read, the returned bytes do not change."""
     path = Path(put(store, 1).location) / "state-0.safetensors"
     checkpoint = store.newest().checkpoint
     assert checkpoint
@@ -67,7 +67,7 @@ def test_bytes_handed_out_are_private(store: DirectoryStore, root: Path) -> None
 def test_writing_a_committed_checkpoint_again_changes_nothing(
     store: DirectoryStore, root: Path
 ) -> None:
-    """The second writer of a step and generation is told so, and no file is touched."""
+    """A second write of a step and generation reports `existed`, and changes no file."""
     first = put(store, 1)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
     again = store.write(manifest(1), {"other": CheckpointFile([b"other"], (0, 1))})
@@ -76,7 +76,7 @@ def test_writing_a_committed_checkpoint_again_changes_nothing(
 
 
 def test_another_jobs_checkpoint_is_not_taken_for_ones_own(store: DirectoryStore) -> None:
-    """A directory that another job has written to is refused, and stays as it is."""
+    """The store refuses to write to the directory of another job, and keeps its checkpoint."""
     put(store, 1)
     with pytest.raises(CheckpointError, match=r"of job 'job'.*another location for job 'mine'"):
         store.write(manifest(1, job="mine"), {})
@@ -134,7 +134,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
     store: DirectoryStore, damage: Callable[[Path], None]
 ) -> None:
-    """The next older checkpoint is used, and it is said what the newer one lacks."""
+    """newest() returns the next older checkpoint, and the reason why it skipped the newer one."""
     put(store, 1)
     path = Path(put(store, 2).location)
     damage(path)
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_reason(
 def test_a_damaged_checkpoint_is_written_over(
     store: DirectoryStore, damage: Callable[[Path], None]
 ) -> None:
-    """What is left of an invalid checkpoint does not stand in the way of a new one."""
+    """A new checkpoint replaces a damaged checkpoint of the same step and generation."""
     put(store, 1)
     path = Path(put(store, 2).location)
     damage(path)
@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_written_over(
 def test_a_checkpoint_that_cannot_be_read_is_not_written_over(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A passing input error is no proof of damage: nothing is removed because of it."""
+    """A temporary read error is not damage, so the store does not remove anything."""
     put(store, 1)
     put(store, 2)
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_written_over(
 
 
 def test_every_truncation_and_flipped_bit_is_recognised(store: DirectoryStore) -> None:
-    """Whatever single bit or tail of a checkpoint is lost, the older one is found."""
+    """After the loss of any bit or any tail of a checkpoint, newest() finds the older one."""
     put(store, 1)
     path = Path(store.write(manifest(2), {"a": CheckpointFile([b"state"], (0, 1))}).location)
     for file in list(path.iterdir()):
@@ -200,7 +200,7 @@ def test_every_truncation_and_flipped_bit_is_recognised(store: DirectoryStore) -
 
 
 def test_the_newest_is_the_highest_step_then_generation(store: DirectoryStore) -> None:
-    """Steps order checkpoints, then generations; at_most bounds the step."""
+    """newest() orders checkpoints by step, then by generation; at_most limits the step."""
     for step, generation in [(9, 4), (10, 2), (10, 3), (11, 1)]:
         put(store, step, generation)
     names = [
@@ -216,7 +216,7 @@ def test_the_newest_is_the_highest_step_then_generation(store: DirectoryStore) -
 
 
 def test_nothing_is_found_where_nothing_is(store: DirectoryStore, root: Path) -> None:
-    """A missing and an empty root hold no checkpoint, which is no error; nothing is made there."""
+    """A missing or empty root has no checkpoint; newest() and prune() do not create the root."""
     assert store.newest() == directory.NewestCheckpoint(None, ())
     assert store.prune(Retention(last=1)) == ()
     assert not root.exists()
@@ -225,7 +225,7 @@ def test_nothing_is_found_where_nothing_is(store: DirectoryStore, root: Path) ->
 
 
 def test_foreign_files_are_left_alone(store: DirectoryStore, root: Path, tmp_path: Path) -> None:
-    """What does not bear a checkpoint's exact name is neither looked at nor removed."""
+    """The store does not read or remove a file without the exact name of a checkpoint."""
     outside = Path(put(DirectoryStore(tmp_path / "outside"), 99).location)
     put(store, 1)
     for name in ("step-5", "step-0000000005", "step-0000000005-g000001.old", "xstep-1-g1"):
@@ -246,7 +246,7 @@ def test_foreign_files_are_left_alone(store: DirectoryStore, root: Path, tmp_pat
 def test_pruning_while_reading_is_met_by_looking_again(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When all checkpoints vanish under the reader, it finds the newer one for which they went."""
+    """If another process prunes during the search, the reader finds the newer checkpoint."""
     put(store, 1)
     other, genuine = DirectoryStore(store.root), files.verify_file
 
@@ -261,7 +261,7 @@ def test_pruning_while_reading_is_met_by_looking_again(
 
 
 def test_damage_after_the_search_is_recognised(store: DirectoryStore) -> None:
-    """read() verifies again what it hands out, and knows only files of the manifest."""
+    """read_file() verifies the file again, and accepts only files of the manifest."""
     path = Path(put(store, 1).location)
     checkpoint = store.newest().checkpoint
     assert checkpoint
@@ -279,7 +279,10 @@ def test_damage_after_the_search_is_recognised(store: DirectoryStore) -> None:
 
 
 def test_prune_keeps_the_newest_valid_ones(store: DirectoryStore) -> None:
-    """Damaged checkpoints do not count; only what is older than the last one kept goes."""
+    """prune() counts only valid checkpoints, and keeps damaged ones that are newer than the last.
+
+    It also removes unfinished checkpoints.
+    """
     paths = {step: Path(put(store, step).location) for step in range(1, 7)}
     flip_bit(paths[6])
     flip_bit(paths[4])
@@ -291,7 +294,7 @@ def test_prune_keeps_the_newest_valid_ones(store: DirectoryStore) -> None:
 
 
 def test_prune_never_removes_the_last_valid_one(store: DirectoryStore) -> None:
-    """With fewer valid checkpoints than are to be kept nothing goes."""
+    """If too few checkpoints are valid, prune() removes none."""
     paths = [Path(put(store, step).location) for step in (1, 2, 3)]
     flip_bit(paths[1])
     flip_bit(paths[2])
@@ -303,7 +306,7 @@ def test_prune_never_removes_the_last_valid_one(store: DirectoryStore) -> None:
 def test_prune_reads_only_what_it_does_not_know(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checkpoints that this process wrote are not read again, those it did not write are."""
+    """prune() reads only checkpoints that this process did not write."""
     read: list[Path] = []
     monkeypatch.setattr(directory, "verify_file", lambda path, entry: read.append(path))
     for step in (1, 2, 3):
@@ -317,7 +320,7 @@ def test_prune_reads_only_what_it_does_not_know(
 def test_a_half_pruned_checkpoint_does_not_count(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When removal fails midway the manifest is gone already, and the error says so."""
+    """If a removal fails, prune() has removed the manifest already, and raises an error."""
     old, new = Path(put(store, 1).location), Path(put(store, 2).location)
 
     def fail(*_: object, **__: object) -> None:

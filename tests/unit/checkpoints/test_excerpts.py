@@ -1,4 +1,4 @@
-"""Parts of a file: read without the rest of it, by blocks that are verified."""
+"""Parts of a file: read without the rest of the file, in verified blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATA = random.Random(1).randbytes(1000)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of several blocks, without megabytes."""
+    """Reduce the block size, so that small files have several blocks."""
     monkeypatch.setattr(blocks, "BLOCK", BLOCK)
 
 
@@ -39,7 +39,7 @@ def checkpoint(store: DirectoryStore) -> DirectoryCheckpoint:
 
 
 class Watched:
-    """A checkpoint that notes what is read of it."""
+    """A checkpoint that records the ranges of each read."""
 
     def __init__(self, checkpoint: DirectoryCheckpoint) -> None:
         self.location, self.manifest = checkpoint.location, checkpoint.manifest
@@ -57,29 +57,32 @@ def entry_of(found: DirectoryCheckpoint) -> FileEntry:
 
 
 def test_checksums_do_not_depend_on_the_cuts() -> None:
-    """Of the blocks neither; a file's last block is what is left."""
+    """The checksums of a file and its blocks do not depend on the chunks.
+
+    The last block may be shorter.
+    """
     whole = summed([DATA])
     assert whole == summed(DATA[at : at + 7] for at in range(0, len(DATA), 7))
-    assert len(whole.blocks) == 16  # 15.6 blocks
+    assert len(whole.blocks) == 16  # 15.6, rounded up
     assert summed([]).blocks == ()
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 1000), (0, 0), (999, 1000), (64, 128), (63, 193)])
 def test_any_bytes_of_a_file(checkpoint: DirectoryCheckpoint, begin: int, end: int) -> None:
-    """Whether or not they are whole blocks."""
+    """read_into() returns any range of a file, also parts of blocks."""
     into = bytearray(end - begin)
     checkpoint.read_into("a", begin, memoryview(into))
     assert into == DATA[begin:end]
 
 
 def test_bytes_that_the_file_has_not(checkpoint: DirectoryCheckpoint) -> None:
-    """That is a mistake of whoever asks, and no damage."""
+    """A range beyond the end of the file is a mistake of the caller, not damage."""
     with pytest.raises(CheckpointError, match="so it does not have 2 bytes at byte 999"):
         checkpoint.read_into("a", 999, memoryview(bytearray(2)))
 
 
 def test_a_damaged_byte_is_not_read(checkpoint: DirectoryCheckpoint) -> None:
-    """Whatever of its block is asked for; other blocks are as good as before."""
+    """Any read of a damaged block fails; reads of other blocks succeed."""
     path = checkpoint.path / "a"
     for at in range(0, 1000, 37):
         spoiled = bytearray(DATA)
@@ -102,7 +105,7 @@ def test_a_damaged_byte_is_not_read(checkpoint: DirectoryCheckpoint) -> None:
 
 
 def test_a_file_without_blocks(checkpoint: DirectoryCheckpoint) -> None:
-    """It is read as a whole, which its one checksum proves."""
+    """A file without block checksums is read completely, and its one checksum is verified."""
     old = msgspec.structs.replace(entry_of(checkpoint), block_bytes=0, blocks=())
     older = DirectoryCheckpoint(
         checkpoint.path, msgspec.structs.replace(checkpoint.manifest, files=(old,))
@@ -120,7 +123,7 @@ def test_a_file_without_blocks(checkpoint: DirectoryCheckpoint) -> None:
 def test_a_manifest_with_another_number_of_blocks(
     checkpoint: DirectoryCheckpoint, blocks: tuple[str, ...]
 ) -> None:
-    """It is not one, and cannot be written."""
+    """encode() refuses a manifest with a wrong number of blocks."""
     wrong = msgspec.structs.replace(entry_of(checkpoint), blocks=blocks)
     with pytest.raises(CheckpointError, match="manifest does not list all blocks of 'a'"):
         encode(msgspec.structs.replace(checkpoint.manifest, files=(wrong,)))
@@ -129,7 +132,7 @@ def test_a_manifest_with_another_number_of_blocks(
 def test_blocks_are_read_once(
     checkpoint: DirectoryCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranges in order share their blocks, across windows too; no other block is read."""
+    """Ranges in order share blocks, also across windows, and other blocks are not read."""
     monkeypatch.setattr(resharding, "WINDOW_BYTES", 3 * BLOCK)
     watched = Watched(checkpoint)
     source = Excerpts(watched, entry_of(checkpoint))
@@ -140,7 +143,7 @@ def test_blocks_are_read_once(
 
 
 def test_random_ranges_in_order(checkpoint: DirectoryCheckpoint) -> None:
-    """They may lie in each other, or be empty."""
+    """The ranges may overlap or be empty."""
     draw = random.Random(2)
     for _ in range(50):
         ranges = sorted(tuple(sorted(draw.choices(range(1001), k=2))) for _ in range(6))
@@ -149,7 +152,7 @@ def test_random_ranges_in_order(checkpoint: DirectoryCheckpoint) -> None:
 
 
 def test_memory_is_filled_straight(checkpoint: DirectoryCheckpoint) -> None:
-    """Only what shares a block with other bytes goes by the window, and is read once."""
+    """fill() reads complete blocks directly; shared blocks go through the window, once each."""
     watched = Watched(checkpoint)
     source = Excerpts(watched, entry_of(checkpoint))
     cuts = [0, 30, 200, 330, 384, 384, 390, 396, 1000]
@@ -162,7 +165,7 @@ def test_memory_is_filled_straight(checkpoint: DirectoryCheckpoint) -> None:
 
 
 def test_the_header_alone(store: DirectoryStore, root: Path) -> None:
-    """It is what read_header() tells of the whole file; damage behind it is not looked at."""
+    """header() agrees with read_header() of the complete file, and ignores damage after it."""
     store.write(manifest(1), {"a": CheckpointFile([shard(5)], (0,))})
     found = store.find(1, 1)
     assert found
@@ -177,7 +180,7 @@ def test_the_header_alone(store: DirectoryStore, root: Path) -> None:
     ("data", "said"), [(b"1234", "4 bytes cannot hold"), (b"\xff" * 20, "the header length is")]
 )
 def test_no_safetensors_file(store: DirectoryStore, data: bytes, said: str) -> None:
-    """What was written as it is can still be none."""
+    """header() refuses an intact file that is not a safetensors file."""
     store.write(manifest(1), {"a": CheckpointFile([data], (0,))})
     found = store.find(1, 1)
     assert found

@@ -1,4 +1,4 @@
-"""The layout: safetensors to the letter, and no garbage gets past either reader."""
+"""The file layout follows the safetensors format exactly, and the reader refuses invalid files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ whole_bytes = sorted(code for code, bits in DTYPE_BITS.items() if bits % 8 == 0)
 
 @st.composite
 def tensors(draw: st.DrawFn) -> list[Tensor]:
-    """Any tensors that the format can hold, those of a few bits per element among them."""
+    """Return any tensors of the format, including dtypes with a few bits per element."""
     names = draw(st.lists(texts.filter(lambda name: name != "__metadata__"), unique=True))
     found: list[Tensor] = []
     for name in names:
@@ -52,14 +52,14 @@ def tensors(draw: st.DrawFn) -> list[Tensor]:
 
 
 def fill(layout: FileLayout, metadata: dict[str, str]) -> bytearray:
-    """A buffer with this header, and bytes that differ from place to place as data."""
+    """Return a buffer with this header and varying bytes as data."""
     buffer = bytearray(bytes(i * 7 % 251 for i in range(layout.total_bytes)))
     write_header(layout, metadata, memoryview(buffer))
     return buffer
 
 
 def file_of(header: object, data: bytes = b"") -> bytes:
-    """A file with this JSON, or these bytes, as its header."""
+    """Return a file with this JSON, or these bytes, as its header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
 
@@ -69,13 +69,13 @@ def entry(dtype: object, shape: object, offsets: object) -> dict[str, object]:
 
 
 def library_reads(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
-    """What the safetensors library itself finds in the file."""
+    """Return the tensors that the safetensors library finds in the file."""
     found = safetensors.deserialize(data)
     return {name: (t["dtype"], list(t["shape"]), bytes(t["data"])) for name, t in found}
 
 
 def we_read(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
-    """The same by our own reader."""
+    """Return the tensors that the reader of Rekindle finds in the file."""
     header = read_header(data)
     body = data[header.data_begin :]
     return {s.name: (s.dtype, list(s.shape), body[s.begin : s.end]) for s in header.specs}
@@ -85,7 +85,10 @@ def we_read(data: bytes) -> dict[str, tuple[str, list[int], bytes]]:
 def test_any_state_is_read_back_by_us_and_by_the_library(
     state: list[Tensor], metadata: dict[str, str]
 ) -> None:
-    """Names, dtypes, shapes, bytes and metadata of any tensors survive, scalars and empty ones."""
+    """Both readers return names, dtypes, shapes, bytes and metadata of any tensors.
+
+    The tensors include scalars and empty tensors.
+    """
     layout = plan_layout(state, metadata_room=2000)
     buffer = bytes(fill(layout, metadata))
     assert read_header(buffer) == Header(metadata, layout.specs, layout.header_bytes)
@@ -95,7 +98,10 @@ def test_any_state_is_read_back_by_us_and_by_the_library(
 
 @given(tensors(), st.integers(0, 300))
 def test_data_is_aligned_and_without_gaps(state: list[Tensor], room: int) -> None:
-    """Data begins at a cache line, each tensor at a multiple of its element size, none overlap."""
+    """Data starts at a cache line and has no gaps or overlaps.
+
+    Each tensor starts at a multiple of its element size.
+    """
     layout = plan_layout(state, room)
     assert layout.header_bytes % 64 == 0
     assert [s.begin for s in layout.specs] == [0, *(s.end for s in layout.specs)][:-1]
@@ -105,7 +111,7 @@ def test_data_is_aligned_and_without_gaps(state: list[Tensor], room: int) -> Non
 
 
 def test_numpy_reads_the_file(tmp_path: Path) -> None:
-    """safetensors.numpy loads what was laid out, with every dtype that numpy has."""
+    """safetensors.numpy loads a written file with every dtype that numpy has."""
     arrays = {
         code: np.arange(6).reshape(2, 3).astype(dtype) for code, dtype in NUMPY_DTYPES.items()
     }
@@ -127,7 +133,7 @@ def test_numpy_reads_the_file(tmp_path: Path) -> None:
 
 
 def test_torch_reads_the_file_and_we_read_torchs() -> None:
-    """safetensors.torch loads what was laid out, and we read what it saved."""
+    """safetensors.torch loads a written file, and Rekindle reads a file of safetensors.torch."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import load, save
 
@@ -154,7 +160,7 @@ def test_torch_reads_the_file_and_we_read_torchs() -> None:
 
 @given(st.dictionaries(texts, texts, max_size=3))
 def test_other_metadata_leaves_the_data_where_it_is(metadata: dict[str, str]) -> None:
-    """A new header with other values changes no byte of the data and not its place."""
+    """A new header with other metadata does not change or move the data."""
     layout = plan_layout([("w", "F32", (3,)), ("b", "U8", ())], 1000)
     buffer = fill(layout, {"step": "1"})
     before = buffer[layout.header_bytes :]
@@ -165,13 +171,13 @@ def test_other_metadata_leaves_the_data_where_it_is(metadata: dict[str, str]) ->
 
 @given(st.dictionaries(texts, texts, max_size=3))
 def test_metadata_of_the_promised_size_fits(metadata: dict[str, str]) -> None:
-    """Metadata whose JSON has exactly as many bytes as the room is written."""
+    """write_header() accepts metadata whose JSON has exactly the reserved size."""
     layout = plan_layout([("w", "F32", (3,))], len(msgspec.json.encode(metadata)))
     assert read_header(fill(layout, metadata)).metadata == metadata
 
 
 def test_metadata_that_does_not_fit_is_refused() -> None:
-    """Metadata longer than its room raises an error that names the remedy; nothing is written."""
+    """write_header() refuses too long metadata with the remedy, and does not write."""
     layout = plan_layout([("w", "F32", (3,))], 10)
     buffer = bytearray(layout.total_bytes)
     with pytest.raises(CheckpointError, match=r"longer than the space.*larger metadata_room"):
@@ -180,7 +186,7 @@ def test_metadata_that_does_not_fit_is_refused() -> None:
 
 
 def test_a_buffer_that_is_too_small_is_refused() -> None:
-    """A header is not written where its tensors would have no room."""
+    """write_header() refuses a buffer that is too small for the tensors."""
     layout = plan_layout([("w", "F32", (3,))], 10)
     with pytest.raises(CheckpointError, match="the layout needs"):
         write_header(layout, {}, memoryview(bytearray(layout.total_bytes - 1)))
@@ -200,19 +206,19 @@ def test_a_buffer_that_is_too_small_is_refused() -> None:
     ],
 )
 def test_what_the_format_cannot_hold_is_refused(state: list[Tensor], message: str) -> None:
-    """A layout that no reader would accept raises an error that says why."""
+    """plan_layout() refuses tensors that the format cannot represent, with the reason."""
     with pytest.raises(CheckpointError, match=message):
         plan_layout(state, 0)
 
 
 def small_file() -> bytes:
-    """Two tensors and metadata."""
+    """Return a file with two tensors and metadata."""
     layout = plan_layout([("w", "F32", (2, 2)), ("b", "U8", (3,))], 40)
     return bytes(fill(layout, {"step": "7"}))
 
 
 def test_every_truncation_is_recognised() -> None:
-    """No proper prefix of a file, and no file with bytes after its end, is accepted."""
+    """read_header() refuses each truncation of a file, and bytes after its end."""
     data = small_file()
     for cut in [*(data[:n] for n in range(len(data))), data + b"\0"]:
         with pytest.raises(CorruptError):
@@ -220,7 +226,7 @@ def test_every_truncation_is_recognised() -> None:
 
 
 def test_a_flipped_bit_raises_nothing_but_corrupt_errors() -> None:
-    """Whatever bit of the header flips, what we still accept the library reads just so."""
+    """For a flipped header bit, the reader raises CorruptError or agrees with the library."""
     data = small_file()
     for bit in range(read_header(data).data_begin * 8):
         flipped = bytearray(data)
@@ -229,7 +235,7 @@ def test_a_flipped_bit_raises_nothing_but_corrupt_errors() -> None:
 
 
 def accepted_means_same(data: bytes) -> None:
-    """Assert that the file is refused with a CorruptError, or read as the library reads it."""
+    """Assert that the reader raises CorruptError or agrees with the library."""
     try:
         ours = we_read(data)
     except CorruptError:
@@ -251,13 +257,13 @@ entries = st.builds(
     st.binary(max_size=9),
 )
 def test_a_hostile_header_is_refused_or_harmless(header: dict[str, object], data: bytes) -> None:
-    """JSON of the wrong types, sizes and offsets raises a CorruptError and nothing else."""
+    """For JSON with wrong types, sizes or offsets, the reader raises only CorruptError."""
     accepted_means_same(file_of(header, data))
 
 
 @given(st.binary(max_size=60), st.booleans())
 def test_garbage_is_refused(garbage: bytes, framed: bool) -> None:
-    """Random bytes, also behind a correct length, raise a CorruptError and nothing else."""
+    """For random bytes, also after a correct length, the reader raises only CorruptError."""
     accepted_means_same(file_of(garbage) if framed else garbage)
 
 
@@ -295,7 +301,7 @@ def test_the_error_says_what_is_wrong(data: bytes, message: str) -> None:
 
 
 def test_the_buffer_is_free_after_an_error() -> None:
-    """No view of a refused buffer is kept, so that its memory can be closed by the handler."""
+    """After an error no view of the buffer exists, so the handler can close its memory."""
     buffer = bytearray(small_file()[:-1])
     with pytest.raises(CorruptError) as caught:
         read_header(buffer)
@@ -305,7 +311,7 @@ def test_the_buffer_is_free_after_an_error() -> None:
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
 def test_checksum_does_not_depend_on_the_chunks(data: bytes, cuts: list[int]) -> None:
-    """The same bytes have the same checksum, however they are cut."""
+    """Equal bytes have equal checksums, for any chunks."""
     edges = [0, *sorted(cuts), len(data)]
     pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     whole = checksum([data])
@@ -315,5 +321,5 @@ def test_checksum_does_not_depend_on_the_chunks(data: bytes, cuts: list[int]) ->
 
 
 def test_checksum_is_the_published_algorithm() -> None:
-    """The checksum of nothing is the constant that XXH3 publishes for 128 bits and seed 0."""
+    """The checksum of no bytes is the published constant of XXH3 for 128 bits and seed 0."""
     assert checksum([]) == "xxh3_128:99aa06d3014798d86001c324468d497f"

@@ -1,4 +1,4 @@
-"""Locations: the one text that says where a store is, and which of them are refused."""
+"""Locations of stores: the valid texts, and the refused ones."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from rekindle.errors import UsageError
     ],
 )
 def test_a_location_is_read_and_written(text: str, location: S3Location) -> None:
-    """Every setting is found, and what is written of it is read as the same again."""
+    """parse() reads every setting, and reads the text of a location as the same location."""
     assert parse(text) == location
     assert parse(str(location)) == location
 
 
 def test_spellings_of_one_place_are_one() -> None:
-    """Slashes at the end and settings that say the default change nothing."""
+    """Slashes at the end and default settings do not change a location."""
     for text in ("s3://bucket/a/", "s3://bucket/a?addressing=auto&verify=true"):
         assert str(parse(text)) == "s3://bucket/a"
     assert parse("/a/directory") == Path("/a/directory")
@@ -73,7 +73,7 @@ def test_spellings_of_one_place_are_one() -> None:
     ],
 )
 def test_what_is_no_location_is_explained(text: str, message: str) -> None:
-    """Whatever is wrong is told in words, in which nothing that may be a secret is repeated."""
+    """The error explains the mistake without text that may be a secret."""
     with pytest.raises(UsageError) as caught:
         parse(text)
     assert message in str(caught.value)
@@ -81,7 +81,7 @@ def test_what_is_no_location_is_explained(text: str, message: str) -> None:
 
 
 def test_a_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path opens a directory; what S3 needs and is not there is said when it is opened."""
+    """open_store() opens a directory, and reports missing requirements of S3 immediately."""
     opened = open_store(str(tmp_path))
     assert isinstance(opened, DirectoryStore)
     assert opened.location == str(tmp_path)
@@ -101,7 +101,7 @@ def test_a_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.process
 def test_boto3_is_imported_only_for_s3() -> None:
-    """Opening a directory, and importing the modules of the S3 store, loads no boto3."""
+    """Opening a directory and importing the S3 store do not import boto3."""
     script = """
 import sys
 from rekindle.checkpoints.s3 import store as s3_store
@@ -114,7 +114,7 @@ sys.exit("boto3" in sys.modules or "botocore" in sys.modules)
 
 @pytest.mark.parametrize("below", ["", "a", "a/b"])
 def test_a_file_is_no_place_for_checkpoints(tmp_path: Path, below: str) -> None:
-    """Said before anything is started; a directory that is not there yet is made."""
+    """check_location() refuses a file before the job starts, and accepts a missing directory."""
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(UsageError, match=f"{file}.* is a file"):

@@ -1,4 +1,4 @@
-"""The manifest: what was written is read back, and no other text is taken for one."""
+"""The manifest: a written one is read back, and other text is refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ kept_by_json = st.recursive(
 
 
 def manifest(**changes: Any) -> Manifest:
-    """A manifest of two files, with these fields changed."""
+    """Return a manifest of two files, with these fields changed."""
     fields: dict[str, Any] = {
         "job_id": "job",
         "step": 5,
@@ -48,7 +48,7 @@ def manifest(**changes: Any) -> Manifest:
 
 
 def envelope(text: bytes) -> bytes:
-    """This text as a manifest whose own checksum is right."""
+    """Return this text as a manifest with a correct checksum of its own."""
     return b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text)
 
 
@@ -72,12 +72,12 @@ def envelope(text: bytes) -> bytes:
     )
 )
 def test_any_manifest_is_read_back(written: Manifest) -> None:
-    """Every field of a manifest survives, the data position above all."""
+    """decode() returns every field of an encoded manifest, including the data position."""
     assert decode(encode(written)) == written
 
 
 def test_every_damage_to_a_manifest_is_recognised() -> None:
-    """No truncation and no flipped bit of a manifest is accepted."""
+    """decode() refuses every truncation and every flipped bit of a manifest."""
     data = encode(manifest())
     flipped = [
         data[:i] + bytes([data[i] ^ 1 << bit]) + data[i + 1 :]
@@ -91,7 +91,7 @@ def test_every_damage_to_a_manifest_is_recognised() -> None:
 
 @given(st.binary(max_size=50) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_a_hostile_manifest_is_refused(text: bytes) -> None:
-    """Anything else, also under a right checksum, raises a CorruptError and nothing else."""
+    """For other text, also with a correct checksum, decode() raises only CorruptError."""
     for data in (text, envelope(text)):
         with pytest.raises(CorruptError):
             decode(data)
@@ -133,13 +133,13 @@ def with_file(name: str, **changes: object) -> bytes:
     ],
 )
 def test_a_refused_manifest_says_why(text: bytes, message: str) -> None:
-    """An older version, a missing field and a dangerous file name each have their message."""
+    """An older version, a missing field and an unsafe file name each have their own message."""
     with pytest.raises(CorruptError, match=message):
         decode(envelope(text))
 
 
 def test_a_manifest_of_a_later_version_is_not_damaged() -> None:
-    """A damaged checkpoint may be removed, and this one may not."""
+    """A later version is not damage, because a damaged checkpoint may be removed."""
     with pytest.raises(
         NewerFormatError, match="format 2, but this version of Rekindle reads 1"
     ) as caught:
@@ -162,6 +162,6 @@ def test_a_manifest_of_a_later_version_is_not_damaged() -> None:
     ],
 )
 def test_what_would_not_be_read_back_is_not_written(changes: dict[str, object]) -> None:
-    """A value that JSON changes or cannot hold is refused when it is written, not when read."""
+    """encode() refuses a value that JSON changes or cannot represent."""
     with pytest.raises(CheckpointError, match=r"cannot write|cannot represent"):
         encode(manifest(**changes))

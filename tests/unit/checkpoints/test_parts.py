@@ -1,4 +1,4 @@
-"""Parts and their commit: all of them make a checkpoint, fewer make none."""
+"""Parts and their commit: only all parts together make a checkpoint."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 def test_parts_that_are_not_whole_are_not_committed(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
-    """It is said which part is not whole; nothing is removed, and written again it is committed."""
+    """commit() names an incomplete part, removes nothing, and succeeds after a new write."""
     files = write_parts(store, 2)
     damage(root / "step-0000000002-g000001" / "state-1")
     before = tree(root)
@@ -68,7 +68,7 @@ def test_parts_that_are_not_whole_are_not_committed(
 def test_a_committed_part_that_is_not_whole_is_not_found(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
-    """find() goes by names and sizes, and write_part() writes such a checkpoint over."""
+    """find() checks names and sizes, and write_part() replaces an incomplete part."""
     path = Path(put_parts(store, 2).location)
     damage(path / "state-1")
     assert store.find(2, 1) is None
@@ -82,7 +82,7 @@ def test_a_committed_part_that_is_not_whole_is_not_found(
 def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
     store: DirectoryStore, size: int
 ) -> None:
-    """The parts need not be written again for it."""
+    """commit() replaces an incomplete manifest without a new write of the parts."""
     files = write_parts(store, 2)
     path = Path(store.commit(with_files(2, files)).location)
     os.truncate(path / "manifest.json", size)
@@ -92,7 +92,7 @@ def test_a_manifest_that_a_killed_process_left_torn_is_written_again(
 
 
 def test_a_checkpoint_without_parts_is_refused(store: DirectoryStore, root: Path) -> None:
-    """A forgotten list of files does not make an empty checkpoint the newest one."""
+    """commit() refuses a manifest without files, so an empty checkpoint cannot be the newest."""
     write_parts(store, 1)
     with pytest.raises(CheckpointError, match="does not list a file"):
         store.commit(manifest(1))
@@ -119,7 +119,7 @@ def lose_part(path: Path) -> None:
 def test_the_checkpoint_of_a_step_and_generation_is_found(
     store: DirectoryStore, root: Path, damage: Callable[[Path], None]
 ) -> None:
-    """find() takes exactly this one: another generation has done the step in its own way."""
+    """find() returns exactly this generation, because another one computed the step differently."""
     paths = [Path(put_parts(store, 4, generation).location) for generation in (1, 2)]
     put_parts(store, 5)
     write_parts(store, 4, generation=3)
@@ -136,7 +136,7 @@ def test_the_checkpoint_of_a_step_and_generation_is_found(
 
 
 def test_what_there_is_by_step_and_generation(store: DirectoryStore) -> None:
-    """The newest first, those that are finished, up to the one that is wanted."""
+    """keys() lists finished checkpoints up to a limit, newest first."""
     assert store.keys() == []
     for step, generation in ((4, 1), (5, 1), (4, 2)):
         put_parts(store, step, generation)
@@ -147,7 +147,7 @@ def test_what_there_is_by_step_and_generation(store: DirectoryStore) -> None:
 
 
 def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> None:
-    """find() reads no part: a flipped bit is seen by the reader of that part, and by no other."""
+    """find() does not read parts; only a read of the damaged part reports a flipped bit."""
     path = Path(put_parts(store, 1).location)
     (path / "state-1").write_bytes(bytes([1, 1, 1]).ljust(200, b","))
     found = store.find(1, 1)
@@ -160,7 +160,7 @@ def test_each_part_is_verified_by_whoever_reads_it(store: DirectoryStore) -> Non
 
 
 def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Path) -> None:
-    """Who writes a part or commits a second time is told what is there; no file is touched."""
+    """A second write or commit returns the existing checkpoint, and changes no file."""
     files = write_parts(store, 1)
     first = store.commit(with_files(1, files))
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
@@ -179,7 +179,10 @@ def test_a_committed_checkpoint_is_left_as_it_is(store: DirectoryStore, root: Pa
 def test_a_committed_part_with_a_flipped_bit_is_written_over(
     store: DirectoryStore, root: Path
 ) -> None:
-    """A damaged checkpoint does not count while its part is written again; others' parts stay."""
+    """While a damaged part is written again, the checkpoint does not count.
+
+    The other parts stay.
+    """
     files = write_parts(store, 1)
     path = Path(store.commit(with_files(1, files)).location)
     (path / "state-1").write_bytes(b"," * 200)
@@ -195,7 +198,7 @@ def test_a_committed_part_with_a_flipped_bit_is_written_over(
 def test_a_damaged_newer_checkpoint_does_not_outdate_a_later_generation(
     store: DirectoryStore, root: Path
 ) -> None:
-    """A job that goes on from before a damaged checkpoint has lower steps to write than that."""
+    """A damaged newer checkpoint does not stop a later generation from lower steps."""
     damaged = Path(put_parts(store, 9).location)
     tear_manifest(damaged)
     files = write_parts(store, 7, generation=2)
@@ -208,7 +211,7 @@ def test_a_damaged_newer_checkpoint_does_not_outdate_a_later_generation(
 def test_pruning_does_not_read_what_was_committed_here(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that commits does not read the parts of all others for each prune."""
+    """prune() does not read the parts that this process committed."""
     read: list[Path] = []
     monkeypatch.setattr(directory, "verify_file", lambda path, entry: read.append(path))
     for step in (1, 2, 3):
@@ -224,7 +227,7 @@ NAMES = ["../a", "a/b", "/a", "..", ".", "", ".lock", "manifest.json", "-a", "a\
 def test_a_hostile_name_is_refused_before_anything_is_made(
     store: DirectoryStore, root: Path, name: str
 ) -> None:
-    """A part may not have a name that a manifest may not hold, and no directory is made for it."""
+    """write_part() refuses a name that a manifest must not have, and creates no directory."""
     with pytest.raises(CheckpointError, match="the manifest"):
         store.write_part(1, 1, name, CheckpointFile([b"x"], (0,)))
     assert not root.exists()
@@ -234,14 +237,14 @@ def test_a_hostile_name_is_refused_before_anything_is_made(
 def test_impossible_numbers_are_refused_before_anything_is_made(
     store: DirectoryStore, root: Path, step: int, generation: int, rank: int
 ) -> None:
-    """No part is written that could never be committed."""
+    """write_part() refuses numbers that no manifest can have, and creates no directory."""
     with pytest.raises(CheckpointError, match="cannot write the manifest"):
         store.write_part(step, generation, "state", CheckpointFile([b"x"], (rank,)))
     assert not root.exists()
 
 
 def test_what_stands_in_the_way_is_named(store: DirectoryStore, root: Path) -> None:
-    """A root, a place or a part that is something else is an error, and stays."""
+    """If something else is at the path of a root, a checkpoint or a part, the error names it."""
     path = root / "step-0000000001-g000001"
     (path / "state-0").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"cannot write .*state-0: "):

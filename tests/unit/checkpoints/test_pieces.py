@@ -1,4 +1,4 @@
-"""Which bytes of pieces that are there make a piece that is wanted: held against numpy's slices."""
+"""The bytes of existing pieces that make a wanted piece, compared with the slices of numpy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
 
 
 def cut(array: np.ndarray, box: Box) -> np.ndarray:
-    """The box of an array."""
+    """Return the part of an array in a box."""
     return array[(..., *itertools.starmap(slice, zip(*box, strict=True)))]
 
 
 def chunks(shape: tuple[int, ...], dim: int, ranks: int) -> list[Box]:
-    """The pieces of a tensor that is cut along a dimension as torch cuts it: the last have less."""
+    """Return the pieces of a tensor that torch cuts along a dimension.
+
+    The last ones are smaller.
+    """
     rows = -(-shape[dim] // ranks)
     found = []
     for rank in range(ranks):
@@ -40,7 +43,7 @@ def chunks(shape: tuple[int, ...], dim: int, ranks: int) -> list[Box]:
 def assemble(
     array: np.ndarray, pieces: list[Box], wanted: Box, most: int
 ) -> tuple[np.ndarray, int]:
-    """The wanted piece, of bytes of the others; and how many bytes were read for it."""
+    """Return the wanted piece from the bytes of the others, and the number of bytes read."""
     target = np.full(wanted.shape, -1, array.dtype)
     left, read = [wanted] if wanted.size else [], 0
     for piece in pieces:
@@ -53,7 +56,7 @@ def assemble(
                 continue
             for take in takes(piece, common, wanted, element=array.itemsize, most=most):
                 data = file[take.begin : take.end]
-                assert len(data) == math.prod(take.shape) * array.itemsize  # nothing beyond it
+                assert len(data) == math.prod(take.shape) * array.itemsize  # no other bytes
                 rows = np.frombuffer(data, array.dtype).reshape(take.shape)
                 target[take.target] = rows[take.source]
                 read += len(data)
@@ -64,7 +67,7 @@ def assemble(
 
 @given(st.data(), shapes, st.integers(1, 200))
 def test_any_box_of_any_pieces(data: st.DataObject, shape: tuple[int, ...], most: int) -> None:
-    """Pieces that overlap, are empty, or come in any order; the last one is the whole."""
+    """Any pieces make any box; the pieces may overlap or be empty, in any order."""
     array = np.arange(math.prod(shape), dtype=np.int32).reshape(shape)
     pieces = [*data.draw(st.lists(boxes(shape), max_size=5)), whole(shape)]
     wanted = data.draw(boxes(shape))
@@ -76,9 +79,9 @@ def test_any_box_of_any_pieces(data: st.DataObject, shape: tuple[int, ...], most
 def test_cut_anew(
     data: st.DataObject, shape: tuple[int, ...], before: int, after: int, most: int
 ) -> None:
-    """As many ranks as you like, more than rows among them, and any dimension before and after.
+    """Any number of ranks can read pieces that any number of ranks wrote, along any dimensions.
 
-    What was cut along its first dimension is read without a byte too much.
+    If both cuts are along the first dimension, no unnecessary byte is read.
     """
     array = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)
     dims = st.integers(0, len(shape) - 1)
@@ -92,7 +95,7 @@ def test_cut_anew(
 
 @given(st.data(), shapes)
 def test_a_box_without_a_part(data: st.DataObject, shape: tuple[int, ...]) -> None:
-    """What is left has every element but those of the hole, once."""
+    """without() returns every element outside of the hole exactly once."""
     box = data.draw(boxes(shape))
     common = overlap(box, data.draw(boxes(shape)))
     if common is None:
@@ -107,12 +110,12 @@ def test_a_box_without_a_part(data: st.DataObject, shape: tuple[int, ...]) -> No
 
 
 def test_a_number_without_dimensions() -> None:
-    """It is a box of one element."""
+    """A scalar is a box of one element."""
     [take] = takes(whole(()), whole(()), whole(()), element=4, most=1)
     assert (take.begin, take.end, take.shape, take.source, take.target) == (0, 4, (), (), ())
 
 
 def test_files_near_to_ones_own_come_first() -> None:
-    """And all come."""
+    """nearest() returns all files, ordered by their distance from this rank's file."""
     assert nearest(3, 6) == [3, 2, 4, 1, 5, 0]
     assert nearest(0, 1) == [0]

@@ -1,4 +1,4 @@
-"""Retention: what no rule keeps may go, and nothing that anybody still needs."""
+"""Retention removes checkpoints that no rule keeps, and never a checkpoint in use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def kept(step: int, generation: int = 1, *, hours: float = 0.0, **metrics: float
 
 
 def gone(finished: list[Kept], in_use: tuple[Key, ...] = (), **rules: object) -> list[Key]:
-    """What may go where every checkpoint is valid."""
+    """Return the keys that may be removed if every checkpoint is valid."""
     keys = sorted((each.key for each in finished), reverse=True)
     retention = Retention(**rules)
     proven = keys[: max(1, retention.last)]
@@ -33,19 +33,22 @@ TEN = [kept(step) for step in range(100, 1100, 100)]
 
 
 def test_without_a_rule_all_are_kept() -> None:
-    """The default."""
+    """Without a rule, the default, all checkpoints stay."""
     assert gone(TEN) == []
 
 
 def test_the_newest_are_kept() -> None:
-    """So many as are asked for."""
+    """`last` keeps this number of the newest checkpoints."""
     assert steps(gone(TEN, last=3)) == [100, 200, 300, 400, 500, 600, 700]
     assert gone(TEN, last=10) == []
     assert gone(TEN, last=11) == []
 
 
 def test_the_first_of_so_many_steps_is_kept() -> None:
-    """Also where no checkpoint falls on a multiple; of one step done twice, the later one."""
+    """`every_steps` keeps the first checkpoint of each interval, also without an exact multiple.
+
+    If two generations wrote a step, the later generation stays.
+    """
     assert steps(gone(TEN, every_steps=400)) == [200, 300, 500, 600, 700, 900]
     odd = [kept(7), kept(95), kept(102), kept(140), kept(205), kept(290)]
     assert steps(gone(odd, every_steps=100)) == [95, 140]
@@ -54,7 +57,7 @@ def test_the_first_of_so_many_steps_is_kept() -> None:
 
 
 def test_the_best_are_kept() -> None:
-    """The lowest or the highest; one without the metric is not among them."""
+    """`best` keeps the lowest or highest values, and ignores checkpoints without the metric."""
     some = [kept(1, loss=3.0), kept(2, loss=1.0), kept(3), kept(4, loss=2.0), kept(5, loss=9.0)]
     assert steps(gone(some, best=1, metric="loss")) == [1, 3, 4]
     assert steps(gone(some, best=2, metric="loss", highest=True)) == [2, 3, 4]
@@ -64,13 +67,13 @@ def test_the_best_are_kept() -> None:
 
 
 def test_the_young_are_kept() -> None:
-    """By the time they were made; a clock that was ahead makes none old."""
+    """`hours` uses the time of creation, and keeps a checkpoint with a time in the future."""
     some = [kept(1, hours=30), kept(2, hours=24), kept(3, hours=2), kept(4, hours=-1), kept(5)]
     assert steps(gone(some, hours=24)) == [1]
 
 
 def test_rules_add_up() -> None:
-    """A checkpoint is kept if any rule keeps it, or if it is in use."""
+    """A checkpoint stays if any rule keeps it, or if it is in use."""
     some = [kept(step, loss=float(step), hours=10 - step) for step in range(10)]
     rules = {"last": 1, "every_steps": 4, "best": 2, "metric": "loss", "hours": 1.5}
     assert steps(gone(some, **rules)) == [2, 3, 5, 6, 7]
@@ -78,13 +81,13 @@ def test_rules_add_up() -> None:
 
 
 def test_what_a_job_makes_anew_is_kept() -> None:
-    """One that goes back from what it cannot use makes lower steps, and may need those."""
+    """After a roll back, the checkpoints of the new generation stay, as the job may need them."""
     some = [kept(10), kept(20), kept(30), kept(40), kept(15, 2), kept(25, 2)]
     assert gone(some, last=2) == [(10, 1), (20, 1)]
 
 
 def test_too_few_valid_ones() -> None:
-    """Nothing goes while there are fewer valid checkpoints than are to be kept."""
+    """If fewer checkpoints are valid than the rules keep, no checkpoint is removed."""
     for proven in ((), ((9, 1),)):
         rules = Retention(last=2)
         found = superfluous(TEN, proven=proven, in_use=(), retention=rules, now=NOW)
@@ -103,7 +106,7 @@ def test_too_few_valid_ones() -> None:
     ],
 )
 def test_rules_that_cannot_be_meant(rules: dict[str, object], said: str) -> None:
-    """They are refused, and said which."""
+    """Retention refuses a wrong rule and names it."""
     with pytest.raises(ValueError, match=said):
         Retention(**rules)
 
@@ -132,7 +135,7 @@ some_rules = st.builds(
 def test_any_store(
     finished: list[Kept], damaged: set[Key], used: set[Key], rules: Retention
 ) -> None:
-    """The newest valid one and those in use never go, and going twice is going once."""
+    """The newest valid checkpoints and those in use stay, and a second removal changes nothing."""
     order = sorted((each.key for each in finished), reverse=True)
     valid = [key for key in order if key not in damaged]
     proven = valid[: max(1, rules.last)]

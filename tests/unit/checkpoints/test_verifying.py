@@ -1,4 +1,4 @@
-"""What is wrong with a file is told for whatever may happen to it; nothing wrong is ever missed."""
+"""verify() reports every kind of damage to a file, and misses none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rekindle.checkpoints.verifying import Damage, verify
 NAME = "state-0.safetensors"
 BLOCK = 64
 TENSORS = [("first", "F32", (4, 4)), ("second", "F32", (8,)), ("last", "U8", (5,))]
-ENDS = {"first": 64, "second": 96, "last": 101}  # of each, in the data
+ENDS = {"first": 64, "second": 96, "last": 101}  # the end of each tensor in the data
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +39,19 @@ def committed(store: DirectoryStore) -> tuple[Checkpoint, Path]:
 
 
 def look(checkpoint: Checkpoint) -> tuple[tuple[Damage, ...], int]:
-    """What is wrong, and how many bytes were read."""
+    """Return the damages, and the number of bytes read."""
     told: list[int] = []
     return verify(checkpoint, told.append), sum(told)
 
 
 def test_intact(store: DirectoryStore) -> None:
-    """Nothing is wrong, and every byte was read once."""
+    """For an intact file, verify() reports no damage and reads every byte once."""
     checkpoint, path = committed(store)
     assert look(checkpoint) == ((), path.stat().st_size)
 
 
 def test_every_truncation(store: DirectoryStore) -> None:
-    """Each length is told, with the tensors that are concerned as soon as the header is whole."""
+    """verify() reports each truncation, with the affected tensors if the header is complete."""
     checkpoint, path = committed(store)
     content = path.read_bytes()
     header = len(content) - ENDS["last"]
@@ -67,7 +67,7 @@ def test_every_truncation(store: DirectoryStore) -> None:
 
 
 def test_every_flipped_bit(store: DirectoryStore) -> None:
-    """None is missed; its block is named, and of the tensors those in it and no others."""
+    """verify() reports each flipped bit with its block and exactly the tensors in the block."""
     checkpoint, path = committed(store)
     content = path.read_bytes()
     header = len(content) - ENDS["last"]
@@ -90,7 +90,7 @@ def test_every_flipped_bit(store: DirectoryStore) -> None:
 
 
 def test_blocks_that_the_manifest_does_not_tell(store: DirectoryStore) -> None:
-    """A manifest of before them: the file is one block."""
+    """For a manifest without block checksums, the file is one block."""
     checkpoint, path = committed(store)
     (entry,) = checkpoint.manifest.files
     old = msgspec.structs.replace(entry, blocks=(), block_bytes=0)
@@ -104,7 +104,7 @@ def test_blocks_that_the_manifest_does_not_tell(store: DirectoryStore) -> None:
 
 
 def test_what_is_no_file_of_its_size(store: DirectoryStore, tmp_path: Path) -> None:
-    """Longer, missing, a link, a folder: each by its name."""
+    """verify() distinguishes a longer file, a missing file, a link and a folder."""
     checkpoint, path = committed(store)
     os.truncate(path, path.stat().st_size + 1)
     assert look(checkpoint)[0][0].what == "too long"
@@ -118,7 +118,7 @@ def test_what_is_no_file_of_its_size(store: DirectoryStore, tmp_path: Path) -> N
 
 
 def test_an_empty_file(store: DirectoryStore) -> None:
-    """Of no bytes, and missing is still missing."""
+    """An empty file is intact, and a missing empty file is missing."""
     store.write(manifest(5), {NAME: CheckpointFile([], (0,))})
     found = store.find(5, 1)
     assert found

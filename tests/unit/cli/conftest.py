@@ -1,4 +1,4 @@
-"""The command in this process, and a store of real states."""
+"""Fixtures: the command in this process, and a store of real states."""
 
 from checkpoint_fixtures import checkpoints, store
 

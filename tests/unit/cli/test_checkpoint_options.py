@@ -33,5 +33,5 @@ def parsed(*options: str) -> tuple[object, Retention]:
 def test_what_they_say(
     options: tuple[str, ...], every: int | str, rules: dict[str, object]
 ) -> None:
-    """Each rule has one option; without any all checkpoints stay."""
+    """Each retention rule has an option; without an option all checkpoints stay."""
     assert parsed(*options) == (every, Retention(**rules))

@@ -1,4 +1,4 @@
-"""`rekindle checkpoints ls`, `verify` and `prune`: what is there, and what is wrong with it."""
+"""`rekindle checkpoints ls`, `verify` and `prune`: existing checkpoints and their damage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.job.spec import EntryKind, JobDirectory, JobSpec
 
 
 def newer_version(path: Path) -> None:
-    """A manifest as a later Rekindle may write it, in order as far as its checksum goes."""
+    """Write a manifest of a later version of Rekindle, with a correct checksum."""
     inner = json.loads(path.read_bytes())["manifest"] | {"format": 9, "unheard": "of"}
     text = json.dumps(inner).encode()
     path.write_bytes(b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text))
@@ -32,7 +32,7 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def test_ls(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """A row for each, newest first, with what its manifest tells."""
+    """`ls` prints a row for each checkpoint, newest first, with values from its manifest."""
     done = checkpoints("ls", "store")
     head, *found = rows(done.out)
     assert head[:4] == ["step", "generation", "when", "size"]
@@ -43,7 +43,7 @@ def test_ls(store: DirectoryStore, checkpoints: Checkpoints) -> None:
 
 
 def test_ls_of_what_cannot_be_used(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Each with its reason, and one that is being written is no failure."""
+    """`ls` prints the reason for each unusable checkpoint; an unfinished one is not an error."""
     (store.root / "step-0000000020-g000001").mkdir()
     os.truncate(place(store, 15) / STATE, 100)
     newer_version(place(store, 10) / "manifest.json")
@@ -65,7 +65,10 @@ def test_ls_of_what_cannot_be_used(store: DirectoryStore, checkpoints: Checkpoin
 
 
 def test_verify_intact_ones(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Status 0, and lines in place of a bar where there is no terminal."""
+    """For intact checkpoints the status is 0.
+
+    Without a terminal, `verify` prints no progress bar.
+    """
     done = checkpoints("verify", "store")
     assert done.status == 0
     assert [row[-1] for row in rows(done.out)[1:]] == 3 * ["intact"]
@@ -75,7 +78,7 @@ def test_verify_intact_ones(store: DirectoryStore, checkpoints: Checkpoints) -> 
 
 
 def test_verify_names_what_is_wrong(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """A table of every damage; those of other steps are not looked at when steps are given."""
+    """`verify` prints a table of all damage; with given steps it reads only those steps."""
     flip(place(store, 5) / STATE, -1)
     size = (place(store, 10) / STATE).stat().st_size
     os.truncate(place(store, 10) / STATE, size - 1)
@@ -99,7 +102,7 @@ def test_verify_names_what_is_wrong(store: DirectoryStore, checkpoints: Checkpoi
 
 
 def test_verify_of_broken_manifests(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Damage too; what is not finished is none."""
+    """An unreadable manifest is damage, and an unfinished checkpoint is not."""
     shutil.rmtree(place(store, 5))
     (place(store, 10) / "manifest.json").unlink()
     done = checkpoints("verify", "store")
@@ -112,7 +115,7 @@ def test_verify_of_broken_manifests(store: DirectoryStore, checkpoints: Checkpoi
 
 
 def test_what_is_not_there(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Said in one line, with status 2: a command line that cannot be meant so."""
+    """A wrong command line gives one line of error and the status 2."""
     for arguments, said in {
         ("ls", "stor"): "there is no folder",
         ("verify", "store", 7): "has no checkpoint of step 7",
@@ -131,7 +134,7 @@ def test_what_is_not_there(store: DirectoryStore, checkpoints: Checkpoints) -> N
 
 
 def test_a_jobs_own_store(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """By the job's id, unless a folder has that name too."""
+    """A job id selects the store of the job, unless a folder has the same name."""
     elsewhere = tmp_path / "elsewhere"
     spec = JobSpec(
         job_id="nightly",
@@ -151,7 +154,7 @@ def test_a_jobs_own_store(tmp_path: Path, checkpoints: Checkpoints) -> None:
 
 
 def test_prune(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """What goes is listed, and is what a dry run has listed; a damaged one does not count."""
+    """`prune` removes what the dry run lists, and does not count damaged checkpoints."""
     flip(place(store, 15) / STATE, -1)
     planned = checkpoints("prune", "store", "--keep", 1, "--dry-run")
     assert place(store, 5).is_dir()
@@ -168,7 +171,7 @@ def test_prune(store: DirectoryStore, checkpoints: Checkpoints) -> None:
 def test_what_a_later_version_wrote_is_not_planned_to_go(
     store: DirectoryStore, checkpoints: Checkpoints
 ) -> None:
-    """Nor does it go."""
+    """`prune` does not remove or list a checkpoint of a later version."""
     manifest = place(store, 5) / "manifest.json"
     text = json.dumps({**json.loads(manifest.read_bytes())["manifest"], "format": 9}).encode()
     manifest.write_bytes(b'{"checksum":"%s","manifest":%s}' % (checksum([text]).encode(), text))
@@ -180,7 +183,7 @@ def test_what_a_later_version_wrote_is_not_planned_to_go(
 
 @pytest.mark.process
 def test_help_needs_nothing_heavy() -> None:
-    """The command line is told without torch, rich and Prefect."""
+    """`--help` does not import torch, rich, Prefect or boto3."""
     script = (
         "import sys; from rekindle.cli import main as cli\n"
         "try: cli.main(['checkpoints', 'verify', '--help'])\n"
@@ -197,7 +200,7 @@ def test_help_needs_nothing_heavy() -> None:
 def test_a_time_that_no_calendar_has(
     store: DirectoryStore, checkpoints: Checkpoints, created: float
 ) -> None:
-    """A manifest may say anything; the table is printed all the same."""
+    """If a manifest has an impossible time, `ls` prints the table with a question mark."""
     manifest = msgspec.structs.replace(read_manifest(place(store, 15)), created=created)
     (place(store, 15) / "manifest.json").write_bytes(encode(manifest))
     assert rows(checkpoints("ls", "store").out)[1][2] == "?"

@@ -1,4 +1,4 @@
-"""The table of commands, and a command about a job that is over."""
+"""The table of commands, and commands about a job that is over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def functions() -> list[str]:
 
 @pytest.mark.parametrize("named", functions())
 def test_the_function_of_a_command_exists(named: str) -> None:
-    """The command line imports it by its name, which no type checker reads."""
+    """The function of each command exists; no type checker reads these names."""
     module, _, function = named.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
 
@@ -32,7 +32,7 @@ def test_the_function_of_a_command_exists(named: str) -> None:
 def test_no_fault_for_a_job_that_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`rekindle inject` refuses it as `rekindle stop` does."""
+    """`rekindle inject` refuses a job that is over, as `rekindle stop` does."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
     (tmp_path / "jobs" / "job").mkdir(parents=True)
     (tmp_path / "jobs" / "job" / names.JOURNAL_FILE).touch()
@@ -46,7 +46,7 @@ def test_no_fault_for_a_job_that_is_over(
 def test_the_status_is_that_of_the_newest_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The end of an earlier attempt is not the end of one whose coordinator has died."""
+    """If the coordinator of a later attempt died, `status` does not show an earlier end."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
     started = journal.JobStarted(
         seq=1, job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=1
@@ -67,6 +67,10 @@ def test_the_status_is_that_of_the_newest_attempt(
 
 @pytest.mark.parametrize("theirs", ["--fault", "--checkpoint", "--no", "--log"])
 def test_a_scripts_option_may_begin_like_options_of_ours(theirs: str) -> None:
-    """Python 3.11 refused it as ambiguous: --checkpoint could be --checkpoint-every, or -dir."""
+    """A script's option may start like several options of Rekindle.
+
+    The default parser of Python 3.11 refuses --checkpoint as ambiguous, because it fits
+    --checkpoint-every and --checkpoint-dir.
+    """
     options = cli.command_parser().parse_args(["run", "train.py", theirs, "x"])
     assert (options.script, options.arguments) == ("train.py", [theirs, "x"])

@@ -1,4 +1,4 @@
-"""`rekindle checkpoints pull` and `push`: a whole and intact copy, or none."""
+"""`rekindle checkpoints pull` and `push` make a complete and intact copy, or no copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rekindle.errors import CheckpointError, CorruptError
 
 
 def test_there_and_back(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """The newest, or the step that is asked for, byte by byte; twice writes nothing."""
+    """Copies of the newest or the requested step are identical; a second copy writes nothing."""
     assert "step 15" in checkpoints("pull", "store", "there").out
     assert checkpoints("push", "there", "back").status == 0
     assert tree(Path("back") / place(store, 15).name) == tree(place(store, 15))
@@ -35,7 +35,7 @@ def test_there_and_back(store: DirectoryStore, checkpoints: Checkpoints) -> None
 
 
 def test_a_damaged_one_is_refused(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """With its damage, and nothing is written; without a step, the newest intact one is copied."""
+    """`pull` refuses a damaged step, and without a step copies the newest intact checkpoint."""
     flip(place(store, 15) / STATE, -1)
     os.truncate(place(store, 10) / STATE, 10)
     for step, said in ((15, "is damaged: state-00000.safetensors is changed"), (10, "10 bytes")):
@@ -49,7 +49,7 @@ def test_a_damaged_one_is_refused(store: DirectoryStore, checkpoints: Checkpoint
 
 
 def test_a_damaged_copy_is_mended(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Whoever pulls again has it whole again."""
+    """A second `pull` repairs a damaged copy."""
     checkpoints("pull", "store", "out")
     path = Path("out") / place(store, 15).name / STATE
     flip(path, 3000)
@@ -59,7 +59,7 @@ def test_a_damaged_copy_is_mended(store: DirectoryStore, checkpoints: Checkpoint
 
 
 def source_of(folder: Path) -> DirectoryCheckpoint:
-    """A checkpoint of two files of several pieces."""
+    """Write a checkpoint of two files with several pieces each."""
     store = DirectoryStore(folder)
     parts = {f"state-{n}": CheckpointFile([bytes([n]) * 1000], (n,)) for n in range(2)}
     store.write(manifest(3), parts)
@@ -75,7 +75,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_broke_off_goes_on(tmp_path: Path) -> None:
-    """Wherever it breaks off nothing counts; what lies there intact is not sent again."""
+    """An interrupted copy does not count, and the next copy keeps the intact files."""
     source = source_of(tmp_path / "source")
     for stop_after in range(8):
         target = DirectoryStore(tmp_path / f"target{stop_after}")
@@ -101,7 +101,7 @@ def test_one_that_broke_off_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
-    """After it was verified, while it is copied: nothing is committed."""
+    """If the source changes after its verification, copy() does not commit."""
     source = source_of(tmp_path / "source")
     target = DirectoryStore(tmp_path / "target")
     told = iter(range(100))
@@ -116,7 +116,7 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_another_jobs_place(tmp_path: Path) -> None:
-    """Its checkpoint stays as it is."""
+    """copy() does not change the checkpoint of another job."""
     source = source_of(tmp_path / "source")
     target = DirectoryStore(tmp_path / "target")
     target.write(manifest(3, job="other"), {"state-0": CheckpointFile([b"theirs"], (0,))})
@@ -127,7 +127,7 @@ def test_another_jobs_place(tmp_path: Path) -> None:
 
 
 def test_one_that_was_committed_in_parts(tmp_path: Path) -> None:
-    """By several writers, with the ranks of each file."""
+    """A copy of a checkpoint with several writers has the ranks of each file."""
     source = DirectoryStore(tmp_path / "source")
     put_parts(source, 4)
     found = source.find(4, 1)
@@ -141,7 +141,7 @@ def test_one_that_was_committed_in_parts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def big(tmp_path: Path) -> Path:
-    """A checkpoint of four files of 16 MB."""
+    """Write a checkpoint with four files of 16 MiB."""
     store = DirectoryStore(tmp_path / "big")
     block = os.urandom(1 << 20)
     parts = {f"state-{n}": CheckpointFile([block] * 16, (n,)) for n in range(4)}
@@ -159,7 +159,7 @@ def pull(source: Path, target: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.process
 def test_killed_again_and_again(big: Path, tmp_path: Path) -> None:
-    """What is left after each kill counts for nothing, and hinders nobody."""
+    """The rest of a killed copy does not count, and does not disturb the next copy."""
     target = DirectoryStore(tmp_path / "target")
     folder = target.root / "step-0000000003-g000001"
     for number in range(4):
@@ -175,7 +175,7 @@ def test_killed_again_and_again(big: Path, tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_two_at_once(big: Path, tmp_path: Path) -> None:
-    """Into one place: at least one succeeds, and what is there afterwards is whole."""
+    """If two processes copy to one place, at least one succeeds and the result is complete."""
     target = DirectoryStore(tmp_path / "target")
     processes = [pull(big, target.root) for _ in range(2)]
     statuses = [process.wait() for process in processes]

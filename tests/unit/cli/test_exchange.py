@@ -1,4 +1,4 @@
-"""Out to torch.save and torch's DCP and back: every bit, and what a foreign file may hold."""
+"""Export to torch.save and DCP and import again: every bit, and the states in foreign files."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def all_kinds() -> Kinds:
 
 
 def taken_up(store: DirectoryStore, named: dict[str, Any]) -> dict[str, Any]:
-    """What live objects are after they have loaded the newest checkpoint, as a Session does."""
+    """Return the states of live objects that loaded the newest checkpoint, as a Session does."""
     found = store.newest().checkpoint
     assert found
     load(named, sealed(read_file(found, STATE)))
@@ -63,7 +63,7 @@ def taken_up(store: DirectoryStore, named: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_there_and_back(form: str, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """What a Session takes up again is what was exported, bit by bit; twice changes nothing."""
+    """A Session loads exactly the exported state again; a second import changes nothing."""
     trained, kinds = Trained(), all_kinds()
     trained.keep(DirectoryStore(tmp_path / "store"), 7, kinds=kinds)
     done = checkpoints("export", "store", "out", "--format", form)
@@ -82,7 +82,7 @@ def test_there_and_back(form: str, tmp_path: Path, checkpoints: Checkpoints) -> 
 
 
 def test_a_file_as_torch_users_expect_it(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Nested state dicts and the step, without anything that weights_only refuses."""
+    """torch.load with weights_only returns nested state dicts and the step."""
     assert checkpoints("export", "store", "out.pt", "--format", "torch", "--step", 10).status == 0
     found = torch.load("out.pt", weights_only=True)
     trained, other = Trained(10), Trained(1)
@@ -95,7 +95,7 @@ def test_a_file_as_torch_users_expect_it(store: DirectoryStore, checkpoints: Che
 
 
 def test_a_folder_as_dcp_users_expect_it(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """dcp.load() fills live state dicts, and format_utils makes a file of it."""
+    """dcp.load() fills live state dicts, and format_utils converts the folder to a file."""
     assert checkpoints("export", "store", "out", "--format", "dcp").status == 0
     trained, other = Trained(15), Trained(1)
     state = {name: other.named[name].state_dict() for name in ("model", "optimizer")} | {"step": 0}
@@ -110,7 +110,7 @@ def test_a_folder_as_dcp_users_expect_it(store: DirectoryStore, checkpoints: Che
 
 
 def test_only_some_objects(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Those that are named; another name is refused with those that there are."""
+    """`--only` exports the named objects; the error for another name lists the valid names."""
     assert (
         checkpoints("export", "store", "m.pt", "--format", "torch", "--only", "model").status == 0
     )
@@ -121,7 +121,7 @@ def test_only_some_objects(store: DirectoryStore, checkpoints: Checkpoints) -> N
 
 
 def test_nothing_is_written_over(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """An export is refused where there is something, or no folder, before anything is read."""
+    """The command refuses an existing target or a missing folder before it reads a checkpoint."""
     Path("out.pt").write_text("of the user's")
     for out, said in (
         ("out.pt", "exists already"),
@@ -137,7 +137,7 @@ def test_nothing_is_written_over(store: DirectoryStore, checkpoints: Checkpoints
 def test_a_damaged_checkpoint_is_not_exported(
     store: DirectoryStore, checkpoints: Checkpoints
 ) -> None:
-    """The one that is asked for is refused; without a step the newest intact one is taken."""
+    """The command refuses a damaged step, and without a step exports the newest intact one."""
     flip(place(store, 15) / STATE, -1)
     done = checkpoints("export", "store", "out", "--format", "dcp", "--step", 15)
     assert done.status == 1
@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_not_exported(
 
 
 def test_tied_weights_are_tied_again(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """In a file of torch.save one memory stays one; DCP gets both names."""
+    """A file of torch.save keeps tied weights in one memory; DCP has both names."""
 
     def tied(seed: int) -> Trained:
         trained = Trained(seed)
@@ -190,7 +190,7 @@ FOREIGN = {
 
 
 def by_names(trained: Trained) -> dict[str, Any]:
-    """An optimizer's state as torch.distributed.checkpoint.state_dict has it."""
+    """Return the state of an optimizer as torch.distributed.checkpoint.state_dict has it."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     return get_optimizer_state_dict(trained.model, trained.optimizer)
@@ -201,9 +201,9 @@ def by_names(trained: Trained) -> dict[str, Any]:
 def test_what_others_have_saved(
     kind: str, form: str, tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
-    """Usual names, wrappers' prefixes and optimizers by parameter names become a Session's."""
+    """The import accepts usual names, prefixes of wrappers, and optimizers by parameter name."""
     trained = Trained()
-    # DCP makes texts of the numbers in a Counter: no DCP state has milestones that come back.
+    # DCP converts the numbers in a Counter to text, so it cannot restore milestones.
     trained.scheduler = torch.optim.lr_scheduler.StepLR(trained.optimizer, 3)
     states = FOREIGN[kind](trained)
     if form == "torch":
@@ -220,7 +220,7 @@ def test_what_others_have_saved(
 
 
 def test_states_by_hand(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """--take for other names, --add for what the source lacks, and the step where none is told."""
+    """--take maps other names, --add adds missing objects, and --step gives a missing step."""
     trained = Trained()
     torch.save({"a": trained.model.state_dict(), "b": trained.optimizer.state_dict()}, "f.pt")
     arguments = ["import", "f.pt", "store", "--job-id", "job"]
@@ -243,7 +243,7 @@ def test_states_by_hand(tmp_path: Path, checkpoints: Checkpoints) -> None:
 
 
 def test_states_for_a_device(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """The model and the moments are to be there; Adam counts its steps on the CPU."""
+    """With --device, model and moments are on the device; Adam counts its steps on the CPU."""
     trained = Trained()
     torch.save({"model": trained.model.state_dict(), "optimizer": by_names(trained)}, "f.pt")
     arguments = ["import", "f.pt", "store", "--job-id", "job", "--step", 1]
@@ -260,7 +260,7 @@ def test_states_for_a_device(tmp_path: Path, checkpoints: Checkpoints) -> None:
 
 
 def test_a_place_of_another_jobs(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Nothing of it is touched; nor is an id taken that no job can have."""
+    """The import does not change the checkpoint of another job, and refuses an invalid job id."""
     trained = Trained()
     torch.save({"model": trained.model.state_dict(), "optimizer": by_names(trained)}, "f.pt")
     done = checkpoints("import", "f.pt", "store", "--job-id", "other", "--step", 15)

@@ -1,4 +1,4 @@
-"""Files from anywhere: nothing in them is executed, and nonsense is refused in one line."""
+"""Imports of untrusted files execute no code, and refuse invalid content with one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
+    """An object that creates a folder when a program unpickles it."""
 
     def __reduce__(self) -> Any:
         return (os.mkdir, ("executed",))
@@ -57,7 +57,7 @@ def folder(tmp_path: Path, states: dict[str, Any]) -> Path:
 
 
 def test_a_file_with_more_than_tensors(checkpoints: Checkpoints, states: dict[str, Any]) -> None:
-    """What would be executed is named, and is not."""
+    """The import does not execute code in a file, and the error names the problem."""
     torch.save(states | {"extra": Evil()}, "evil.pt")
     assert "contains more than tensors and plain values, so Rekindle does not load it" in refused(
         checkpoints, "evil.pt"
@@ -67,7 +67,7 @@ def test_a_file_with_more_than_tensors(checkpoints: Checkpoints, states: dict[st
 
 
 def test_files_of_another_kind(checkpoints: Checkpoints, states: dict[str, Any]) -> None:
-    """Empty, cut off, something else, a list, no states at all."""
+    """The import refuses empty and truncated files, other data, lists, and files without states."""
     torch.save(states, "whole.pt")
     whole = Path("whole.pt").read_bytes()
     for content in (b"", b"hello", whole[:100], whole[: len(whole) // 2], whole[:-20]):
@@ -82,14 +82,14 @@ def test_files_of_another_kind(checkpoints: Checkpoints, states: dict[str, Any])
 def test_a_tensor_that_says_more_than_it_has(
     checkpoints: Checkpoints, states: dict[str, Any]
 ) -> None:
-    """One element, repeated to a terabyte, would need that much memory."""
+    """The import refuses one element repeated to a terabyte, which would fill the memory."""
     states["model"]["0.weight"] = torch.zeros(1).expand(1 << 38)
     torch.save(states, "huge.pt")
     assert "model.0.weight needs 1099511627776 bytes, but has 4" in refused(checkpoints, "huge.pt")
 
 
 def test_metadata_that_act(checkpoints: Checkpoints, folder: Path) -> None:
-    """DCP's metadata are a pickle, which torch itself would run."""
+    """The import does not execute the metadata of DCP, which are a pickle."""
     (folder / ".metadata").write_bytes(pickle.dumps(Evil()))
     assert "its pickle needs posix.mkdir" in refused(checkpoints, "dcp")
     for asked in (b"cbuiltins\neval\n.", b"ctorch\nload\n.", b"crekindle.cli\nmain\n."):
@@ -98,14 +98,14 @@ def test_metadata_that_act(checkpoints: Checkpoints, folder: Path) -> None:
 
 
 def test_a_value_that_acts(checkpoints: Checkpoints, states: dict[str, Any]) -> None:
-    """So are DCP's values that are no tensors."""
+    """The import does not execute values of DCP that are not tensors."""
     dcp.save(states | {"extra": Evil()}, checkpoint_id="dcp", no_dist=True)
     assert "extra in" in (said := refused(checkpoints, "dcp"))
     assert "contains objects that need a pickle" in said
 
 
 def test_a_folder_of_another_kind(checkpoints: Checkpoints, folder: Path) -> None:
-    """Without metadata, or without what they name."""
+    """The import refuses a folder without metadata, or without a file that they name."""
     (folder / "__0_0.distcp").unlink()
     assert "__0_0.distcp is missing" in refused(checkpoints, "dcp")
     shutil.rmtree(folder)
@@ -114,7 +114,10 @@ def test_a_folder_of_another_kind(checkpoints: Checkpoints, folder: Path) -> Non
 
 
 def test_every_truncation_and_many_flips(folder: Path) -> None:
-    """Of the metadata and of the data: an error of our own, or values (DCP has no checksums)."""
+    """For damaged metadata or data, read_dcp() raises only CheckpointError.
+
+    It may return other values for a flipped bit, because DCP has no checksums.
+    """
     random.seed(0)
     for path in (folder / ".metadata", folder / "__0_0.distcp"):
         content = path.read_bytes()
@@ -136,7 +139,7 @@ def test_every_truncation_and_many_flips(folder: Path) -> None:
 def metadata(
     chunks: list[tuple[Any, Any]], size: Any, info: _StorageInfo | None = None
 ) -> Metadata:
-    """Metadata of a tensor `w` in such pieces, all in the same bytes."""
+    """Return metadata of a tensor `w` in these pieces, which share the same bytes."""
     properties = TensorProperties(dtype=torch.float32)
     pieces = [ChunkStorageMetadata(torch.Size(a), torch.Size(b)) for a, b in chunks]
     stored = info or stored_tensor(2)
@@ -156,19 +159,19 @@ def stored_tensor(count: int) -> _StorageInfo:
     ("chunks", "size"),
     [
         ([([0], [2])], [4]),  # a gap
-        ([([0], [2]), ([1], [2])], [4]),  # an overlap that leaves a gap
+        ([([0], [2]), ([1], [2])], [4]),  # an overlap with a gap
         ([([0], [2]), ([3], [2])], [4]),  # beyond the end
-        ([([0], [3])], [3]),  # another shape than what is stored
+        ([([0], [3])], [3]),  # another shape than the stored tensor
         ([([0, 0], [2, 1])], [2]),  # another number of dimensions
         ([], [4]),
         ([], [0]),
-        ([([0], [1 << 40])], [1 << 40]),  # far more than there is
+        ([([0], [1 << 40])], [1 << 40]),  # far more than the stored data
     ],
 )
 def test_shards_that_make_no_tensor(
     chunks: Any, size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory that nobody has filled is never taken for a state."""
+    """read_dcp() never returns uninitialized memory as a state."""
     monkeypatch.chdir(tmp_path)
     Path("dcp").mkdir()
     Path("dcp/.metadata").write_bytes(pickle.dumps(metadata(chunks, size)))
@@ -177,7 +180,7 @@ def test_shards_that_make_no_tensor(
 
 
 def test_shards_that_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, in order."""
+    """read_dcp() joins correct shards in order."""
     monkeypatch.chdir(tmp_path)
     Path("dcp").mkdir()
     Path("dcp/.metadata").write_bytes(pickle.dumps(metadata([([0], [2]), ([2], [2])], [4])))
@@ -190,7 +193,7 @@ def test_shards_that_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_files_outside_of_the_folder(
     path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only plain files of the folder itself are read."""
+    """read_dcp() reads only plain files of the folder."""
     monkeypatch.chdir(tmp_path)
     Path("dcp").mkdir()
     stored = stored_tensor(2)
@@ -202,7 +205,7 @@ def test_files_outside_of_the_folder(
 
 
 def test_names_that_are_in_each_others_way(checkpoints: Checkpoints) -> None:
-    """A value, and something below it; a path with numbers that no list could have."""
+    """The import refuses a value with names below it, and a list index that is impossible."""
     for paths in ({"a": ("x",), "b": ("x", "y")}, {"a": ("x", 1 << 40)}, {"a": (None,)}):
         shutil.rmtree("dcp", ignore_errors=True)
         dcp.save({"a": 1, "b": 2}, checkpoint_id="dcp", no_dist=True)

@@ -13,7 +13,7 @@ from rekindle.checkpoints.pins import Pin
 
 
 def test_what_is_pinned_stays(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """And is told of; unpinned, it goes as the others do."""
+    """`prune` keeps a pinned checkpoint, `ls` shows the pin, and `unpin` removes it."""
     assert "pinned until it is unpinned (user)" in checkpoints("pin", "store", 5).out
     assert "complete, pinned (user)" in checkpoints("ls", "store").out
     found = json.loads(checkpoints("ls", "store", "--json").out)
@@ -26,7 +26,7 @@ def test_what_is_pinned_stays(store: DirectoryStore, checkpoints: Checkpoints) -
 
 
 def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """Each name is a pin of its own."""
+    """A pin can expire, and each name is a separate pin."""
     before = time.time()
     shown = checkpoints("pin", "store", 10, "--hours", 1.5, "--name", "eval").out
     after = time.time()
@@ -62,7 +62,7 @@ def test_what_cannot_be_meant(
     store: DirectoryStore,
     checkpoints: Checkpoints,
 ) -> None:
-    """It says why, and pins nothing."""
+    """A wrong command prints the reason, and pins nothing."""
     done = checkpoints(*words)
     assert done.status == status
     assert said in done.err
@@ -70,7 +70,7 @@ def test_what_cannot_be_meant(
 
 
 def test_what_is_not_complete(store: DirectoryStore, checkpoints: Checkpoints) -> None:
-    """It cannot be pinned: there is nothing to keep."""
+    """`pin` refuses an incomplete checkpoint."""
     victim = next(place(store, 10).glob("*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:100])
     done = checkpoints("pin", "store", 10)

@@ -1,4 +1,4 @@
-"""`rekindle checkpoints pull` and `export` of what was published."""
+"""`rekindle checkpoints pull` and `export` of published checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def published(store: DirectoryStore, to: Path) -> str:
 
 
 def test_pull(store: DirectoryStore, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """The very checkpoint that was published, whatever is newer by now."""
+    """`pull` copies the checkpoint of a reference."""
     reference = published(store, tmp_path / "a place")
     assert ": copied: " in checkpoints("pull", reference, "kept").out
     here, there = DirectoryStore(tmp_path / "kept").newest(), store.newest()
@@ -29,7 +29,7 @@ def test_pull(store: DirectoryStore, tmp_path: Path, checkpoints: Checkpoints) -
 
 
 def test_export(store: DirectoryStore, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """For torch.load."""
+    """`export` writes the checkpoint of a reference for torch.load."""
     reference = published(store, tmp_path / "out")
     assert checkpoints("export", reference, "state.pt", "--format", "torch").status == 0
     assert torch.load(tmp_path / "state.pt", weights_only=True)["step"] == 15
@@ -38,7 +38,7 @@ def test_export(store: DirectoryStore, tmp_path: Path, checkpoints: Checkpoints)
 def test_what_was_changed_is_refused(
     store: DirectoryStore, tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
-    """Nothing older is taken in its place."""
+    """`pull` refuses a changed checkpoint, and does not copy an older one instead."""
     reference = published(store, tmp_path / "out")
     [folder] = (tmp_path / "out").rglob("step-*")
     flip(next(folder.glob("*.safetensors")), -1)

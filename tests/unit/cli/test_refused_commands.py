@@ -1,4 +1,4 @@
-"""Command lines that cannot work: status 2, one readable line, and nothing is started.
+"""Wrong command lines: status 2, one readable line, and no new process.
 
 `rekindle.cli.main.main` runs in this process. tests/integration/run has one real process.
 """
@@ -74,7 +74,7 @@ says = "our scripts say so when memory runs short"
 
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home without jobs, and a working directory with a script."""
+    """Create a home without jobs, and a working directory with a script."""
     (tmp_path / "train.py").write_text("raise SystemExit('was run')")
     (tmp_path / "own.toml").write_text(BAD_TABLE)
     (tmp_path / "empty").mkdir()
@@ -84,7 +84,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
-    """Run a command that ends with status 2; return what it prints on standard error."""
+    """Run a command that ends with status 2, and return its standard error."""
     with pytest.raises(SystemExit) as ended:
         cli.main([*command])
     printed = capsys.readouterr()
@@ -98,7 +98,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 def test_a_command_line_that_cannot_work(
     command: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names what is wrong; there is no traceback, no rank and no journal."""
+    """The message names the mistake; the command starts no rank and writes no journal."""
     errors = refusal(capsys, *command)
     assert words in errors
     assert "Traceback" not in errors
@@ -109,7 +109,7 @@ def test_a_command_line_that_cannot_work(
 def test_a_spare_has_no_node_rank(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--spare` and `--node-rank` exclude each other."""
+    """The command refuses `--spare` together with `--node-rank`."""
     monkeypatch.setenv(names.ENV_SECRET, "x")
     errors = refusal(capsys, "run", "--coordinator", "127.0.0.1:1", "--spare", "--node-rank", "1")
     assert (
@@ -121,7 +121,10 @@ def test_a_spare_has_no_node_rank(
 def test_no_coordinator_where_a_node_wants_to_join(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the address; the status is 1, for the command line is right."""
+    """If no coordinator answers, the message has its address, and the status is 1.
+
+    The command line itself is correct.
+    """
     monkeypatch.setenv(names.ENV_SECRET, "x")
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--coordinator", "127.0.0.1:1", "--join-timeout", "0"])

@@ -1,4 +1,4 @@
-"""States in several files: put together where each tells its place, refused where none does."""
+"""States in several files: joined if each file has its position, and refused otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pieces = dict[str, Any]
 
 
 def file_of(tree: Any, tensors: Mapping[str, torch.Tensor], pieces: Pieces | None) -> memoryview:
-    """A state file as a rank writes it."""
+    """Return a state file in the form that a rank writes."""
     metadata = {METADATA_SKELETON: msgspec.json.encode(tree).decode()}
     if pieces is not None:
         metadata[METADATA_PIECES] = msgspec.json.encode(pieces).decode()
@@ -41,7 +41,7 @@ def file_of(tree: Any, tensors: Mapping[str, torch.Tensor], pieces: Pieces | Non
 
 
 def shard(node: Any, number: int, cut: Any, found: dict[str, torch.Tensor], told: Pieces) -> Any:
-    """The node with its tensors of several rows cut by rows, as FSDP cuts them."""
+    """Return the node with its tensors cut by rows, as FSDP cuts them."""
     if isinstance(node, list):
         return [shard(each, number, cut, found, told) for each in node]
     if not isinstance(node, dict):
@@ -74,7 +74,7 @@ def keep(folder: Path, trained: Trained, *, tell: bool, cut: Any = lambda _: Tru
 
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_shards_that_tell_their_place(form: str, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """They become whole tensors, bit by bit, also where a shard has no rows."""
+    """Shards with positions become complete, identical tensors, also with an empty shard."""
     trained = Trained()
     keep(tmp_path / "store", trained, tell=True)
     done = checkpoints("export", "store", "out", "--format", form)
@@ -88,7 +88,10 @@ def test_shards_that_tell_their_place(form: str, tmp_path: Path, checkpoints: Ch
 
 
 def test_shards_that_do_not(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """Nothing is made; what is whole can be had by its name, as with ZeRO the model."""
+    """The export refuses shards without positions.
+
+    `--only` can export complete objects, for example the model with ZeRO.
+    """
     trained = Trained()
     keep(tmp_path / "store", trained, tell=False, cut=lambda name: name.startswith("optimizer"))
     export = ("export", "store", "out", "--format", "torch")
@@ -105,7 +108,7 @@ def test_shards_that_do_not(tmp_path: Path, checkpoints: Checkpoints) -> None:
 
 
 def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """Of one shape: nobody can tell what they are parts of."""
+    """The export refuses different states of one shape, because their relation is unknown."""
     parts = {}
     for number in range(2):
         state = capture(Trained(number).named)
@@ -120,7 +123,7 @@ def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoin
 @pytest.mark.parametrize(
     "told",
     [
-        [[5, 6], [0, 0]],  # twice the same place
+        [[5, 6], [0, 0]],  # the same position twice
         [[50, 6], [0, 0]],  # far larger than all parts
         [[5, 6], [4, 0]],  # beyond the end
         [[5], [0]],  # another number of dimensions
@@ -130,7 +133,7 @@ def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoin
     ],
 )
 def test_places_that_cannot_be(told: Any, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """Memory that nobody has filled is never exported."""
+    """The export never writes uninitialized memory."""
     parts = {}
     for number in range(2):
         state = capture(Trained().named)
@@ -158,7 +161,7 @@ def test_places_that_cannot_be(told: Any, tmp_path: Path, checkpoints: Checkpoin
     ],
 )
 def test_skeletons_that_cannot_be(tree: Any, tmp_path: Path, checkpoints: Checkpoints) -> None:
-    """A checkpoint from elsewhere may say anything."""
+    """The export refuses a checkpoint with an invalid skeleton."""
     part = CheckpointFile([file_of(tree, {"w": torch.ones(2)}, None)], (0,))
     DirectoryStore(tmp_path / "store").write(manifest(9), {state_file(0): part})
     done = checkpoints("export", "store", "out", "--format", "torch")

@@ -1,4 +1,4 @@
-"""The follower of a job: which events it asks for, and what it does when a coordinator dies."""
+"""The follower of a job: the events that it requests, and its reaction to a dead coordinator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pretended:
 
 
 class Followed:
-    """What became of a job that was followed."""
+    """A follower of a simulated job, and its records."""
 
     def __init__(self, *lives: list[Any], over: bool = False) -> None:
         self.engine = Pretended(*lives)
@@ -89,7 +89,10 @@ def wanted(seq: int, node: int = 1) -> NodeWanted:
 
 
 def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
-    """A Progress has no number, and is nearly always the last event before a coordinator dies."""
+    """The follower requests only new events from the next coordinator.
+
+    A Progress event has no number, and is often the last event of a coordinator.
+    """
     died = [wanted(4), Progress(finished=3, newest=3, total=9, metrics={}), JobError("it died")]
     job = Followed(died, [END]).follow(since=2)
     assert job.engine.asked == [2, 4]
@@ -100,7 +103,7 @@ def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
 
 
 def test_the_lease_is_held_first_once() -> None:
-    """Also if the first coordinator dies before this process has the lease."""
+    """The follower reports its first lease once, also if the first coordinator died before it."""
     job = Followed([JobError("it died")], [wanted(1), JobError("it died")], [END]).follow()
     assert job.held == [True, False]
 
@@ -116,7 +119,7 @@ def test_a_job_that_is_over_gets_no_other_coordinator() -> None:
 
 
 def test_coordinators_that_die_one_after_the_other() -> None:
-    """They have a cause that stays."""
+    """After several coordinators died, the follower gives up, because the cause persists."""
     job = Followed(*[[JobError("it died")]] * 20).follow()
     assert len(job.engine.asked) == 11
 

@@ -1,4 +1,4 @@
-"""The example's text and model: the same on every rank, and worth learning from."""
+"""The text and the model of the example: identical on every rank, and able to learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLDER = ROOT / "examples" / "charlm"
 
 
 def example(name: str) -> ModuleType:
-    """A module of the example, under a name that no other package has."""
+    """Import a module of the example under a name that no other package has."""
     spec = importlib.util.spec_from_file_location(f"charlm_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -32,7 +32,7 @@ corpus, model = example("corpus"), example("model")
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Steps this small are slower with several threads, which would also wait for one another."""
+    """Use one thread, because such small steps are slower with several threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -46,7 +46,7 @@ def tiny(seed: int = 0) -> torch.nn.Module:
 
 @pytest.mark.process
 def test_the_text_is_the_same_in_every_process(tmp_path: Path) -> None:
-    """Ranks with another hash seed and another working folder read the same characters."""
+    """Ranks with another hash seed and another working directory read the same characters."""
     code = (
         "import hashlib, corpus; texts = corpus.load(300_000);"
         "print([hashlib.sha256(text.numpy()).hexdigest() for text in texts])"
@@ -68,7 +68,7 @@ def test_the_text_is_the_same_in_every_process(tmp_path: Path) -> None:
 
 
 def test_the_text_is_python_source_of_the_size_asked_for() -> None:
-    """The limit is met exactly, almost every character is known, and the text is code."""
+    """The text has exactly the requested size, few unknown characters, and Python code."""
     training, validation = corpus.load(300_000)
     assert (len(training), len(validation)) == (285_000, 15_000)
     assert training.dtype == torch.uint8
@@ -79,7 +79,7 @@ def test_the_text_is_python_source_of_the_size_asked_for() -> None:
 
 
 def test_a_limit_above_the_whole_library_gives_all_of_it() -> None:
-    """The largest sizes get the millions of characters that there are, each file once."""
+    """If the limit is larger than the library, load() returns each file once."""
     training, validation = corpus.load(10**9)
     assert len(training) + len(validation) > 5_000_000
     paths = list(corpus._sources())
@@ -87,7 +87,7 @@ def test_a_limit_above_the_whole_library_gives_all_of_it() -> None:
 
 
 def test_windows_predict_each_character_once() -> None:
-    """Windows lie side by side, and targets are the inputs one character on."""
+    """Windows do not overlap, and the targets are the inputs shifted by one character."""
     text = torch.arange(97, dtype=torch.uint8)
     windows = corpus.Windows(text, 8)
     assert len(windows) == 12
@@ -98,7 +98,7 @@ def test_windows_predict_each_character_once() -> None:
 
 
 def test_a_data_loader_gives_the_same_samples_as_a_batch() -> None:
-    """Windows are an ordinary data set too."""
+    """A data loader and batch() return the same samples."""
     windows = corpus.Windows(corpus.load(50_000)[0], 16)
     loader = torch.utils.data.DataLoader(windows, batch_sampler=[[5, 0, 7]])
     for one, other in zip(next(iter(loader)), windows.batch([5, 0, 7]), strict=True):
@@ -110,7 +110,7 @@ def test_a_data_loader_gives_the_same_samples_as_a_batch() -> None:
     [("tiny", 116_608), ("small", 4_821_504), ("medium", 85_401_600), ("large", 353_419_264)],
 )
 def test_sizes_have_the_stated_number_of_parameters(size: str, parameters: int) -> None:
-    """The README's table is true, and every size has the text's vocabulary."""
+    """Each size has the number of parameters of the README, and the vocabulary of the text."""
     with torch.device("meta"):
         gpt = model.GPT(model.SIZES[size])
     assert sum(parameter.numel() for parameter in gpt.parameters()) == parameters
@@ -118,7 +118,7 @@ def test_sizes_have_the_stated_number_of_parameters(size: str, parameters: int) 
 
 
 def test_the_model_learns() -> None:
-    """Within 60 steps the loss falls from that of guessing to less than two thirds of it."""
+    """Within 60 steps the loss falls from that of a random guess to less than two thirds of it."""
     windows = corpus.Windows(corpus.load(1_000_000)[0], 64)
     gpt, losses = tiny(), []
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=3e-3)
@@ -128,12 +128,12 @@ def test_the_model_learns() -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert 4.4 < losses[0] < 4.8  # the logarithm of 97 is 4.57
+    assert 4.4 < losses[0] < 4.8  # the logarithm of 97, the size of the vocabulary, is 4.57
     assert sum(losses[-10:]) / 10 < 3.0
 
 
 def test_the_model_does_not_see_the_future() -> None:
-    """Changing a character changes no prediction before it."""
+    """A changed character does not change any prediction before it."""
     gpt, seen = tiny().eval(), []
     gpt.head.register_forward_hook(lambda _, __, logits: seen.append(logits[0]))
     one = torch.arange(64)[None] % 50
@@ -146,7 +146,7 @@ def test_the_model_does_not_see_the_future() -> None:
 
 
 def test_dropout_makes_training_depend_on_the_random_state() -> None:
-    """The loss differs from call to call, repeats with the seed, and is fixed in evaluation."""
+    """The loss differs between calls, repeats with the same seed, and is constant in evaluation."""
     gpt, inputs = tiny(), torch.arange(64)[None]
     torch.manual_seed(1)
     first, second = gpt(inputs, inputs).item(), gpt(inputs, inputs).item()

@@ -1,4 +1,4 @@
-"""What ranks on NPUs need: said in its order, set where it is due, refused if it is wrong."""
+"""Requirements of ranks on NPUs: their order, the variables that Rekindle sets, refused values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTER = Policy(strategies=(Strategy.RESTART, Strategy.RESCHEDULE_JOB))
 def lacking(
     versions: dict[str, str] | None = None, libraries: set[str] = LIBRARIES, devices: int = 8
 ) -> list[str]:
-    """Return what is missing on such a machine."""
+    """Return the names of the missing parts of such a machine."""
     installed = ALL if versions is None else versions
     found = survey(lambda name: installed.get(name, ""), libraries.__contains__, devices)
     assert all(each.do for each in found)
@@ -31,7 +31,7 @@ def lacking(
 
 
 def test_a_machine_with_all_of_it_lacks_nothing() -> None:
-    """A build of torch for CPU, and a later build of torch-npu, fit as well."""
+    """survey() accepts a CPU build of torch and a later build of torch-npu."""
     assert lacking() == []
 
 
@@ -51,14 +51,14 @@ def test_versions_have_to_be_a_pair(versions: dict[str, str], first: str) -> Non
 
 
 def test_what_is_missing_is_told_in_the_order_of_need() -> None:
-    """CANN before the driver, the driver before devices."""
+    """survey() lists CANN before the driver, and the driver before the devices."""
     assert lacking(libraries=set(), devices=0) == ["CANN", "driver", "devices"]
     assert lacking(libraries={"libhccl.so"}, devices=0) == ["driver", "devices"]
     assert lacking(devices=0) == ["devices"]
 
 
 def test_npus_are_counted(tmp_path: Path) -> None:
-    """Not what the driver has for all of them, which containers without NPUs may see."""
+    """count_npus() counts NPUs, and ignores driver files that containers without NPUs may see."""
     for name in ("davinci_manager", "devmm_svm", "davinci0", "davinci11"):
         (tmp_path / name).touch()
     assert count_npus(tmp_path) == 2
@@ -67,7 +67,10 @@ def test_npus_are_counted(tmp_path: Path) -> None:
 def test_hccl_leaves_repairable_ranks_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine with NPUs, and only if the policy repairs ranks; what a user says stays."""
+    """If the policy repairs ranks, Rekindle sets HCCL variables on machines with NPUs.
+
+    The values of the user stay.
+    """
     assert ascend_environment({}, Policy()) == {}
     manager = tmp_path / "davinci_manager"
     manager.touch()
@@ -95,20 +98,23 @@ def test_hccl_leaves_repairable_ranks_alive(
     ],
 )
 def test_wrong_values_are_refused(name: str, value: str, said: str) -> None:
-    """By their name, and with what would be right."""
+    """check_environment() refuses a wrong value with the name and the valid values."""
     with pytest.raises(UsageError, match=f"{name} is .*{said}"):
         check_environment({name: value}, Policy())
 
 
 def test_what_a_policy_without_repairs_allows() -> None:
-    """Then HCCL may end ranks."""
+    """If the policy does not repair ranks, HCCL may end ranks."""
     check_environment({"HCCL_ASYNC_ERROR_HANDLING": "2"}, OUTER)
     check_environment({"HCCL_OP_RETRY_ENABLE": "L0:0,L1:1, L2:1"}, OUTER)
 
 
 @pytest.mark.process
 def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
-    """An installed torch-npu without CANN is kept from loading: `import torch` would fail else."""
+    """Without CANN, Rekindle disables the automatic import of torch-npu.
+
+    Otherwise `import torch` would fail.
+    """
     package = tmp_path / "torch_npu"
     package.mkdir()
     (package / "__init__.py").write_text('raise ImportError("libhccl.so: cannot open")\n')
@@ -135,7 +141,7 @@ def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_the_command_tells_what_is_missing() -> None:
-    """`rekindle npu-check` names the first thing to do, and its status says that there is one."""
+    """If a part is missing, `rekindle npu-check` prints the first action and returns status 1."""
     command = [sys.executable, "-m", "rekindle.cli.main", "npu-check"]
     said = run_command(command)
     assert said.returncode == 1

@@ -1,4 +1,4 @@
-"""How long the end of the old placement may hold up a reschedule: seed 004's variable."""
+"""The time that old ranks have to end before a reschedule: the environment variable of seed 004."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESTARTED = Policy(strategies=OUTER_ONLY, max_restarts=1)
 
 
 def graces(job: Driver) -> set[float]:
-    """How long the ranks have that are told to end."""
+    """Return the grace periods of the Kill messages that the coordinator sent."""
     return {kill.grace_s for kill in job.told(p.Kill).values()}
 
 
@@ -35,13 +35,13 @@ def graces(job: Driver) -> set[float]:
         (PLACED_ANEW, {names.ENV_FAILOVER_GRACE: "-1"}, 10.0),
         (PLACED_ANEW, {names.ENV_FAILOVER_GRACE: "3"}, 3.0),
         (POD, {names.ENV_FAILOVER_GRACE: "3"}, 3.0),
-        (RESTARTED, {names.ENV_FAILOVER_GRACE: "3"}, 10.0),  # nothing is placed anew
+        (RESTARTED, {names.ENV_FAILOVER_GRACE: "3"}, 10.0),  # a restart does not move the job
     ],
 )
 def test_a_reschedule_waits_so_long_for_the_old_ranks(
     policy: Policy, given: dict[str, str], grace_s: float
 ) -> None:
-    """Then they are killed."""
+    """A reschedule gives the old ranks the configured grace period before the agents kill them."""
     job = trained(5, nodes=2, policy=policy, environment=given)
     if policy is POD:
         job.lose(1)
@@ -52,14 +52,17 @@ def test_a_reschedule_waits_so_long_for_the_old_ranks(
 
 @pytest.mark.parametrize("text", ["0", "-2", "ten", "", "1.5", "9" * 12])
 def test_what_is_no_number_of_seconds_is_refused(text: str) -> None:
-    """Before the job begins; the message says what would do."""
+    """check() refuses an invalid number of seconds before the job starts, with the valid values."""
     spec = spec_of(nodes=1, processes=1, environment={names.ENV_FAILOVER_GRACE: text})
     with pytest.raises(UsageError, match="whole number of seconds, at least 1, or -1"):
         check(spec)
 
 
 def test_the_command_line_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator knows the job's description, not the environment it was described in."""
+    """The command line copies the variable into the spec.
+
+    The coordinator does not have the environment of the command line.
+    """
     monkeypatch.setenv(names.ENV_FAILOVER_GRACE, "7")
     parser = argparse.ArgumentParser()
     add(parser, RUN)

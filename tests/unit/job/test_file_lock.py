@@ -1,4 +1,4 @@
-"""One holder at a time has the lock on a file."""
+"""Only one holder at a time has the lock on a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rekindle.job.file_lock import locked
 
 
 def test_the_second_holder_waits_for_the_first(tmp_path: Path) -> None:
-    """It learns that it has to wait, and reads what the first one has written."""
+    """The second holder is notified that it waits, and then reads the text of the first holder."""
     path, waits = tmp_path / "lock", Event()
 
     def second() -> bytes:
@@ -31,7 +31,7 @@ def test_the_second_holder_waits_for_the_first(tmp_path: Path) -> None:
 
 
 def test_whoever_does_not_want_to_wait_raises(tmp_path: Path) -> None:
-    """The error leaves the lock as it is; it is free after its holder's block."""
+    """An error of the second holder does not release the lock; the end of the first block does."""
     path = tmp_path / "lock"
 
     def busy() -> None:

@@ -1,4 +1,4 @@
-"""The copy of a journal: whoever adds to it, it is whole and in order."""
+"""The copy of a journal is complete and in order, also with several writers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbers(path: Path) -> list[int]:
 
 
 def test_what_comes_next_is_added(path: Path) -> None:
-    """What is known already, what has no number and what would leave a gap are left out."""
+    """add() ignores known events, events without a number, and events after a gap."""
     mirror = JournalCopy(path)
     assert mirror.events() == []
     mirror.add([event(1), event(2)])

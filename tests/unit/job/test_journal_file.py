@@ -1,4 +1,4 @@
-"""The journal outlives a full disk and a killed writer."""
+"""The journal survives a full disk and a killed writer."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -13,18 +13,18 @@ from rekindle.recovery.journal import journal
 
 
 def stopping(number: int) -> journal.Event:
-    """An event of some length."""
+    """Return an event of more than 200 bytes."""
     return journal.Stopping(reason=f"{number} " + "x" * 200)
 
 
 def numbers(path: Path) -> list[int]:
-    """The sequence numbers that a reader of the file sees."""
+    """Return the sequence numbers that a reader of the file gets."""
     return [event.seq for event in events_in(path)]
 
 
 @pytest.fixture
 def full_at() -> Iterator[Callable[[int], None]]:
-    """Make the kernel refuse to let any file grow beyond a size, until the test ends."""
+    """Yield a function that limits the size of all files until the test ends."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size: int) -> None:
@@ -37,7 +37,7 @@ def full_at() -> Iterator[Callable[[int], None]]:
 def test_events_of_a_full_disk_are_written_when_there_is_room(
     tmp_path: Path, full_at: Callable[[int], None]
 ) -> None:
-    """No event is lost or torn while the disk is full, and followers are told at once."""
+    """While the disk is full, followers get each event, and the file gets all events later."""
     path = tmp_path / "journal.jsonl"
     journal_file = JournalFile(path)
     for number in range(2):
@@ -56,7 +56,7 @@ def test_events_of_a_full_disk_are_written_when_there_is_room(
 def test_a_full_disk_is_reported_each_time(
     tmp_path: Path, full_at: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A line that fits in part is a failure too. Events that never fit are counted at the end."""
+    """A partly written line is a failure too. close() reports the number of lost events."""
     path = tmp_path / "journal.jsonl"
     journal_file = JournalFile(path)
     for room in (100, 0):
@@ -79,7 +79,7 @@ def test_a_full_disk_is_reported_each_time(
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
-    """What a killed writer left in part is gone, and the next event stands in its place."""
+    """A new writer removes an incomplete last line, and the next event replaces it."""
     path = tmp_path / "journal.jsonl"
     journal_file = JournalFile(path)
     for number in range(3):
@@ -93,7 +93,7 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, cut: int) -> None:
 
 
 def test_a_job_that_is_over(tmp_path: Path) -> None:
-    """Only the end of the newest attempt is one; where there is no journal, nobody can tell."""
+    """A job is over only if the last line of its journal is the end of its newest attempt."""
     path = tmp_path / "journal.jsonl"
     assert not is_over(path)
     journal_file = JournalFile(path)

@@ -1,4 +1,4 @@
-"""What is usual for a rank, and when that changes."""
+"""The baseline of a rank, and changes of the baseline."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def named(found: list[Finding]) -> Named:
 
 
 def slow_in(factor: float, *phases: range, rank: int = 3) -> Work:
-    """A rank that is slow in some phases of a run."""
+    """Return the work of a rank that is slow in some phases of a run."""
     return lambda r, step: factor if r == rank and any(step in p for p in phases) else 1.0
 
 
 @pytest.mark.parametrize("first", [25, 40])
 def test_a_rank_that_was_slow_at_first_and_becomes_so_again(first: int) -> None:
-    """What was usual of it falls when it is well, and so the second time is seen."""
+    """If a slow start ends, the baseline falls, so the detector finds the second slow phase."""
     found, detector = watch(8, slow_in(1.5, range(first), range(200, 300)), steps=240)
     assert named(found) == [(Slow.UNEVEN, (3,)), (Slow.RANK, (3,))]
     assert (found[0].since, abs(found[1].since - 200) <= 2) == (0, True)
@@ -43,7 +43,7 @@ def test_uneven_work_is_over_when_the_relation_is() -> None:
 
 @pytest.mark.parametrize("onset", [12, 14])
 def test_a_rank_that_becomes_slow_while_its_baseline_is_taken(onset: int) -> None:
-    """The early half of the baseline tells what it was."""
+    """The first half of the baseline shows the usual time of a rank that then becomes slow."""
     found, _ = watch(8, slow_in(1.5, range(onset, 100)), steps=60)
     assert named(found) == [(Slow.RANK, (3,))]
     assert abs(found[0].since - onset) <= 2
@@ -55,7 +55,7 @@ def test_a_rank_that_becomes_slower_and_slower_from_the_first_step_on() -> None:
 
 
 def test_an_event_that_has_passed_hides_nobody() -> None:
-    """Six of eight ranks were slow for twelve steps once; that others move so far is no measure."""
+    """After six of eight ranks were slow for 12 steps, the detector still finds a slow rank."""
 
     def work(rank: int, step: int) -> float:
         once = 2.0 if rank >= 2 and 60 <= step < 72 else 1.0
@@ -67,7 +67,7 @@ def test_an_event_that_has_passed_hides_nobody() -> None:
 
 
 def test_peers_that_are_faster_for_good_hide_nobody() -> None:
-    """Shorter batches from some step on are the usual ones soon, and who stays behind is found."""
+    """After all ranks become faster for good, the detector still finds a rank that becomes slow."""
 
     def work(rank: int, step: int) -> float:
         return (0.6 if step >= 60 else 1.0) * (1.4 if rank == 3 and step >= 160 else 1.0)
@@ -77,7 +77,10 @@ def test_peers_that_are_faster_for_good_hide_nobody() -> None:
 
 
 def test_whoever_keeps_its_pace_while_all_peers_become_faster_is_uneven() -> None:
-    """Since then: its work is the same as before, and that of the others less."""
+    """If all peers become faster, the remaining rank has uneven work from that step.
+
+    Its work is the same as before, and the others have less.
+    """
     found, _ = watch(8, lambda rank, step: 0.6 if rank and step >= 60 else 1.0, steps=140)
     assert named(found) == [(Slow.UNEVEN, (0,))]
     assert abs(found[0].since - 60) <= 20
@@ -98,7 +101,7 @@ def test_batches_that_are_longer_for_good_hide_no_slow_link() -> None:
 
 
 def test_a_loader_that_was_slow_at_first_may_become_so_again() -> None:
-    """Of a cold cache nothing is left."""
+    """A cold cache at the start does not hide slow loading later."""
 
     def loading(rank: int, step: int) -> float:
         return 0.5 if rank == 1 and (step < 30 or step >= 150) else 0.01
@@ -107,11 +110,11 @@ def test_a_loader_that_was_slow_at_first_may_become_so_again() -> None:
     assert named(found) == [(Slow.LOADING, (1,))]
 
 
-# ---- steps that take after each other
+# ---- steps that correlate
 
 
 def lasting(memory: float, spread: float, seed: int) -> Work:
-    """Each step is off by much of what the one before was off by."""
+    """Return work whose deviation correlates with the deviation of the previous step."""
     chance, off = random.Random(seed), dict[int, float]()
 
     def work(rank: int, step: int) -> float:
@@ -123,7 +126,10 @@ def lasting(memory: float, spread: float, seed: int) -> Work:
 
 
 def test_work_that_varies_slowly_blames_hardly_anybody() -> None:
-    """Sixteen ranks that are well, six times: taken for independent, steps blamed seven."""
+    """For 16 healthy ranks, in six runs, the detector reports at most one slow rank.
+
+    A detector that ignores the correlation reports seven.
+    """
     found = []
     for seed in range(6):
         found += watch(16, lasting(0.9, 0.03, seed), steps=200, seed=seed)[0]
@@ -131,14 +137,14 @@ def test_work_that_varies_slowly_blames_hardly_anybody() -> None:
 
 
 def test_a_rank_that_becomes_slow_is_found_where_work_varies_slowly() -> None:
-    """If it is slower than work varies."""
+    """The detector finds a rank whose slowdown exceeds the slow variation of its work."""
     usual, slow = lasting(0.9, 0.03, 1), slow_in(1.6, range(100, 200))
     found, _ = watch(16, lambda rank, step: usual(rank, step) * slow(rank, step), steps=140)
     assert named(found) == [(Slow.RANK, (3,))]
 
 
 def test_how_much_steps_take_after_each_other_is_measured() -> None:
-    """Of short series too, and steps that do not are not said to."""
+    """usual_noise() measures the correlation of steps, also of short and uncorrelated series."""
     for memory in (0.0, 0.5, 0.9):
         series = []
         for seed in range(40):
@@ -158,7 +164,7 @@ def test_no_noise_at_all() -> None:
 @pytest.mark.parametrize("noise", [Noise(), Noise(0.9, 0.9), Noise(0.5, 0.9), Noise(0.3, 0.3)])
 @pytest.mark.parametrize("count", [1, 2, 8, 20])
 def test_how_far_a_mean_is_off(noise: Noise, count: int) -> None:
-    """As it is summed up by hand."""
+    """swing() agrees with the explicit sum over all lags."""
     shared = [noise.share * noise.memory ** (lag - 1) for lag in range(1, count)]
     by_hand = 1 + 2 * sum((1 - (lag + 1) / count) * each for lag, each in enumerate(shared))
     assert noise.swing(count) == pytest.approx(by_hand / count)
@@ -169,15 +175,17 @@ def test_how_far_a_mean_is_off(noise: Noise, count: int) -> None:
 
 @pytest.mark.parametrize("every", [4, 15])
 def test_collectives_in_some_steps_only(every: int) -> None:
-    """Gradients are reduced in every fourth step: the others' records are as good, and no baseline
-    begins anew."""
+    """With collectives in every fourth step, the detector still finds a slow rank.
+
+    The other ranks' records are valid, and no baseline starts again.
+    """
     found, _ = some_recorded(lambda step: step % every == 0, slow_from=100, steps=160)
     assert named(found) == [(Slow.RANK, (3,))]
     assert found[0].found < 120
 
 
 def test_records_of_collectives_that_end() -> None:
-    """From then on nobody is seen to be slow, and no node is blamed meanwhile."""
+    """After the records of collectives end, the detector reports no slow rank and no slow node."""
 
     def work(rank: int, step: int) -> float:
         return 0.5 if rank < 2 else 1.0
@@ -188,7 +196,10 @@ def test_records_of_collectives_that_end() -> None:
 
 
 def some_recorded(recorded: object, *, slow_from: int, steps: int) -> tuple[list, Detector]:
-    """Who does not reduce in a step does not wait for anybody in it."""
+    """Return the findings and the detector after these steps of eight ranks.
+
+    In a step without a collective, a rank does not wait for others.
+    """
     chance, detector, found = random.Random(1), Detector(), []
     for step in range(steps):
         work = {
@@ -206,7 +217,7 @@ def some_recorded(recorded: object, *, slow_from: int, steps: int) -> tuple[list
     return found, detector
 
 
-# ---- groups that do the same work, and ranks that are others
+# ---- groups that do the same work, and replaced ranks
 
 
 STAGES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
@@ -226,7 +237,10 @@ def test_a_group_that_has_more_to_do_from_some_step_on_is_uneven() -> None:
 
 
 def test_without_groups_that_is_a_slow_node() -> None:
-    """Nothing tells them apart; so a node is checked before it is replaced."""
+    """Without known groups, the detector reports a slow node instead of uneven work.
+
+    Therefore Rekindle checks a node before it replaces it.
+    """
     found, _ = watch(16, more_in_the_last_stage, detector=Detector(per_node=4), steps=130)
     assert named(found) == [(Slow.NODE, (12, 13, 14, 15))]
 
@@ -249,7 +263,7 @@ def test_a_slow_rank_within_a_group() -> None:
 
 
 def test_ranks_that_are_other_ones_are_forgotten_and_the_rest_is_kept() -> None:
-    """The rest is found slow as if nothing had happened, and they are measured anew."""
+    """forget() clears only the baselines of replaced ranks, and keeps other findings."""
     found, detector = watch(8, slow_in(1.5, range(60, 300)), steps=90)
     assert named(found) == [(Slow.RANK, (3,))]
     detector.forget([6, 7])

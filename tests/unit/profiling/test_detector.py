@@ -1,4 +1,4 @@
-"""Who is said to be slow, and who is not: steps that are made up, with noise of known size."""
+"""Findings of the detector for simulated steps with noise of known size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_half_of_all_ranks_slow_alike() -> None:
 
 
 def test_a_slow_node_is_one() -> None:
-    """All of its ranks at once; one of them alone is a slow rank."""
+    """If all ranks of a node become slow, the detector reports the node, otherwise the rank."""
     (found,), _ = watch(8, from_onset(1.3, 4, 5, 6, 7), detector=Detector(per_node=4))
     assert (found.kind, found.ranks) == (Slow.NODE, (4, 5, 6, 7))
     (found,), _ = watch(8, from_onset(1.3, 5), detector=Detector(per_node=4))
@@ -50,7 +50,10 @@ GROUPS = {"dp 0": [0, 2, 4, 6], "dp 1": [1, 3, 5, 7], "tp 0": [0, 1]}
 
 
 def test_a_slow_link() -> None:
-    """Collectives of one group take longer, for him who comes last too; no rank is slow."""
+    """If collectives of one group take longer, also for its last rank, the link is slow.
+
+    No rank is slow.
+    """
 
     def transfer(group: str, step: int) -> float:
         return 0.6 if group == "dp 1" and step >= ONSET else 0.2
@@ -63,13 +66,13 @@ def test_a_slow_link() -> None:
 
 
 def test_a_slow_rank_is_no_slow_link() -> None:
-    """All others wait longer for it in their collectives."""
+    """Longer waits for a slow rank are not a slow link."""
     found, _ = watch(8, from_onset(1.5, 3), transfer=lambda g, s: 0.2, groups=GROUPS)
     assert [(each.kind, each.ranks) for each in found] == [(Slow.RANK, (3,))]
 
 
 def test_a_link_that_costs_little() -> None:
-    """A slow link that takes a hundredth of the step is nobody's trouble."""
+    """The detector does not report a slow link that takes a hundredth of the step."""
 
     def transfer(group: str, step: int) -> float:
         return 0.02 if group == "tp 0" and step >= ONSET else 0.01
@@ -96,7 +99,7 @@ def test_slow_saves_are_over_with_the_first_that_is_not() -> None:
 
 
 def test_saves_of_steps_that_are_done_again() -> None:
-    """After a rollback their numbers are lower than those of the saves before."""
+    """After a roll back, the detector finds slow saves of steps with lower numbers."""
 
     detector = Detector()
     for done in range(81):
@@ -148,7 +151,7 @@ def test_it_is_over_when_it_is() -> None:
 
 
 def found_after_each(detector: Detector, work: Work, steps: int) -> list[set[tuple[Slow, int]]]:
-    """Return what holds after each step, of which rank; four ranks, and all batches alike."""
+    """Return the findings after each step, by rank; four ranks have equal batches."""
     chance, found = random.Random(2), []
     for step in range(steps):
         own = {rank: work(rank, step) * chance.lognormvariate(0, NOISE) for rank in range(4)}
@@ -161,7 +164,7 @@ def found_after_each(detector: Detector, work: Work, steps: int) -> list[set[tup
 
 
 def test_a_slow_rank_whose_peers_become_faster_later_is_slow_no_more() -> None:
-    """It has more to do than they have, and is what it was."""
+    """If the peers of a slow rank become faster and it recovers, it has uneven work."""
 
     def work(rank: int, step: int) -> float:
         if rank != 1:
@@ -174,7 +177,10 @@ def test_a_slow_rank_whose_peers_become_faster_later_is_slow_no_more() -> None:
 
 
 def test_a_slow_rank_is_told_until_its_node_is() -> None:
-    """And the node as long as it is slow, from whichever step on each of its ranks was."""
+    """The detector reports a slow rank until it reports the node, and then the slow node.
+
+    The ranks of the node may become slow at different steps.
+    """
 
     def work(rank: int, step: int) -> float:
         return 1.5 if (rank == 3 and step >= 100) or (rank == 2 and step >= 200) else 1.0
@@ -184,17 +190,17 @@ def test_a_slow_rank_is_told_until_its_node_is() -> None:
     assert all(each == {(Slow.NODE, 2), (Slow.NODE, 3)} for each in found[220:])
 
 
-CROWDED = 800  # steps
+CROWDED = 800  # a number of steps
 
 
 def _crowded(rank: int, step: int) -> float:
-    """The work where ranks take turns on too few cores: it takes either one turn or two."""
+    """Return the work of ranks that share too few cores, with one or two time slices."""
     chance = random.Random(rank * 10_000 + step)
     return chance.choice((1.0, 1.6)) * chance.lognormvariate(0, 0.2)
 
 
 def test_a_slow_rank_among_crowded_ones_is_told_once() -> None:
-    """Some odd steps prove no end of it, in hundreds of them; its end is told as well."""
+    """Some odd steps do not end a finding, also in hundreds of steps; its real end does."""
 
     def work(rank: int, step: int) -> float:
         return _crowded(rank, step) + (1.0 if rank == 3 and 100 <= step < CROWDED else 0.0)
@@ -211,7 +217,7 @@ def test_crowded_ranks_are_not_now_and_then_uneven() -> None:
 
 
 def test_a_rank_that_is_not_there_for_a_while() -> None:
-    """A world that shrinks and grows, a rank that is new, no rank at all."""
+    """The detector accepts a world that shrinks and grows, a new rank, and no rank."""
     detector = Detector()
     for step in range(STEPS):
         times = {r: StepTimes(step, 0, 1.0, 0.9) for r in range(4) if r != 2 or step % 3}
@@ -221,7 +227,7 @@ def test_a_rank_that_is_not_there_for_a_while() -> None:
 
 
 def test_who_is_slow_is_so_while_it_is_away_for_some_steps() -> None:
-    """The records of ranks that are ended end some steps apart."""
+    """A finding stays for AWAY steps without the rank, as records of ended ranks end apart."""
     _, detector = watch(4, from_onset(1.5, 1))
     for step in range(STEPS, STEPS + AWAY + 1):
         assert [each.ranks for each in detector.findings] == [(1,)]
@@ -245,13 +251,13 @@ def test_faster_half() -> None:
 
 
 def test_a_slow_loader_where_collectives_are_not_recorded() -> None:
-    """All others wait for it, and do not work any longer for that."""
+    """Without records of collectives, slow loading has one finding, although all ranks wait."""
     (found,), _ = watch(4, loading=from_onset(20, 2, usual=0.01), recorded=lambda step: False)
     assert (found.kind, found.ranks) == (Slow.LOADING, (2,))
 
 
 def test_records_of_collectives_that_begin_later() -> None:
-    """Work is another figure from then on: who has more of it is not slower than before."""
+    """After the first records of collectives, a rank that always had more work is uneven."""
     found, _ = watch(
         8,
         lambda rank, step: 1.4 if rank == 3 else 1.0,
@@ -262,13 +268,13 @@ def test_records_of_collectives_that_begin_later() -> None:
 
 
 def test_peers_that_become_faster() -> None:
-    """Whoever stays as it was is not slow, although all wait for it."""
+    """A rank whose peers become faster is not slow, although all wait for it."""
     found, _ = watch(8, lambda rank, step: 0.7 if rank and step >= ONSET else 1.0)
     assert [each for each in found if each.may_be_sick] == []
 
 
 def test_ranks_whose_work_comes_in_long_pieces() -> None:
-    """Of documents that differ in length, each five steps another."""
+    """Documents of different lengths, each for five steps, do not make a rank slow."""
     chance = random.Random(4)
     pieces = [[chance.lognormvariate(0, 0.1) for _ in range(60)] for _ in range(8)]
     found, _ = watch(8, lambda rank, step: pieces[rank][step // 5], steps=300)
@@ -276,7 +282,7 @@ def test_ranks_whose_work_comes_in_long_pieces() -> None:
 
 
 def test_a_baseline_in_which_machines_become_warm_is_none() -> None:
-    """It begins again when they are."""
+    """If machines become faster during the baseline, it starts again."""
     found, _ = watch(
         16,
         lambda rank, step: 1.3 if rank >= 4 and step < 12 else 1.0,
@@ -286,7 +292,7 @@ def test_a_baseline_in_which_machines_become_warm_is_none() -> None:
 
 
 def test_longer_batches_are_no_slow_link() -> None:
-    """All that is sent grows with them."""
+    """Longer batches also send more data, so the link is not slow."""
     found, _ = watch(
         4,
         lambda rank, step: 2.0 if step >= ONSET else 1.0,

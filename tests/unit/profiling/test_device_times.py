@@ -1,4 +1,4 @@
-"""Forward passes of a device that computes behind the host's back; its marks are simulated."""
+"""Forward passes on a device that computes asynchronously; its marks are simulated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON = Profile(switch=switch_of(["step", "forward"]), since=1)
 
 
 class Pretended(CpuDevice):
-    """Each of its marks is 250 ms behind the one before, and passes when it is told to."""
+    """A device whose marks are 250 ms apart, and pass when the test sets `done`."""
 
     def __init__(self) -> None:
         self.asked = self.done = 0
@@ -60,7 +60,7 @@ Written = Callable[[], list[StepTimes]]
 def profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Pretended
 ) -> tuple[TorchProfiler, torch.nn.Module, Written]:
-    """A profiler, its model, and what it has written once it is closed."""
+    """Return a profiler, its model, and a function that closes it and returns its records."""
     monkeypatch.setattr(rank_environment, "path", lambda name: tmp_path)
     model = torch.nn.Linear(2, 2)
     made = TorchProfiler(0, 0, model)
@@ -82,7 +82,7 @@ def train(profiler: TorchProfiler, model: torch.nn.Module, step: int) -> None:
 def test_a_pass_takes_what_it_took_on_the_device(
     profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: Pretended
 ) -> None:
-    """Also where that is known two steps later; each step has its own."""
+    """Each step has the device time of its forward pass, also if it is known two steps later."""
     made, model, written = profiler
     for step in range(4):
         train(made, model, step)
@@ -106,7 +106,7 @@ def test_what_a_device_does_not_finish_is_not_waited_for(
 def test_a_device_with_a_fault_breaks_no_record(
     profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: Pretended
 ) -> None:
-    """Whoever asks it next is told; what comes later is written."""
+    """After a device error, the profiler records later steps without the unknown times."""
     made, model, written = profiler
     train(made, model, 0)
     device.broken = True

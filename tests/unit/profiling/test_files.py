@@ -1,4 +1,7 @@
-"""Files of records: the newest is added to, large ones end, old ones age, strangers are left."""
+"""Files of records: the writer appends to the newest, limits sizes, and removes old ones.
+
+It does not touch other files.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def test_a_file_that_is_too_large_is_followed_by_another(tmp_path: Path) -> None
     records.close()
     found = sorted(numbered(tmp_path / "0"), key=lambda path: int(path.name))
     assert [path.stat().st_size for path in found] == [1202, 1202, 601]
-    assert len({path.name for path in found}) == 3  # also within one second
+    assert len({path.name for path in found}) == 3  # different names within one second
     again = RecordFiles(tmp_path / "0", 1000)
     again.append(b"x\n")
     again.close()
@@ -44,7 +47,10 @@ def test_a_file_that_is_too_large_is_followed_by_another(tmp_path: Path) -> None
 
 
 def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
-    """A rank was killed while it wrote; its successor goes on in that file."""
+    """After the kill of a rank during a write, its successor continues in the file.
+
+    Only the incomplete line is lost.
+    """
     (tmp_path / "7").write_bytes(b'{"Kind":1}\n{"Ki')
     files = RecordFiles(tmp_path)
     files.append(b'{"Kind":2}\n')
@@ -60,7 +66,10 @@ def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_folder_that_somebody_has_cleared_is_made_again(tmp_path: Path, again: bool) -> None:
-    """What is written from then on is not lost with it; also where it was made meanwhile."""
+    """If a user moves the folder, the writer creates it again, and loses no later record.
+
+    The folder may exist again already.
+    """
     records = RecordFiles(tmp_path / "0")
     records.append(b"old\n")
     (tmp_path / "0").rename(tmp_path / "away")
@@ -73,14 +82,14 @@ def test_a_folder_that_somebody_has_cleared_is_made_again(tmp_path: Path, again:
 
 
 def test_it_ends_at_ten_mebibytes() -> None:
-    """TaskD's figures, where nobody says others."""
+    """Without settings, the limits are those of TaskD."""
     taskd = RecordLimits(cap_bytes=5000 * 2**20, file_bytes=10 * 2**20, flush_s=5.0)
     assert limits_in({}) == taskd
     assert files.KEPT_FILES == 3
 
 
 def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is none there is said, and costs nobody anything."""
+    """The environment sets other limits; the command reports a wrong value and ignores it."""
     said = {
         "REKINDLE_PROFILING_CAP_MB": "200",
         "REKINDLE_PROFILING_FILE_MB": "0.5",
@@ -99,7 +108,7 @@ def fill(folder: Path, rank: int, count: int) -> list[Path]:
     for number in range(count):
         path = place / str(1000 + number)
         path.write_bytes(b"x" * 100)
-        # By the time of their change, not by their name.
+        # The age follows from the modification time, not from the name.
         os.utime(path, (5000 - number, 5000 - number))
         made.append(path)
     return made
@@ -144,7 +153,7 @@ def test_a_local_disk_is_no_network(tmp_path: Path) -> None:
 
 
 def test_nothing_is_followed_out_of_the_folder(tmp_path: Path) -> None:
-    """Neither to remove what is there, nor to write."""
+    """The writer and the removal do not follow symbolic links."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for number in range(10):

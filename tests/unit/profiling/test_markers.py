@@ -1,4 +1,4 @@
-"""Records in TaskD's format: an independent reader, written from the seed alone, reads ours."""
+"""Records in TaskD's format: a reader that uses only the seed's description reads them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from rekindle.profiling.markers import (
 
 SECOND = 1_000_000_000
 
-# As TaskD's own are: a step by the device's clock, a collective by the host's, a kernel, a call.
+# As TaskD writes: a step (device clock), a collective (host clock), a kernel, a call.
 TASKD = Path(__file__).with_name("taskd.jsonl").read_bytes()
 
 
 def read_as_the_seed_says(text: bytes) -> list[dict[str, Any]]:
-    """One JSON object a line: nothing else is known of it."""
+    """Return one JSON object for each line, without other assumptions."""
     return [json.loads(line) for line in text.decode().splitlines()]
 
 
@@ -106,7 +106,7 @@ def test_what_is_torn_strange_or_without_an_end_is_passed_over() -> None:
 def told(
     flag: int, at: int, name: str = "forward", domain: str = DEFAULT, number: int = 1
 ) -> Marker:
-    """A record of the host (flags 2, 4) or of a device (16, 32)."""
+    """Return a record of the host (flags 2, 4) or of a device (16, 32)."""
     return Marker(MARKER, flag, HOST if flag < 16 else 1, at, number, Place(), name, domain)
 
 
@@ -122,7 +122,10 @@ def told(
     ],
 )
 def test_what_device_and_host_tell_of_counts_once(order: tuple[int, ...], who: str) -> None:
-    """The host's, in whatever order they tell; also of the next range, and of one step after it."""
+    """A range that host and device record counts once, also the next range.
+
+    The host's range counts, unless the device's range ends before the host's start.
+    """
     at = {2: 10, 4: 40, 16: 12, 32: 43}
     name = {2: "forward", 4: "NULL", 16: "forward", 32: "NULL"}
     wanted = (10, 40) if who == "host" else (12, 43)
@@ -132,7 +135,7 @@ def test_what_device_and_host_tell_of_counts_once(order: tuple[int, ...], who: s
 
 
 def test_ids_come_again_with_another_process() -> None:
-    """Neither its own range of before, nor another range of the other's, is what it tells of."""
+    """If another process uses an Id again, its ranges count separately."""
     first = [told(2, 1), told(4, 2)]
     again = [told(2, 11), told(4, 12)]
     other = [told(16, 21, "dataloader"), told(32, 22, "dataloader")]
@@ -141,7 +144,7 @@ def test_ids_come_again_with_another_process() -> None:
 
 
 def test_of_a_collective_both_count() -> None:
-    """The host may only have begun it: what it then waits for is the device's."""
+    """For a collective both ranges count, because the host's range may cover only the call."""
     marks = [told(flag, flag, "x", COMMUNICATION) for flag in (2, 4, 16, 32)]
     assert [each.end for each in Ranges().read(marks)] == [4, 32]
 
@@ -150,6 +153,6 @@ def test_of_a_collective_both_count() -> None:
     "name", ["send", "irecv", "HcclSend", "HcclReceive", "HcclRecv", "batch_isend_irecv"]
 )
 def test_transfers_of_two_are_no_collectives(name: str) -> None:
-    """However a library spells them."""
+    """Transfers between two ranks are not collectives, in the spelling of each library."""
     assert group_of(operation_name(Operation("0", "1", "f", name, "pp"))) == ""
     assert group_of(operation_name(Operation("0", "1", "f", "HcclAllreduce", "pp"))) == "pp"

@@ -1,4 +1,4 @@
-"""Steps that ranks tell of at different times, put together."""
+"""The online detector combines steps that ranks report at different times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANKS = range(4)
 def steps(
     first: int, end: int, rank: int = 0, factor: float = 1.0, loading: float = 0.0
 ) -> list[StepTimes]:
-    """Steps that vary a little."""
+    """Return steps whose times vary a little."""
     return [
         StepTimes(
             step=step,
@@ -31,7 +31,7 @@ def all_tell(pace: OnlineDetector, first: int, end: int, slow: int = -1) -> tupl
 
 
 def test_ranks_tell_in_any_order() -> None:
-    """One is told of when all have done the step, and once."""
+    """The detector reports a finding once, after all ranks have reported the step."""
     pace = OnlineDetector(RANKS, per_node=1)
     found = []
     for rank in (2, 0, 3, 1):
@@ -61,7 +61,7 @@ def test_what_is_over_may_come_again() -> None:
 
 
 def test_steps_that_are_done_again() -> None:
-    """After a fault all go back; steps of before are told late, and do not disturb."""
+    """After a roll back, late reports of earlier steps do not disturb the detector."""
     pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 40)
     pace.go_back(20)
@@ -73,7 +73,7 @@ def test_steps_that_are_done_again() -> None:
 
 
 def test_a_rank_that_tells_nothing_holds_up_nobody_for_ever() -> None:
-    """What is pending is bounded."""
+    """If a rank does not report, the number of pending steps is limited."""
     pace = OnlineDetector(RANKS, per_node=1)
     for first in range(0, 3 * p.MOST_PENDING, 1000):
         pace.add({rank: steps(first, first + 1000, rank) for rank in (0, 1, 2)})
@@ -81,7 +81,7 @@ def test_a_rank_that_tells_nothing_holds_up_nobody_for_ever() -> None:
 
 
 def test_ranks_outside_of_the_world_do_not_count() -> None:
-    """One that was left out still writes down what it did before."""
+    """The detector ignores reports of a rank that is not in the world."""
     pace = OnlineDetector((0, 1), per_node=1)
     pace.add({5: steps(0, 10)})
     assert not pace._pending
@@ -99,7 +99,7 @@ def test_uneven_work_of_many_is_one_finding() -> None:
 
 
 def test_ranks_whose_node_stays_are_known_when_others_change() -> None:
-    """A slow rank is not taken for one that has always had more to do."""
+    """If other ranks change, a slow rank stays slow, and does not become uneven."""
     pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     assert all_tell(pace, 30, 60, slow=2)[0]
@@ -111,7 +111,7 @@ def test_ranks_whose_node_stays_are_known_when_others_change() -> None:
 
 
 def test_ranks_on_another_node_are_new() -> None:
-    """Nothing of before is held against them, and what is slow there is not called over."""
+    """A rank on a new node starts without a finding, and its old finding has no end."""
     pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     assert all_tell(pace, 30, 60, slow=2)[0]
@@ -124,7 +124,7 @@ def test_ranks_on_another_node_are_new() -> None:
 
 
 def test_a_world_that_shrinks_and_grows() -> None:
-    """Steps are complete with the ranks that are in it now; who comes back begins anew."""
+    """A step is complete with the current ranks; a rank that returns starts a new baseline."""
     pace = OnlineDetector(RANKS, per_node=1)
     all_tell(pace, 0, 30)
     pace.change([0, 1, 2], [])
@@ -136,7 +136,7 @@ def test_a_world_that_shrinks_and_grows() -> None:
 
 
 def test_a_group_whose_ranks_all_have_more_to_do_is_uneven() -> None:
-    """Where groups are known; else its node may be sick."""
+    """With known groups, a group with more work is uneven; without them its node may be faulty."""
     told = []
     for peers in ([[0, 1], [2, 3]], []):
         pace = OnlineDetector(RANKS, per_node=2, peers=peers)

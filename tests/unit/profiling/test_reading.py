@@ -1,4 +1,4 @@
-"""Records of other writers, and a trace that others can open."""
+"""Records of other writers, and a trace for other programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASKD = Path(__file__).parent / "taskd.jsonl"
 
 
 def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a task's folder, beside what is nobody's."""
+    """`rekindle diagnose` reads TaskD's records in the folder of a task, next to other files."""
     for rank in (0, 1):
         (tmp_path / "task" / str(rank)).mkdir(parents=True)
         shutil.copy(TASKD, tmp_path / "task" / str(rank) / "1753340000")
@@ -101,7 +101,10 @@ WILD = (
 @pytest.mark.parametrize("wild", [2**63, -(2**70), 10**400])
 @pytest.mark.parametrize("field", range(3))
 def test_a_number_that_nobody_can_count_with(wild: int, field: int) -> None:
-    """As a time, an Id or a process: neither the coordinator could be told of it."""
+    """marks() skips a time, an Id or a process that is out of range.
+
+    The agent could not send such a number to the coordinator.
+    """
     numbers = [b"5", b"6", b"7"]
     assert len(list(marks([WILD % (2, *numbers)]))) == 1
     numbers[field] = b"%d" % wild
@@ -109,7 +112,7 @@ def test_a_number_that_nobody_can_count_with(wild: int, field: int) -> None:
 
 
 def test_a_range_that_ends_before_it_began() -> None:
-    """Somebody has set the clock meanwhile."""
+    """If the clock was set back within a range, ranges() skips the range."""
     lines = [WILD % (flag, at, b"1", b"1") for flag, at in ((2, b"9"), (4, b"3"))]
     assert list(ranges(lines)) == []
 
@@ -120,7 +123,7 @@ def test_steps_without_a_number(number: str) -> None:
 
 
 def test_the_newest_task_that_has_records(tmp_path: Path) -> None:
-    """Also of a task whose id is a number, beside one that has not begun to write."""
+    """task_in() returns the newest task with records, also if its id is a number."""
     for task in ("12345", "12346"):
         (tmp_path / task / "0").mkdir(parents=True)
     shutil.copy(TASKD, tmp_path / "12345" / "0" / "1")
@@ -141,7 +144,7 @@ def test_a_trace_has_a_process_for_each_rank() -> None:
 
 
 def groups(task: Path, rank: int, **named: list[int]) -> None:
-    """Write down a rank's groups as TaskD does."""
+    """Write the groups of a rank in TaskD's form."""
     told = {
         f"hccl-{name}": {"group_name": name, "group_rank": 0, "global_ranks": ranks}
         for name, ranks in named.items()
@@ -151,7 +154,10 @@ def groups(task: Path, rank: int, **named: list[int]) -> None:
 
 
 def test_peers_are_those_of_a_data_parallel_group(tmp_path: Path) -> None:
-    """They do the same work; those of a pipeline's other stages do not."""
+    """Peers are the ranks of a data-parallel group, which do the same work.
+
+    Ranks of other pipeline stages are not peers.
+    """
     for rank in range(4):
         stage = rank // 2
         groups(tmp_path, rank, dp=[2 * stage, 2 * stage + 1], pp=[rank % 2, rank % 2 + 2])
@@ -176,7 +182,7 @@ def test_groups_that_contradict_each_other_are_none(tmp_path: Path) -> None:
     ids=["torn", "deep", "no UTF-8", "other", "folder"],
 )
 def test_groups_that_are_not_understood(text: bytes | None, tmp_path: Path) -> None:
-    """They are named, and what is to be done."""
+    """The error names the invalid file and the remedy."""
     path = tmp_path / "3" / "parallel_group.json"
     if text is None:
         path.mkdir(parents=True)

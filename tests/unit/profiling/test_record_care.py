@@ -1,4 +1,4 @@
-"""MindCluster's switch in a pod: what agents tell of it, and when."""
+"""MindCluster's switch in a pod: the agent's reports about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def care(tmp_path: Path, told: list[Message]) -> ProfilingFiles:
 def test_what_is_new_is_told_once(
     care: ProfilingFiles, told: list[Message], tmp_path: Path
 ) -> None:
-    """One that is not there says nothing."""
+    """The agent reports each change of the switch once, and a missing switch never."""
     care.look()
     assert not told
     (tmp_path / "switch").write_text(text())
@@ -56,7 +56,10 @@ def test_what_is_new_is_told_once(
 def test_a_switch_that_a_mount_exchanges(
     care: ProfilingFiles, told: list[Message], tmp_path: Path
 ) -> None:
-    """Kubernetes puts a link to another folder in its place, and it may be gone in between."""
+    """The agent reads a switch that Kubernetes replaces with a link.
+
+    The switch may be missing for a short time.
+    """
     for number in range(2):
         (tmp_path / str(number)).write_text(text(Step=not number))
         link = tmp_path / "link"
@@ -79,7 +82,7 @@ def test_a_switch_that_is_not_understood(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is said once, and what held before holds."""
+    """The agent reports an invalid switch once, and keeps the previous one."""
     (tmp_path / "switch").write_text(wrong)
     care.look()
     care.look()
@@ -101,7 +104,10 @@ def test_nothing_that_is_spoilt_ends_it(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It looks again and again, and says once what it cannot read; of a bug, where it is."""
+    """After a read error the agent tries again, and reports the error once.
+
+    A report of a bug has the traceback.
+    """
     monkeypatch.setattr("rekindle.agent.profiling_files._TICK_S", 0.001)
     (tmp_path / "switch").write_bytes(b"\xff")
     asyncio.run(_look_three_times(tmp_path, error))
@@ -127,7 +133,7 @@ async def _look_three_times(folder: Path, error: Exception) -> None:
 def test_records_age_also_where_they_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each thing that is cared for goes wrong by itself."""
+    """If the agent cannot read records, it still removes old ones."""
     monkeypatch.setattr("rekindle.agent.profiling_files._TICK_S", 0.001)
 
     async def until_they_age() -> None:

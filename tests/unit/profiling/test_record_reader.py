@@ -1,4 +1,4 @@
-"""An agent that reads what its ranks write down."""
+"""The agent reads the records of its ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(first: int, end: int, seconds: float = 0.1) -> bytes:
 
 
 class Node:
-    """A node of two ranks of this many."""
+    """A node with two ranks of this world."""
 
     def __init__(self, folder: Path, world_size: int = 2) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_only_what_is_new_is_told(node: Node) -> None:
-    """Nothing of what was there before, or was told before."""
+    """The agent reports only records that are new since its start and its last report."""
     node.write(0, lines(0, 5))
     assert node.told() == {}
     node.write(0, lines(5, 7))
@@ -68,7 +68,10 @@ def test_half_a_line_waits_for_its_other_half(node: Node) -> None:
 
 
 def test_another_file_is_followed(node: Node) -> None:
-    """As a rank begins one past 10 MB; names that are no numbers are somebody else's."""
+    """The agent reads the next file of a rank, and ignores names that are not numbers.
+
+    A rank starts a new file after 10 MB.
+    """
     node.told()
     node.write(0, lines(0, 2))
     node.write(0, lines(2, 4), name="101")
@@ -90,7 +93,10 @@ def test_nothing_is_told_while_it_is_off(node: Node) -> None:
 
 
 def test_of_very_many_steps_all_ranks_tell_of_the_same(tmp_path: Path) -> None:
-    """1,000 ranks whose steps take 2 ms tell of every 128th, and of a few less as well."""
+    """With 1,000 ranks and steps of 2 ms, a rank reports every 128th step.
+
+    Ranks whose steps have other lengths report some of the same steps.
+    """
     node = Node(tmp_path, world_size=1000)
     node.told()
     node.write(0, lines(0, 1000, 0.002))

@@ -1,4 +1,4 @@
-"""What a rank's records say that it did in each step."""
+"""The parts of each step, from the records of a rank."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_without_collectives_all_is_own_work() -> None:
 @pytest.mark.parametrize(
     ("collectives", "waiting"),
     [
-        ([(2, 3), (5, 9)], 5.0),  # each is waited for
-        ([(2, 5), (4, 9)], 5.0),  # the first is under way while the rank works on the second
-        ([(2, 9), (4, 5)], 5.0),  # and may even end after it
+        ([(2, 3), (5, 9)], 5.0),  # the rank waits for each
+        ([(2, 5), (4, 9)], 5.0),  # both overlap while the rank works
+        ([(2, 9), (4, 5)], 5.0),  # the first may end after the second
         ([(2, 3), (3, 4)], 2.0),  # one after the other
-        ([(8, 14)], 2.0),  # it ends with the step, whatever a late callback says
+        ([(8, 14)], 2.0),  # it ends with the step, despite a late callback
         ([], 0.0),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_rank_waits_only_while_it_does_nothing_else(
 
 
 def test_what_is_of_no_step_is_not_counted() -> None:
-    """Of an evaluation, or of a step that was broken off; saves are between steps."""
+    """Records of an evaluation or an interrupted step do not count; saves are between steps."""
     first, second = Steps().read(
         [
             made("forward", 0, 4),
@@ -72,7 +72,10 @@ def test_what_is_of_no_step_is_not_counted() -> None:
 
 
 def test_saves_inside_a_step_are_no_work() -> None:
-    """As in Megatron's loop; what ranks wait for each other there is not taken off twice."""
+    """Saves within a step, as in Megatron's loop, are not work.
+
+    Waits within a save are not subtracted twice.
+    """
     save, late = made("save_checkpoint", 5, 8), made("save_checkpoint", 7, 11)
     times = only(reduced(2, 3), reduced(6, 7), save, made("step 1", 0, 10), late)
     assert (times.saving, times.waiting, times.own) == (3.0, 2.0, 6.0)

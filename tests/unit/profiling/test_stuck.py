@@ -1,4 +1,4 @@
-"""Who did not join a collective, by what ranks have written down."""
+"""The ranks that did not join a collective, from the records of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.profiling.markers import (
 
 
 class Rank:
-    """What a rank writes down."""
+    """The records of a rank."""
 
     def __init__(self, process: int = 1) -> None:
         self.standing = CollectivePosition()
@@ -43,12 +43,12 @@ class Rank:
             self._write(self._encoder.end(number, said, COMMUNICATION, self._now, 1))
 
     def dies(self) -> None:
-        """Another process goes on; its Ids begin anew."""
+        """Replace the process of the rank; its Ids start again."""
         self._encoder = Encoder(2, 0)
 
 
 def world(count: int = 4, steps: int = 3) -> list[Rank]:
-    """Ranks that have done some steps of two collectives."""
+    """Return ranks that have done some steps with two collectives."""
     ranks = [Rank() for _ in range(count)]
     for rank in ranks:
         for step in range(steps):
@@ -67,7 +67,7 @@ def test_nobody_waits() -> None:
 
 
 def test_one_did_not_join() -> None:
-    """Whatever step profiling began in."""
+    """stuck() names the rank that did not join, also if profiling began at different steps."""
     ranks = world()
     ranks[0] = Rank()
     ranks[0].joins()
@@ -82,7 +82,7 @@ def test_one_did_not_join() -> None:
 
 
 def test_each_group_by_itself() -> None:
-    """A rank that never was in a group is not missed there."""
+    """stuck() judges each group separately, and a rank outside a group is not missing there."""
     ranks = world()
     other = Rank()
     other.joins("pp")
@@ -98,7 +98,7 @@ def test_each_group_by_itself() -> None:
 
 
 def test_all_have_joined() -> None:
-    """Nobody is missed where all are there: it is a link that is broken."""
+    """If all ranks joined the collective, stuck() names no rank, because the link is broken."""
     ranks = world()
     for rank in ranks:
         rank.joins(ends=False)
@@ -113,7 +113,7 @@ def test_transfers_between_two_are_none_of_all() -> None:
 
 
 def test_a_stage_waits_for_another_one_s_transfer() -> None:
-    """However many a stage has done of them, that tells nothing of the others."""
+    """The number of transfers of a stage is independent of the other stages."""
     ranks = world()
     for number, name in enumerate(("HcclSend", "HcclReceive", "HcclSend")):
         ranks[number].joins("pp", name)
@@ -122,7 +122,7 @@ def test_a_stage_waits_for_another_one_s_transfer() -> None:
 
 
 def test_a_device_that_begins_is_not_done() -> None:
-    """TaskD tells of a collective by both clocks."""
+    """A start on the device is not an end, as TaskD records a collective by both clocks."""
     ranks = world(2)
     said = operation_name(Operation("0", "4", "float32", "HcclAllreduce", "dp"))
     for flag in (START, START_DEVICE):
@@ -136,7 +136,7 @@ def test_a_device_that_begins_is_not_done() -> None:
 
 
 def test_what_a_killed_process_had_joined() -> None:
-    """The one that takes its place has not."""
+    """A collective that a killed process joined does not count for its replacement."""
     ranks = world()
     for rank in ranks:
         rank.joins(ends=False)
@@ -148,7 +148,7 @@ def test_what_a_killed_process_had_joined() -> None:
 
 
 def test_another_generation_begins_anew() -> None:
-    """What was joined in the one before is over; records of it may be read later."""
+    """A new generation ends earlier collectives, also if their records arrive later."""
     ranks = world()
     ranks[0].joins(ends=False)
     for rank in ranks:

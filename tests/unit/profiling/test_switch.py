@@ -1,4 +1,4 @@
-"""What may be on without what."""
+"""Valid combinations of the kinds of records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_words_that_are_none(on: bool) -> None:
 
 @given(st.lists(st.sampled_from(WORDS)), st.lists(st.sampled_from(WORDS)), st.booleans())
 def test_no_way_leads_to_what_cannot_be(before: list[str], kinds: list[str], on: bool) -> None:
-    """Whatever is on, the four are; said twice is said once."""
+    """If any kind is on, the four kinds are on, and a second equal change has no effect."""
     try:
         now = switched(switch_of(before), kinds, on=on)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Records without collectives: what cannot be told is said, not taken for good news."""
+"""Records without collectives: the diagnosis states its limits instead of a good result."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ NOT_KNOWN = "these records do not contain collectives"
 def write(
     task: Path, *, steps: int = 80, forward: bool = True, collectives: range = range(0)
 ) -> Path:
-    """Four ranks whose steps take the same time; the forward pass of rank 2 becomes longer.
+    """Write records of four ranks with equal steps; the forward pass of rank 2 becomes longer.
 
-    collectives: the steps in which they are written down.
+    collectives: the steps that have records of collectives.
     """
     for rank in range(4):
         (task / str(rank)).mkdir(parents=True)
         encoder, made = Encoder(1, 0), []
         for step in range(steps):
             at = (step + 1) * 100 * MS
-            # No clock is quite even.
+            # Real clocks have small deviations.
             took = (80 if rank == 2 and step >= 40 else 30) * MS + (
                 step * 7 + rank * 3
             ) % 5 * MS // 10
@@ -63,7 +63,7 @@ def diagnose(*words: str | Path) -> None:
 
 
 def test_nobody_is_said_to_be_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whose forward pass has become longer is named all the same."""
+    """Without collectives the diagnosis names a longer forward pass, and calls no rank healthy."""
     diagnose(write(tmp_path / "task"), "--per-node", "2")
     shown = capsys.readouterr().out
     assert NOT_KNOWN in shown
@@ -73,7 +73,7 @@ def test_nobody_is_said_to_be_well(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_programs_are_told_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is found is empty, and why is beside it."""
+    """The JSON has no finding, but the number of steps with collectives and the forward pass."""
     diagnose(write(tmp_path / "task"), "--json")
     found = json.loads(capsys.readouterr().out)
     assert (found["found"], found["with_collectives"], found["steps"]) == ([], 0, 80)
@@ -81,7 +81,7 @@ def test_programs_are_told_as_well(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_without_forward_passes_nothing_more_is_known(tmp_path: Path) -> None:
-    """Neither that somebody is slow, nor that nobody is."""
+    """Without collectives and forward passes, the diagnosis calls no rank slow or healthy."""
     (said,) = remarks(read_task(write(tmp_path / "task", forward=False)))
     assert said.startswith(NOT_KNOWN)
 
@@ -92,7 +92,7 @@ def test_forward_passes_that_are_as_they_were(tmp_path: Path) -> None:
 
 
 def test_collectives_of_some_steps(tmp_path: Path) -> None:
-    """What is said of slow ranks is said of these alone."""
+    """If only some steps have collectives, the diagnosis covers only these steps."""
     write(tmp_path / "some", collectives=range(10, 40))
     (said,) = remarks(read_task(tmp_path / "some"))
     assert "only 30 of 80 steps have records of collectives" in said
@@ -101,7 +101,7 @@ def test_collectives_of_some_steps(tmp_path: Path) -> None:
 
 
 def test_the_flow_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its artifact."""
+    """The artifact of the flow has the same remarks."""
     job = SimpleNamespace(path=tmp_path, spec=lambda: SimpleNamespace(processes_per_node=2))
     write(tmp_path / "profiling" / "default_task_id_5")
     shown: list[str] = []
@@ -118,7 +118,10 @@ def test_the_flow_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def hung(task: Path) -> Path:
-    """Rank 2 stands in step 80, or was killed with the others, before it wrote what it joined."""
+    """Write records in which rank 2 hangs in step 80 before it writes the collective.
+
+    A kill of all ranks would leave the same records.
+    """
     write(task, collectives=range(80))
     _, line = Encoder(1, 0).begin(REDUCED, COMMUNICATION, 82 * 100 * MS, 1)
     for rank in (0, 1, 3):
@@ -133,7 +136,10 @@ HUNG = "stuck: ranks 0, 1, 3 in all_reduce no. 1 of default_group in step 80, wh
 def test_what_a_killed_rank_had_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have joined what it is missed in, unless it fell silent long before the others."""
+    """A killed rank may have joined a collective without a record.
+
+    The diagnosis mentions this, unless the rank became silent long before the others.
+    """
     task = hung(tmp_path / "task")
     diagnose(task)
     unsure = (
@@ -149,7 +155,10 @@ def test_what_a_killed_rank_had_not_written(
 def test_in_a_job_that_is_over_nobody_waits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its ranks were ended, and what they had not written is lost. How often is in its spec."""
+    """In a job that is over, the diagnosis names no stuck rank, because last records are missing.
+
+    The spec of the job has the flush interval.
+    """
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path))
     directory = JobDirectory(job_directory("job"))
     spec = spec_of(nodes=4, processes=1, environment={"REKINDLE_PROFILING_FLUSH_S": "0.05"})

@@ -1,4 +1,4 @@
-"""What a rank shows on its page, and how often agents tell where their ranks are."""
+"""The heartbeat page of a rank, and the interval at which agents report their ranks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rekindle.rank.progress import ProgressReporter, phase_of
 
 
 def test_small_worlds_beat_four_times_a_second() -> None:
-    """Nothing is spared where there is enough."""
+    """With at most 1,024 nodes, an agent reports every 0.25 s."""
     assert {beat_interval(nodes) for nodes in (1, 2, 64, 1024)} == {0.25}
 
 
 def test_bigger_worlds_beat_more_slowly_but_never_below_a_limit() -> None:
-    """The coordinator gets a bounded number of beats as long as that leaves each one every 2 s."""
+    """With more nodes the interval grows, which limits the load of the coordinator, up to 2 s."""
     assert beat_interval(4096) == 1.0
     assert beat_interval(16384) == beat_interval(10**6) == SLOWEST_BEAT_S == 2.0
 
 
 def test_a_beating_agent_is_not_asked_whether_it_lives() -> None:
-    """The slowest beat comes before the coordinator's ping would."""
+    """The longest interval between reports is shorter than the time before a ping."""
     assert SLOWEST_BEAT_S < PING_AFTER * LOOK_S
 
 
 @pytest.fixture
 def pages() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
-    """One page, as its rank and as its agent see it."""
+    """Yield one page as its rank and as its agent see it."""
     fd = HeartbeatPage.create("test")
     both = HeartbeatPage(fd), HeartbeatPage(fd)
     os.close(fd)
@@ -50,7 +50,7 @@ def pages() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
 
 
 def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
-    """From meeting the others to leaving; the first step of each generation is one of its own."""
+    """The page shows each activity of a rank, and the first step of each generation separately."""
     rank, agent = ProgressReporter(pages[0]), pages[1]
     seen = [agent.mark.doing]
     for generation in range(2):
@@ -77,7 +77,7 @@ def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, Heartbea
 
 
 def test_a_phase_ends_however_it_is_left(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
-    """What the rank was at before begins anew."""
+    """If a phase ends with an error, the earlier activity starts again."""
     rank, agent = ProgressReporter(pages[0]), pages[1]
     rank.begin_step()
     begun = agent.mark
@@ -89,13 +89,13 @@ def test_a_phase_ends_however_it_is_left(pages: tuple[HeartbeatPage, HeartbeatPa
 
 
 def test_a_phase_that_does_not_exist() -> None:
-    """The message names those that do."""
+    """The error for an unknown phase names the valid phases."""
     with pytest.raises(SessionError, match="choose from evaluate, checkpoint, compile"):
         phase_of("lunch")
 
 
 def test_the_newest_collectives_are_remembered(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
-    """In their order, until the process group is made anew."""
+    """The page keeps the newest collectives in order until the rank forms a new process group."""
     rank, agent = pages
     for mark in range(RECENT + 5):
         rank.begin_operation(mark)
@@ -108,7 +108,7 @@ def test_the_newest_collectives_are_remembered(pages: tuple[HeartbeatPage, Heart
 def test_a_new_process_is_at_nothing_its_predecessor_was_at(
     pages: tuple[HeartbeatPage, HeartbeatPage],
 ) -> None:
-    """How far that had come stays."""
+    """A new process keeps the number of finished steps, but not the activity of the old process."""
     rank, agent = pages
     rank.beat(7)
     rank.begin(RankActivity.STEP)
@@ -120,7 +120,7 @@ def test_a_new_process_is_at_nothing_its_predecessor_was_at(
 def test_without_an_agent_there_is_a_page_that_no_process_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A rank that was started by hand reports its progress as any other does."""
+    """Without an agent, a rank reports its progress to a page of its own."""
     monkeypatch.delenv(names.ENV_HEARTBEAT_FD, raising=False)
     progress, other = ProgressReporter(environment.page()), environment.page()
     progress.begin_step()

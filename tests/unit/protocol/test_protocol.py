@@ -1,4 +1,4 @@
-"""The wires: what is said arrives as it was said, and nothing else gets through."""
+"""Messages between ranks, agents and the coordinator: encoded, decoded, and refused."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ EVERY = sorted(
 
 
 def any_of(kind: type) -> st.SearchStrategy[Any]:
-    """Values of a structure, every field drawn."""
+    """Return values of a structure with random fields."""
     return st.builds(kind, **{name: value(of) for name, of in get_type_hints(kind).items()})
 
 
 def value(of: Any) -> st.SearchStrategy[Any]:
-    """Values of an annotation that msgpack can carry: Python's integers have no end."""
+    """Return values of an annotation that msgpack can encode; its integers have 64 bits."""
     inner = get_args(of)
     if of is FileEntry:
         digests = st.from_regex(r"\Axxh3_128:[0-9a-f]{32}\Z")
@@ -64,12 +64,12 @@ directions = st.sampled_from(sorted(DIRECTIONS))
 
 
 def members(direction: str) -> set[type]:
-    """The messages that may be said in one direction."""
+    """Return the messages that are valid in one direction."""
     return set(get_args(DIRECTIONS[direction][0]))
 
 
 def test_every_message_has_a_direction_and_a_tag_of_its_own() -> None:
-    """No message type is forgotten in the unions, and no two look the same on the wire."""
+    """Every message type is in a union, and no two types have the same tag."""
     defined = set(p.Message.__subclasses__())
     assert defined == set(EVERY)
     tags = [kind.__struct_config__.tag for kind in EVERY]
@@ -78,7 +78,7 @@ def test_every_message_has_a_direction_and_a_tag_of_its_own() -> None:
 
 @given(messages)
 def test_a_message_arrives_as_it_was_sent(message: p.Message) -> None:
-    """Encoded and decoded, in each direction it may go, a message is equal to itself."""
+    """In each valid direction, a decoded message is equal to the encoded message."""
     for direction, (_, decode) in DIRECTIONS.items():
         if type(message) in members(direction):
             assert decode(wire.encode(message)) == message
@@ -86,7 +86,7 @@ def test_a_message_arrives_as_it_was_sent(message: p.Message) -> None:
 
 @given(messages, directions)
 def test_a_message_of_another_direction_is_refused(message: p.Message, direction: str) -> None:
-    """A rank cannot speak as a coordinator, nor an agent as a rank."""
+    """A rank cannot send messages of a coordinator, and an agent cannot send messages of a rank."""
     if type(message) not in members(direction):
         with pytest.raises(ProtocolError, match="not a message of"):
             DIRECTIONS[direction][1](wire.encode(message))
@@ -105,14 +105,14 @@ def test_a_message_of_another_direction_is_refused(message: p.Message, direction
 @example(msgspec.msgpack.encode({"type": "welcome", "node": None}), "to an agent")
 @example(b"\x82\xa4type\xa7refused\xa6reason\xa2\xff\xfe", "to an agent")
 def test_garbage_is_a_protocol_error(data: bytes, direction: str) -> None:
-    """Whatever the bytes, nothing but ProtocolError comes of them (or a message, by chance)."""
+    """For any bytes, the decoder returns a valid message or raises ProtocolError."""
     with contextlib.suppress(ProtocolError):
         assert type(DIRECTIONS[direction][1](data)) in members(direction)
 
 
 @given(messages, st.data())
 def test_a_truncated_message_is_refused(message: p.Message, data: st.DataObject) -> None:
-    """A message that was cut anywhere is no message."""
+    """The decoder refuses a truncated message."""
     encoded = wire.encode(message)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     for _, decode in DIRECTIONS.values():
@@ -122,7 +122,7 @@ def test_a_truncated_message_is_refused(message: p.Message, data: st.DataObject)
 
 @given(messages, st.binary(min_size=1, max_size=8))
 def test_a_message_with_something_behind_it_is_refused(message: p.Message, rest: bytes) -> None:
-    """One frame is one message."""
+    """The decoder refuses bytes after the message, because one frame has one message."""
     for _, decode in DIRECTIONS.values():
         with pytest.raises(ProtocolError):
             decode(wire.encode(message) + rest)
@@ -132,7 +132,7 @@ def test_a_message_with_something_behind_it_is_refused(message: p.Message, rest:
 def test_a_message_with_a_flipped_byte_never_breaks_the_reader(
     message: p.Message, data: st.DataObject
 ) -> None:
-    """Damage yields a ProtocolError or another well-formed message, no other error."""
+    """For a damaged message, the decoder raises ProtocolError or returns a valid message."""
     encoded = bytearray(wire.encode(message))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     for direction, (_, decode) in DIRECTIONS.items():
@@ -147,7 +147,7 @@ def test_a_message_with_a_flipped_byte_never_breaks_the_reader(
     ("tag", "field"), [("spawned", "ranks"), ("snapshots", "steps"), ("beat", "finished")]
 )
 def test_an_array_that_claims_to_be_huge_takes_no_memory(head: bytes, tag: str, field: str) -> None:
-    """A length is no reason to reserve memory before the elements have come."""
+    """The decoder does not reserve memory for a declared length before the elements arrive."""
     if field != "ranks":
         head = b"\xdf" + head[1:]  # a map
     encode = msgspec.msgpack.encode

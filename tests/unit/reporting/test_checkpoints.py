@@ -1,4 +1,4 @@
-"""What people read of checkpoints that were left out, chosen more rarely, or removed."""
+"""Texts about checkpoints that a job skipped, wrote more rarely, or removed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HISTORY = [msgspec.structs.replace(e, seq=n, at=float(n)) for n, e in enumerate(
 
 
 def test_each_has_a_sentence() -> None:
-    """They say what, and why."""
+    """The sentence of each checkpoint event has the fact and its reason."""
     assert [sentence(event) for event in HISTORY[2:6]] == [
         "No checkpoint of step 20: the store was busy with the checkpoint of step 10",
         "Checkpoint of step 10 is at there (10 B in 9.00 s)",
@@ -46,7 +46,7 @@ def test_each_has_a_sentence() -> None:
 
 
 def test_the_report_and_the_picture(tmp_path: Path) -> None:
-    """The report names the steps that were left out."""
+    """The report names the skipped steps, and the timeline accepts these events."""
     text = markdown_report(summarize("job", HISTORY), resumed="", logs="logs")
     assert "The job skipped 1 due checkpoints (of step 20)" in text
     none = markdown_report(summarize("job", HISTORY[:2]), resumed="", logs="logs")

@@ -1,4 +1,4 @@
-"""What a flow run's state is called, from the job's journal alone."""
+"""The name of a flow run's state, which follows from the journal alone."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rekindle.reporting.run_state import shown
 
 
 def started(attempt: int = 1) -> AnyEvent:
-    """The beginning of an attempt."""
+    """Return the start of an attempt."""
     return JobStarted(job_id="j", attempt=attempt, nodes=2, processes_per_node=1, pid=1)
 
 
 def formed(generation: int = 1, left_out: tuple[int, ...] = ()) -> AnyEvent:
-    """A world that trains."""
+    """Return the event of a generation that trains."""
     return Formed(
         generation=generation, world_size=2, step=0, sources={}, newest=0, left_out=left_out
     )
@@ -39,24 +39,24 @@ def broken(kind: FaultKind = FaultKind.PROCESS) -> Fault:
 
 
 def seen(kind: FaultKind = FaultKind.PROCESS, incident: int = 1) -> AnyEvent:
-    """A fault."""
+    """Return the event of a fault."""
     return FaultSeen(incident=incident, fault=broken(kind))
 
 
 def decided(strategy: Strategy, incident: int = 1, *, approval: bool = False) -> AnyEvent:
-    """What is to be done about it."""
+    """Return the decision about a fault."""
     return Decided(
         incident=incident, strategy=strategy, reason="because", fault=broken(), approval=approval
     )
 
 
 def answered(granted: bool, incident: int = 1) -> AnyEvent:
-    """What a person said."""
+    """Return the answer of a person."""
     return Answered(incident=incident, strategy=Strategy.RESTART, granted=granted, by="Ada")
 
 
 def step(generation: int = 1, incident: int = 0) -> AnyEvent:
-    """Training goes on."""
+    """Return the first step of a generation, after which training continues."""
     return FirstStep(at=1.0, generation=generation, step=1, incident=incident)
 
 
@@ -72,7 +72,7 @@ ENDS = Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=3)
         ([], "Running"),
         ([started()], "Running"),
         (TRAINS, "Running"),
-        ([*TRAINS, seen()], "Running"),  # nobody has decided yet; that takes no time
+        ([*TRAINS, seen()], "Running"),  # the decision follows immediately
         ([*TRAINS, seen(), decided(Strategy.RETRY)], "Recovering"),
         ([*TRAINS, seen(), decided(Strategy.RECOVER_IN_PLACE)], "Recovering"),
         ([*TRAINS, seen(), decided(Strategy.RECOVER)], "Recovering"),
@@ -96,7 +96,7 @@ ENDS = Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=3)
     ],
 )
 def test_every_phase_has_a_name(events: list[AnyEvent], name: str) -> None:
-    """Each journal gives the name of where its job is."""
+    """The state's name follows from the events of the journal."""
     assert shown(events).name == name
 
 
@@ -107,7 +107,7 @@ ASKED = [*TRAINS, seen(), decided(Strategy.RESTART, approval=True)]
     ("more", "name"),
     [
         ([], "AwaitingApproval"),
-        ([seen(FaultKind.NODE_LOST)], "AwaitingApproval"),  # it is kept until the answer is there
+        ([seen(FaultKind.NODE_LOST)], "AwaitingApproval"),  # this state stays until the answer
         ([answered(True)], "Restarting"),
         ([answered(False)], "Stopping"),
         ([answered(True), step(2, incident=1)], "Running"),
@@ -115,12 +115,12 @@ ASKED = [*TRAINS, seen(), decided(Strategy.RESTART, approval=True)]
     ],
 )
 def test_what_waits_for_a_person_says_so(more: list[AnyEvent], name: str) -> None:
-    """A decision that waits is shown until it is answered, and what follows by what it is."""
+    """The state is AwaitingApproval until a person answers; then the answer decides the name."""
     assert shown([*ASKED, *more]).name == name
 
 
 def test_a_job_that_is_placed_anew_says_so_until_it_trains() -> None:
-    """From the decision to the first step of the next attempt it is being rescheduled."""
+    """The state is Rescheduling from the decision until the first step of the next attempt."""
     ends = [*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT, ENDS]
     assert shown(ends[:-1]).name == "Rescheduling"
     assert shown(ends).name == "Rescheduling"
@@ -130,13 +130,13 @@ def test_a_job_that_is_placed_anew_says_so_until_it_trains() -> None:
 
 
 def test_a_retry_by_a_person_is_no_rescheduling() -> None:
-    """An attempt after one that failed begins as any first one does."""
+    """After a failed attempt, the state of a new attempt is the state of a first attempt."""
     failed = Ended(outcome="failed", reason="because", finished=3)
     assert shown([*TRAINS, failed, started(2)]).name == "Running"
 
 
 def test_the_message_tells_what_is_done_and_why() -> None:
-    """People read strategy and reason, and of a smaller world which node is missing."""
+    """The message has the strategy and the reason, or the missing node of a smaller world."""
     assert shown(ASKED).message == "Incident 1: restart: because"
     refused = shown([*ASKED, answered(False)])
     assert refused.message == "Incident 1: restart: because; not approved by Ada"

@@ -1,4 +1,4 @@
-"""Where a closed formula exists, the simulation comes to the same."""
+"""The simulation agrees with each known closed formula."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from rekindle.simulation.progress import Source
 
 ENDLESS = 10**6
 SEEDS = 20
-# Of 20 true 95 % intervals 16 or more hold the true value in 997 of 1,000 cases; seeds are fixed.
+# With probability 0.997, at least 16 of 20 intervals (95 %) hold the true value. Seeds are fixed.
 FEWEST_HOLD = 16
-FAULTS = 150  # of a run, on average
+FAULTS = 150  # per run, on average
 
 STORE = Policy(strategies=(Strategy.RESTART,), max_restarts=ENDLESS)
 LIVE = Policy(strategies=(Strategy.RECOVER_IN_PLACE,), max_recoveries=ENDLESS)
 
 
 def question(rate: float, *, seed: int, costs: Any, kind: FaultKind, **more: Any) -> Scenario:
-    """100 nodes of 8, 8 runs; `rate`: faults a day of all of them."""
+    """Return a scenario of 100 nodes with 8 devices, and 8 runs.
+
+    rate: faults per day of all nodes.
+    """
     world = World(nodes=100, per_node=8)
     fields: dict[str, Any] = {"days": FAULTS / rate, "runs": 8, "world": world}
     return Scenario(mix=plain_mix(rate / 0.8, kind), costs=costs, seed=seed, **(fields | more))
 
 
 def holding(asked: list[Scenario], policy: Policy, expected: float) -> int:
-    """Return how many of the answers have the expected goodput in their interval."""
+    """Return the number of answers whose interval contains the expected goodput."""
     answers = [judge(one, policy, one.traces()).goodput for one in asked]
     return sum(answer.low <= expected <= answer.high for answer in answers)
 
@@ -46,7 +49,7 @@ def holding(asked: list[Scenario], policy: Policy, expected: float) -> int:
 def test_falling_back_to_checkpoints(
     faults_a_day: float, interval: float, stall: float, downtime: float
 ) -> None:
-    """Every fault restarts all ranks from the store: the exact formula."""
+    """If each fault restarts all ranks from the store, the goodput agrees with the formula."""
     costs = prices(checkpoint_stall_s=stall)
     costs = with_strategy(costs, Strategy.RESTART, seconds=[downtime], state=Source.STORE)
     expected = estimate.goodput(
@@ -63,7 +66,7 @@ def test_falling_back_to_checkpoints(
 
 @pytest.mark.parametrize(("faults_a_day", "downtime"), [(20.0, 150.0), (200.0, 20.0)])
 def test_recovering_from_a_live_replica(faults_a_day: float, downtime: float) -> None:
-    """Every fault costs the broken step and a recovery: the formula with a step as the interval."""
+    """If each fault loses one step and a recovery, the formula holds with one step as interval."""
     costs = with_strategy(
         prices(checkpoint_stall_s=0.0), Strategy.RECOVER_IN_PLACE, seconds=[downtime]
     )
@@ -78,7 +81,10 @@ def test_recovering_from_a_live_replica(faults_a_day: float, downtime: float) ->
 
 
 def test_spares_are_the_quantile_of_a_poisson_variable() -> None:
-    """Faults come evenly and repairs take 10,000 s: a fault finds a Poisson number of nodes out."""
+    """The number of spares is a quantile of the nodes in repair, which have a Poisson distribution.
+
+    Faults are uniform in time and repairs take 10,000 s.
+    """
     asked = question(60.0, seed=3, costs=prices(), kind=FaultKind.NODE_LOST, runs=20, days=20.0)
     found = judge(asked, Policy(max_recoveries=ENDLESS), asked.traces())
     mean = 60.0 / 86_400 * REPAIR_S
@@ -88,12 +94,15 @@ def test_spares_are_the_quantile_of_a_poisson_variable() -> None:
         quantile += 1
         likely *= mean / quantile
         covered += likely
-    expected = quantile + 1  # the one that is lost is out, too
+    expected = quantile + 1  # plus the node that is lost now
     assert found.spares == found.spares_alone == pytest.approx(expected, abs=1)
 
 
 def test_the_best_interval_is_that_of_what_goes_back_to_checkpoints() -> None:
-    """Half of the faults are recovered live, half restart from the store: half the rate counts."""
+    """The best interval follows from the rate of faults that restart from the store.
+
+    Here half of the faults do.
+    """
     costs = with_strategy(prices(), Strategy.RESTART, state=Source.STORE)
     asked = Scenario(
         mix=plain_mix(40.0 / 0.8, FaultKind.PROCESS, FaultKind.USER_CODE),
@@ -110,7 +119,7 @@ def test_the_best_interval_is_that_of_what_goes_back_to_checkpoints() -> None:
 
 
 def test_no_interval_is_better_than_the_best() -> None:
-    """Three times as many or as few checkpoints bring less goodput, by the simulation too."""
+    """In the simulation, an interval three times as long, or a third as long, is worse."""
     costs = with_strategy(prices(), Strategy.RESTART, state=Source.STORE)
     best = question(40.0, seed=0, costs=costs, kind=FaultKind.PROCESS)
     found = judge(best, STORE, best.traces())
@@ -123,7 +132,7 @@ def test_no_interval_is_better_than_the_best() -> None:
 @pytest.mark.parametrize("spares", [None, 0, 2])
 @pytest.mark.parametrize("least_nodes", [0, 60])
 def test_all_time_is_accounted_for(spares: int | None, least_nodes: int) -> None:
-    """Work and losses are the whole time, in a world where all that can happen does."""
+    """Work and losses add up to the total time, in a world with all kinds of events."""
     world = World(nodes=100, per_node=8, spares=spares, least_nodes=least_nodes)
     kinds = (
         FaultKind.NODE_LOST,

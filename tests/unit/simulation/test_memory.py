@@ -1,4 +1,4 @@
-"""What is forgotten of a job's past changes no decision."""
+"""The simulation drops parts of a job's past, and decisions do not change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ policies = st.builds(
     unconditional=st.booleans(),
     progress_resets=st.booleans(),
 )
-# One fault: kind, rank, code, self-reset, hours since the one before, steps since, same incident.
+# One fault: kind, rank, code, self-reset, hours and steps since the last fault, same incident.
 faults = st.tuples(
     st.sampled_from(KINDS),
     st.integers(0, 2),
@@ -50,7 +50,10 @@ faults = st.tuples(
 @settings(max_examples=300, deadline=None)
 @given(policy=policies, story=st.lists(faults, min_size=5, max_size=40), spares=st.integers(0, 1))
 def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> None:
-    """Any faults under any policy: each decision is that of the whole past, but for its words."""
+    """For any faults and policy, each decision is the decision with the complete past.
+
+    Only the reason may differ.
+    """
     memory, whole = RecoveryBudgets(policy, many=0), list[Past]()
     now, newest, resumed, incident = 0.0, 0, 0, 0
     for kind, rank, code, reset_helps, hours, steps, same in story:
@@ -84,7 +87,7 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
 
 
 def test_a_long_past_stays_short() -> None:
-    """Of a thousand faults a few are kept, and the budget is used up at the right one."""
+    """RecoveryBudgets keeps few of 1,000 faults, and the budget ends at the correct fault."""
     memory = RecoveryBudgets(Policy(max_recoveries=1000))
     chosen = []
     for number in range(1002):
@@ -105,5 +108,5 @@ def test_a_long_past_stays_short() -> None:
 
 
 def nameless(decision: Decision) -> Decision:
-    """The decision without its reason, which counts what is left of a budget."""
+    """Return the decision without its reason, which has the rest of a budget."""
     return msgspec.structs.replace(decision, reason="")

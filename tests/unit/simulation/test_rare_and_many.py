@@ -1,4 +1,4 @@
-"""`rekindle simulate` at the ends of the scale: hardly a fault, or more than can be."""
+"""`rekindle simulate` with extreme rates: very rare faults, or too many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ FAULT = '[[fault]]\nname = "{name}"\nkind = "link"\nweight = {weight}\n'
 
 @pytest.mark.parametrize("runs", [5, 20, 80])
 def test_rare_faults_are_judged_alike_however_many_runs_there_are(runs: int) -> None:
-    """No more faults are assumed than the mix has: the interval is the whole run's."""
+    """For rare faults, judge() uses the rate of the mix, for any number of runs.
+
+    The checkpoint interval is then the whole run.
+    """
     question = Scenario(
         world=World(nodes=1, per_node=1),
         mix=plain_mix(0.013, FaultKind.NODE_LOST),
@@ -36,7 +39,7 @@ def test_rare_faults_are_judged_alike_however_many_runs_there_are(runs: int) -> 
 
 
 def test_no_fewer_faults_are_assumed_than_were_seen() -> None:
-    """Where the runs show more than the mix lets expect, they are right."""
+    """If the runs have more faults than the mix predicts, judge() uses the rate of the runs."""
     question = Scenario(
         world=World(nodes=4, per_node=2),
         mix=plain_mix(500.0, FaultKind.USER_CODE),
@@ -62,7 +65,7 @@ def test_no_fewer_faults_are_assumed_than_were_seen() -> None:
 def test_a_mix_that_cannot_be_counted_with_is_refused(
     tmp_path: Path, rate: str, lemon: str, weight: str, says: str
 ) -> None:
-    """With file and line."""
+    """load() refuses an unusable number with the file and the line."""
     path = tmp_path / "own.toml"
     faults = "".join(FAULT.format(name=name, weight=weight) for name in "ab")
     path.write_text(MIX.format(rate=rate, lemon=lemon) + faults)

@@ -1,4 +1,4 @@
-"""Single faults and short stories: what is decided about them, and what exactly they cost."""
+"""Single faults and short stories: their decisions, and their exact losses."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ RESTART, DUMP, FAIL = Strategy.RESTART, Strategy.DUMP, Strategy.FAIL
 
 
 def lost(outcome: Outcome) -> dict[Loss, float]:
-    """Where time was lost; all of it is accounted for."""
+    """Return the losses by kind, and check that they and the work add up to the total time."""
     total = sum(outcome.lost.values()) + outcome.work
     assert total == pytest.approx(outcome.seconds)
     return {loss: pytest.approx(seconds) for loss, seconds in outcome.lost.items() if seconds > 0}
 
 
 def test_without_faults_nothing_is_lost() -> None:
-    """All time is work."""
+    """Without faults, all time is work."""
     outcome = replay(setting(FREE), [], DAY)
     assert outcome.goodput == 1.0
     assert lost(outcome) == {}
 
 
 def test_a_dead_process_costs_the_broken_step_and_its_recovery() -> None:
-    """Half a step, half a second until it is seen, two seconds in place."""
+    """A dead process loses half a step, 0.5 s of detection, and 2 s of recovery in place."""
     outcome = replay(setting(FREE, costs=prices(0.5)), [strike(1005.0, FaultKind.PROCESS)], DAY)
     assert outcome.decisions == {IN_PLACE: 1}
     assert lost(outcome) == {Loss.RECOVERING: 2.5, Loss.REDONE: 5.0}
 
 
 def test_a_restart_goes_back_to_the_snapshot() -> None:
-    """The script raised: everything since the snapshot of 1000 s is done again."""
+    """After an error of the script, the job repeats everything since the snapshot at 1000 s."""
     outcome = replay(setting(FREE), [strike(1075.0, FaultKind.USER_CODE)], DAY)
     assert outcome.incidents == {RESTART: 1}
     assert lost(outcome) == {Loss.RECOVERING: 50.0, Loss.REDONE: 75.0}
@@ -47,7 +47,10 @@ def test_a_restart_goes_back_to_the_snapshot() -> None:
 
 
 def test_a_lost_node_is_replaced_and_repaired() -> None:
-    """With spares without end nobody waits; one is needed, and a second while the first is out."""
+    """With unlimited spares the job does not wait.
+
+    It needs a second spare only while the first lost node is in repair.
+    """
     strikes = [
         strike(1000.0, FaultKind.NODE_LOST),
         strike(5000.0, FaultKind.NODE_LOST, nodes=(2,)),
@@ -60,7 +63,7 @@ def test_a_lost_node_is_replaced_and_repaired() -> None:
 
 
 def test_without_a_spare_the_job_waits_for_a_node_that_is_mended() -> None:
-    """Node 1 comes back after 500 s of repair, and has to be started."""
+    """Without a spare, the job waits for the repair of the node (500 s) and its start."""
     one = strike(1000.0, FaultKind.NODE_LOST, repair_s=500.0)
     outcome = replay(setting(FREE, spares=0), [one], DAY)
     assert outcome.decisions == {RECOVER: 1}
@@ -68,7 +71,10 @@ def test_without_a_spare_the_job_waits_for_a_node_that_is_mended() -> None:
 
 
 def test_a_node_that_does_not_come_ends_the_job() -> None:
-    """It is waited for as long as the policy says; then a person begins again when it is there."""
+    """The job waits for a node until the limit of the policy, and then ends.
+
+    A person restarts the job when the node is back.
+    """
     one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(FREE, spares=0), [one], DAY)
     assert outcome.decisions == {RECOVER: 1, DUMP: 1}
@@ -92,7 +98,10 @@ def test_a_node_that_does_not_come_ends_the_job() -> None:
 def test_no_strategy_waits_longer_for_a_node_than_the_policy(
     policy: Policy, decisions: dict[Strategy, int]
 ) -> None:
-    """Also where the job or its part is placed anew: the real machine misses it just so."""
+    """Each strategy has the limit of the policy, also when it reschedules the job or a pod.
+
+    The real state machine behaves the same.
+    """
     one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(policy, costs=prices(session=False), spares=0), [one], DAY)
     assert outcome.decisions == decisions
@@ -101,7 +110,7 @@ def test_no_strategy_waits_longer_for_a_node_than_the_policy(
 
 
 def test_a_smaller_world_goes_on_and_grows() -> None:
-    """Three of four nodes train until the fourth is mended and started."""
+    """Three of four nodes train until the fourth node is repaired and started."""
     one = strike(1000.0, FaultKind.NODE_LOST)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [one], DAY)
     assert outcome.incidents == {Strategy.SHRINK: 1}
@@ -111,7 +120,7 @@ def test_a_smaller_world_goes_on_and_grows() -> None:
 
 
 def test_a_world_that_is_too_small_waits() -> None:
-    """Two nodes are lost at once and three have to be left: both are waited for."""
+    """If too few nodes are left, the job waits for both lost nodes."""
     both = strike(1000.0, FaultKind.NODE_LOST, nodes=(0, 1), repair_s=100.0)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [both], DAY)
     assert outcome.decisions == {RECOVER: 2}
@@ -120,7 +129,7 @@ def test_a_world_that_is_too_small_waits() -> None:
 
 
 def test_a_sick_node_is_waited_for_before_the_world_shrinks() -> None:
-    """Its agent is there, so it is to be replaced; when nobody comes in time, it is left out."""
+    """For a faulty node with a live agent, the job waits for a replacement, and then shrinks."""
     one = strike(1000.0, FaultKind.NODE)
     outcome = replay(setting(FREE, spares=0, least_nodes=3), [one], DAY)
     assert outcome.decisions == {RECOVER: 1}
@@ -130,7 +139,7 @@ def test_a_sick_node_is_waited_for_before_the_world_shrinks() -> None:
 
 
 def test_a_restart_waits_for_late_nodes_but_shortly() -> None:
-    """Without a Session all ranks are restarted, 20 s later in a smaller world."""
+    """Without a Session, the job restarts all ranks after 20 s, in a smaller world."""
     one = strike(1000.0, FaultKind.NODE_LOST)
     costs = prices(session=False)
     outcome = replay(setting(FREE, costs=costs, spares=0, least_nodes=3), [one], DAY)
@@ -141,7 +150,7 @@ def test_a_restart_waits_for_late_nodes_but_shortly() -> None:
 
 
 def test_a_broken_place_comes_again_until_it_is_left() -> None:
-    """What turned out to be the device is not mended in place, so the node is replaced."""
+    """A device fault returns after a recovery in place, so the job then replaces the node."""
     one = strike(1000.0, FaultKind.PROCESS, cause=Cause.PLACE, becomes=FaultKind.DEVICE)
     outcome = replay(setting(FREE), [one], DAY)
     assert outcome.decisions == {IN_PLACE: 1, RECOVER: 1}
@@ -150,7 +159,7 @@ def test_a_broken_place_comes_again_until_it_is_left() -> None:
 
 
 def test_an_error_of_the_script_is_the_scripts() -> None:
-    """The same error at the same step after a restart: no third one, a person has to look."""
+    """If the same error returns at the same step, the job does not restart a third time."""
     one = strike(1075.0, FaultKind.USER_CODE, cause=Cause.SCRIPT)
     outcome = replay(setting(FREE), [one], DAY)
     assert outcome.decisions == {RESTART: 2, DUMP: 1}
@@ -161,7 +170,7 @@ def test_an_error_of_the_script_is_the_scripts() -> None:
 
 
 def test_budgets_are_used_up_and_begin_anew_with_a_person() -> None:
-    """Three restarts, then the job ends; the next fault finds them all again."""
+    """After three restarts the job ends, and a person's restart resets the budget."""
     strikes = [strike(5000.0 * n, FaultKind.USER_CODE) for n in range(1, 6)]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.decisions == {RESTART: 4, DUMP: 1}
@@ -169,7 +178,7 @@ def test_budgets_are_used_up_and_begin_anew_with_a_person() -> None:
 
 
 def test_nothing_strikes_a_job_that_does_not_run() -> None:
-    """A fault while a person is waited for is none."""
+    """The simulation ignores faults while the job waits for a person."""
     strikes = [strike(1000.0, FaultKind.USER_CODE), strike(2000.0, FaultKind.PROCESS)]
     outcome = replay(setting(Policy()), strikes, DAY)
     assert outcome.decisions == {DUMP: 1}
@@ -178,7 +187,7 @@ def test_nothing_strikes_a_job_that_does_not_run() -> None:
 
 
 def test_a_fault_during_recovery_begins_it_again() -> None:
-    """30 s into a restart another one is needed: 80 s in all, and one incident."""
+    """A fault 30 s into a restart starts it again: 80 s in total, and one incident."""
     strikes = [strike(1000.0, FaultKind.USER_CODE), strike(1030.0, FaultKind.USER_CODE, nodes=(2,))]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.incidents == {RESTART: 1}
@@ -187,7 +196,7 @@ def test_a_fault_during_recovery_begins_it_again() -> None:
 
 
 def test_a_restart_under_way_is_not_cut_short() -> None:
-    """A lighter fault meanwhile: no generation is formed, so it is answered by a restart, too."""
+    """During a restart no generation exists, so a lighter fault also leads to a restart."""
     strikes = [strike(1000.0, FaultKind.USER_CODE), strike(1010.0, FaultKind.PROCESS, nodes=(2,))]
     outcome = replay(setting(FREE), strikes, DAY)
     assert outcome.decisions == {RESTART: 2}
@@ -195,7 +204,7 @@ def test_a_restart_under_way_is_not_cut_short() -> None:
 
 
 def test_a_second_fault_strikes_inside_the_recovery() -> None:
-    """It belongs to the first one's trace, and strikes after that part of its recovery."""
+    """The second fault belongs to the trace of the first, and occurs during its recovery."""
     second = strike(0.0, FaultKind.PROCESS, nodes=(3,))
     one = strike(1000.0, FaultKind.PROCESS, second=(0.5, second))
     outcome = replay(setting(FREE), [one], DAY)
@@ -205,7 +214,7 @@ def test_a_second_fault_strikes_inside_the_recovery() -> None:
 
 
 def test_a_lemon_strikes_until_it_is_replaced() -> None:
-    """Once another node has its place, what the lemon would have done does not happen."""
+    """After the replacement of a lemon node, its later faults do not occur."""
     strikes = [
         strike(1000.0, FaultKind.PROCESS, of_lemon=True),
         strike(2000.0, FaultKind.NODE_LOST, of_lemon=True),
@@ -217,7 +226,7 @@ def test_a_lemon_strikes_until_it_is_replaced() -> None:
 
 
 def test_the_loss_of_all_nodes_goes_back_to_the_store() -> None:
-    """A switch takes the whole world: no replica and no snapshot is left."""
+    """After the loss of all nodes, no replica or snapshot exists, so the store is the source."""
     everybody = strike(1055.0, FaultKind.NODE_LOST, nodes=(0, 1, 2, 3))
     outcome = replay(setting(FREE, checkpoint=500.0), [everybody], DAY)
     assert outcome.to_store == 1
@@ -226,7 +235,7 @@ def test_the_loss_of_all_nodes_goes_back_to_the_store() -> None:
 
 
 def test_approval_is_waited_for() -> None:
-    """A person answers after a minute; where the policy has less patience, the job ends."""
+    """A person approves after 60 s; if the approval timeout is shorter, the job ends."""
     one = strike(1000.0, FaultKind.USER_CODE)
     asked = Policy(max_restarts=1, approve=(RESTART,))
     assert lost(replay(setting(asked), [one], DAY)) == {Loss.PEOPLE: 60.0, Loss.RECOVERING: 50.0}
@@ -237,7 +246,7 @@ def test_approval_is_waited_for() -> None:
 
 
 def test_a_strategy_that_fails_is_followed_by_another() -> None:
-    """Retries of damaged memory hardly ever succeed here: the rank is started anew."""
+    """If a retry fails, the next strategy restarts the rank."""
     costs = with_strategy(prices(), RETRY, succeeds=1e-12)
     one = strike(1000.0, FaultKind.DEVICE_MEMORY)
     outcome = replay(setting(FREE, costs=costs), [one], DAY)
@@ -246,6 +255,6 @@ def test_a_strategy_that_fails_is_followed_by_another() -> None:
 
 
 def test_a_recovery_may_outlast_the_simulated_time() -> None:
-    """What lies beyond the end is not counted."""
+    """Time after the end of the simulation does not count."""
     outcome = replay(setting(FREE), [strike(990.0, FaultKind.USER_CODE)], 1000.0)
     assert lost(outcome) == {Loss.RECOVERING: 10.0, Loss.REDONE: 90.0}

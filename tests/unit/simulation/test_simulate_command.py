@@ -1,4 +1,4 @@
-"""`rekindle simulate` from the shell: its answers, and what it refuses."""
+"""`rekindle simulate`: its results, and refused arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from rekindle.cli.main import main
 SOLID = "max_restarts: 1000\nmax_recoveries: 10000\n"
 FRAIL = "strategies: [restart]\nmax_restarts: 3\n"
 SMALL = ("--nodes", "100", "--days", "20", "--runs", "5", "--faults", "byterobust")
-# The processor time that 16,384 devices x 90 days may take, in seconds.
 
 
 class Done(NamedTuple):
-    """How the command ended, and what it said."""
+    """The exit status of the command, and its output."""
 
     status: int
     out: str
@@ -35,7 +34,7 @@ Answer = Callable[..., dict[str, Any]]
 def simulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Simulate:
-    """Run the command in a folder with two policies."""
+    """Return a function that runs the command in a folder with two policies."""
     (tmp_path / "solid.yaml").write_text(SOLID)
     (tmp_path / "frail.yaml").write_text(FRAIL)
     monkeypatch.chdir(tmp_path)
@@ -51,7 +50,7 @@ def simulate(
 
 @pytest.fixture
 def answer(simulate: Simulate, tmp_path: Path) -> Answer:
-    """Run the command, and return what it wrote as JSON."""
+    """Return a function that runs the command and returns its JSON."""
 
     def run(*arguments: str) -> dict[str, Any]:
         done = simulate(*arguments, "--json", "answer.json")
@@ -63,7 +62,7 @@ def answer(simulate: Simulate, tmp_path: Path) -> Answer:
 
 
 def test_the_answer_has_all_that_was_promised(answer: Answer) -> None:
-    """Goodput with its interval, incidents by strategy, spares, and the checkpoint interval."""
+    """The result has goodput with its interval, incidents, spares, and the checkpoint interval."""
     found = answer("--policy", "solid.yaml", *SMALL)
     assert 0 < found["goodput_low"] < found["goodput"] < found["goodput_high"] < 1
     assert set(found["incidents"]) > {"recover", "recover-in-place", "restart"}
@@ -73,7 +72,7 @@ def test_the_answer_has_all_that_was_promised(answer: Answer) -> None:
 
 
 def test_it_is_printed_for_people(simulate: Simulate, tmp_path: Path) -> None:
-    """The same in words, with a picture beside it."""
+    """The command prints the result as text, and writes a picture."""
     done = simulate("--policy", "solid.yaml", *SMALL, "--plot", "picture.png")
     assert (done.status, done.err) == (0, "")
     for words in ("95 % interval", "spares", "recover-in-place", "best interval", "by Young"):
@@ -82,14 +81,14 @@ def test_it_is_printed_for_people(simulate: Simulate, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_answer(answer: Answer) -> None:
-    """Twice the same; another seed, another answer."""
+    """The same seed gives the same result; another seed gives another result."""
     first = answer("--policy", "solid.yaml", *SMALL)
     assert answer("--policy", "solid.yaml", *SMALL) == first
     assert answer("--policy", "solid.yaml", *SMALL, "--seed", "1") != first
 
 
 def test_two_policies_meet_the_same_faults(answer: Answer, simulate: Simulate) -> None:
-    """The difference is told with its interval, which is narrower than that of either."""
+    """Both policies get the same faults, and the result has the difference with its interval."""
     both = ("--policy", "frail.yaml", "--compare", "solid.yaml", *SMALL)
     found = answer(*both)
     gain = found["difference"]
@@ -101,14 +100,14 @@ def test_two_policies_meet_the_same_faults(answer: Answer, simulate: Simulate) -
 
 
 def test_a_policy_is_as_good_as_itself(answer: Answer, tmp_path: Path) -> None:
-    """The same policy under another name: no difference at all."""
+    """The same policy under another name has no difference."""
     (tmp_path / "same.yaml").write_text(SOLID)
     found = answer("--policy", "solid.yaml", "--compare", "same.yaml", *SMALL)
     assert found["difference"] == {"goodput": 0, "goodput_low": 0, "goodput_high": 0}
 
 
 def test_a_file_of_own_faults_and_times(answer: Answer, tmp_path: Path) -> None:
-    """Only links break, and mending one takes 100 s."""
+    """The command uses the faults and times of the user's files."""
     (tmp_path / "faults.toml").write_text(
         '[[mix]]\nsource = "ours"\nper_1000_devices_per_day = 10.0\ngroup_share = 0.0\n'
         '[[fault]]\nname = "cable"\nweight = 1\nkind = "link"\n'
@@ -126,7 +125,7 @@ def test_a_file_of_own_faults_and_times(answer: Answer, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(100)
 def test_sixteen_thousand_devices_for_ninety_days(answer: Answer) -> None:
-    """It ends within the time limit of this test, which a slower algorithm would not."""
+    """The command ends within the limit of this test; a slower algorithm would not."""
     size = ("--nodes", "2048", "--devices-per-node", "8", "--days", "90")
     answer("--policy", "solid.yaml", *size, "--faults", "byterobust")
 
@@ -162,7 +161,7 @@ FAULT = '[[fault]]\nname = "f"\nweight = 1\nkind = "link"\n'
 def test_what_cannot_be_meant_is_refused(
     simulate: Simulate, arguments: tuple[str, ...], said: str
 ) -> None:
-    """Status 2, and one line that says what is wrong and what would be right."""
+    """A wrong argument gives status 2, and one line with the mistake and the valid values."""
     done = simulate(*arguments)
     assert done.status == 2
     assert said in done.err
@@ -179,7 +178,7 @@ def test_what_cannot_be_meant_is_refused(
     ],
 )
 def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, said: str) -> None:
-    """The file and its field are named, for --compare as well."""
+    """The error names the file and the field, also for --compare."""
     (tmp_path / "policy.yaml").write_text(text)
     for arguments in (("--policy",), ("--policy", "solid.yaml", "--compare")):
         done = simulate(*arguments, "policy.yaml", "--nodes", "10")
@@ -220,7 +219,7 @@ def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, 
 def test_a_bad_file_of_faults_is_refused(
     simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
 ) -> None:
-    """File and line are named, and what to do."""
+    """The error has the file, the line and the remedy."""
     (tmp_path / "faults.toml").write_text(text)
     done = simulate(*POLICY, "--faults", "faults.toml")
     assert done.status == 2
@@ -258,7 +257,7 @@ STRATEGY = '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [1.0]\nst
 def test_a_bad_file_of_times_is_refused(
     simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
 ) -> None:
-    """File and line are named, and what to do."""
+    """The error has the file, the line and the remedy."""
     (tmp_path / "times.toml").write_text(text)
     done = simulate(*POLICY, "--times", "times.toml")
     assert done.status == 2
@@ -268,7 +267,7 @@ def test_a_bad_file_of_times_is_refused(
 
 @pytest.mark.process
 def test_it_needs_no_prefect(tmp_path: Path) -> None:
-    """Neither Prefect nor matplotlib is imported for an answer in words."""
+    """For a result as text, the command does not import Prefect, matplotlib or torch."""
     code = (
         "import sys; from rekindle.cli.main import main\n"
         "try: main(sys.argv[1:])\n"

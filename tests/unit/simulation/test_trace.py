@@ -1,4 +1,4 @@
-"""Traces: as many faults as the mix says, where and of which sort, the same for the same seed."""
+"""Traces have the faults of the mix, and are equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NODES = 1000
 
 
 def drawn(what: mix.Mix, days: float = 1000.0, seed: int = 1) -> list[Strike]:
-    """Faults of 8,000 devices."""
+    """Return the faults of 8,000 devices."""
     return draw(what, nodes=NODES, per_node=8, seconds=days * DAY_S, seed=(seed, 0))
 
 
 @pytest.mark.parametrize("name", mix.SHIPPED)
 def test_as_many_faults_as_published(name: str) -> None:
-    """The rate holds with lemons and groups in it, and the shares are those of the table."""
+    """The rate is correct with lemons and groups, and the shares follow the table."""
     what = mix.load(name)
     found = drawn(what)
     expected = what.odds.per_1000_devices_per_day * 8 * 1000
@@ -36,7 +36,7 @@ def test_as_many_faults_as_published(name: str) -> None:
 
 
 def test_gaps_are_exponential() -> None:
-    """Their standard deviation is their mean, and a third of them is longer than the mean."""
+    """The standard deviation of the gaps is their mean, and 37 % are longer than the mean."""
     at = [strike.at for strike in drawn(plain_mix(2.5, FaultKind.PROCESS))]
     gaps = [after - before for before, after in itertools.pairwise(at)]
     mean = sum(gaps) / len(gaps)
@@ -46,7 +46,7 @@ def test_gaps_are_exponential() -> None:
 
 
 def test_lemons_fail_ten_times_as_often() -> None:
-    """13 of 1,000 nodes have ten times the faults of the others, and not more in all."""
+    """13 of 1,000 nodes have ten times the faults of the others; the total does not change."""
     found = drawn(plain_mix(2.5, FaultKind.PROCESS, lemon_share=0.013, second_share=0.1), days=4000)
     by_node = Counter(strike.nodes[0] for strike in found)
     lemons = {strike.nodes[0] for strike in found if strike.of_lemon}
@@ -60,7 +60,7 @@ def test_lemons_fail_ten_times_as_often() -> None:
 
 
 def test_a_group_is_the_nodes_of_one_switch() -> None:
-    """One in a hundred takes 32 nodes at once; the last switch has fewer."""
+    """One in 100 faults affects all 32 nodes of a switch; the last switch has fewer nodes."""
     found = drawn(plain_mix(2.5, FaultKind.PROCESS, group_share=0.01), days=4000)
     groups = [strike for strike in found if len(strike.nodes) > 1]
     assert len(groups) / len(found) == pytest.approx(0.01, rel=0.2)
@@ -70,7 +70,7 @@ def test_a_group_is_the_nodes_of_one_switch() -> None:
 
 
 def test_causes_are_drawn_as_the_rows_say() -> None:
-    """A share needs another node, a share another script."""
+    """A share of the faults needs another node, and a share needs another script."""
     what = mix.load("llama3")
     found = [strike for strike in drawn(what) if strike.row.name == "network switch or cable"]
     broken = sum(strike.cause is Cause.PLACE for strike in found) / len(found)
@@ -80,12 +80,12 @@ def test_causes_are_drawn_as_the_rows_say() -> None:
 
 
 def test_a_seed_draws_the_same_faults_again() -> None:
-    """The same seed and run: the same trace; another one: another."""
+    """The same seed and run give the same trace, and another seed gives another trace."""
     what = mix.load("byterobust")
     assert drawn(what, days=10) == drawn(what, days=10)
     assert drawn(what, days=10) != drawn(what, days=10, seed=2)
 
 
 def test_no_faults_may_come() -> None:
-    """So short a time that nothing happens."""
+    """In a very short time, no fault occurs."""
     assert drawn(mix.load("rsc2"), days=1e-6) == []

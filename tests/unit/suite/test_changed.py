@@ -1,4 +1,4 @@
-"""The tests that a change can affect, in small trees."""
+"""The tests that a change can affect, in small source trees."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ALL = {path for path in FILES if "/test_" in path}
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    """A tree of these files."""
+    """Return a tree of these files."""
     return Tree(FILES)
 
 
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        # What imports the module, also indirectly; the package's `__init__` imports nothing.
+        # Tests that import the module, also indirectly. The package's `__init__` has no imports.
         ("rekindle/low.py", {"test_low", "test_run", "test_jobs"}),
         ("rekindle/high.py", {"test_run", "test_jobs"}),
-        # A process is started by name. A unit test starts none.
+        # A test starts a process by its module name. Unit tests do not start processes.
         ("rekindle/cli/main.py", {"test_run"}),
-        # A name that the program completes stands for all modules of a package.
+        # An incomplete name in an f-string stands for all modules of a package.
         ("rekindle/agent/process.py", {"test_jobs", "test_any"}),
         # A package of helpers is one unit.
         ("tests/support/jobs/script.py", {"test_jobs"}),
@@ -55,19 +55,19 @@ def tree() -> Tree:
 def test_a_change_selects_the_tests_that_it_can_affect(
     tree: Tree, changed: str, tests: set[str]
 ) -> None:
-    """By imports, by names of modules, and by names of files."""
+    """affected() follows imports, names of modules, and names of files."""
     found = affected(tree, [changed])
     assert {path.rpartition("/")[2].removesuffix(".py") for path in found} == tests
 
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "Makefile", "tests/support/suite/rerun.py"])
 def test_build_files_affect_all_tests(tree: Tree, changed: str) -> None:
-    """Also when other files have changed with them."""
+    """A changed build file selects all tests, also together with other files."""
     assert affected(tree, ["README.md", changed]) == ALL
 
 
 def test_several_changes_add_up(tree: Tree) -> None:
-    """Each of them selects its own tests."""
+    """Several changed files select the tests of each file."""
     one, other = ["rekindle/cli/main.py"], ["tests/unit/test_low.py"]
     assert affected(tree, one + other) == affected(tree, one) | affected(tree, other)
     assert affected(tree, []) == set()
@@ -84,5 +84,5 @@ def test_several_changes_add_up(tree: Tree) -> None:
     ],
 )
 def test_the_unit_of_a_file(path: str, unit: str) -> None:
-    """A module, a package of helpers, or a test file."""
+    """The unit of a file is a module, a package of helpers, or a test file."""
     assert unit_of(path) == unit

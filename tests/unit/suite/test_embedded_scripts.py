@@ -1,4 +1,4 @@
-"""Scripts that tests pass to other processes import names that exist."""
+"""Scripts that tests run in other processes import names that exist."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 from repository import ROOT
 
-ELSEWHERE = ("test_changed.py", "test_embedded_scripts.py")  # their scripts are of other packages
+ELSEWHERE = ("test_changed.py", "test_embedded_scripts.py")  # their scripts import other packages
 
 
 def scripts(path: Path) -> Iterator[tuple[int, ast.Module]]:
-    """The texts of a file that are Python, with their lines."""
+    """Yield the Python scripts in the strings of a file, with their lines."""
     for node in ast.walk(ast.parse(path.read_text())):
         text = node.value if isinstance(node, ast.Constant) else ""
         if isinstance(text, str) and "import" in text and "\n" in text:
             try:
                 yield node.lineno, ast.parse(textwrap.dedent(text))
             except SyntaxError:
-                continue  # a text in words, or a part of a script
+                continue  # plain text, or a part of a script
 
 
 def found(module: str, name: str) -> Any:
-    """Return what `from module import name` gives. Raises ImportError: it is not there."""
+    """Return the result of `from module import name`. Raises ImportError: it does not exist."""
     holder = importlib.import_module(module)
     if hasattr(holder, name):
         return getattr(holder, name)
@@ -35,7 +35,7 @@ def found(module: str, name: str) -> Any:
 
 
 def problems(script: ast.Module) -> list[str]:
-    """List the names of Rekindle that a script imports or takes from a module, and that are not."""
+    """List the names of Rekindle that a script uses and that do not exist."""
     known, missing = {}, []
     for node in ast.walk(script):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "rekindle":
@@ -53,7 +53,7 @@ def problems(script: ast.Module) -> list[str]:
     return missing
 
 
-@pytest.mark.process  # the import of some module opens a port
+@pytest.mark.process  # one of the imported modules opens a port
 def test_their_imports_are_there() -> None:
     paths = [each for each in (ROOT / "tests").rglob("*.py") if each.name not in ELSEWHERE]
     paths += (ROOT / "benchmarks").glob("*.py")

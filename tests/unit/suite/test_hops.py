@@ -26,17 +26,17 @@ def lacks(*calls: Call) -> list[str]:
 
 
 def test_a_partial_order() -> None:
-    """One report is enough for a decision, and a peer waits for no other peer."""
+    """One report is enough for a decision, and a peer does not wait for other peers."""
     assert lacks(*TRACE) == []
 
 
 def test_a_call_that_is_missing() -> None:
-    """Each process of a hop has to make its calls."""
+    """missing() reports each process of a hop that lacks a call."""
     assert lacks(*TRACE[:-1]) == ["hop 4: peers 3 calls no p.py:arrive"]
 
 
 def test_a_call_that_comes_too_early() -> None:
-    """A decision before all reports, or an arrival before the failure, is found."""
+    """missing() reports a peer without a failure, and a peer that arrives before its failure."""
     assert lacks(*TRACE[1:], Call(1.0, 4, "c.py", 30)) == [
         "hop 2: peers 2 calls no p.py:fail",
     ]

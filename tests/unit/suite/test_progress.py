@@ -1,4 +1,4 @@
-"""The order of test files, and the time that is left of a run."""
+"""The order of test files, and the remaining time of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from suite import durations, progress
 
 
 def test_the_table_lists_slow_files_first() -> None:
-    """Quick files are not listed; files that take the same are in the order of their names."""
+    """The table leaves out quick files, and sorts files with equal times by name."""
     seconds = {"b.py": 4.0, "quick.py": durations.LEAST_S / 2, "a.py": 4.0, "slow.py": 61.6}
     assert list(durations.rows(seconds)) == ["62 slow.py", "4 a.py", "4 b.py"]
 
 
 def test_the_table_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line has the seconds and the path."""
+    """Each line of the table has the seconds and the path."""
     table = tmp_path / "durations.txt"
     table.write_text("\n".join(durations.rows({"slow.py": 61.6, "a.py": 4.0})) + "\n")
     monkeypatch.setattr(durations, "TABLE", table)
@@ -24,7 +24,7 @@ def test_the_table_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_file_of_a_test() -> None:
-    """It is what is before the first `::`."""
+    """The file of a test is the text before the first `::`."""
     assert durations.file_of("tests/unit/test_a.py::Test::test_b[x::y]") == "tests/unit/test_a.py"
 
 
@@ -38,7 +38,7 @@ def test_the_expected_time_of_a_test() -> None:
 @pytest.mark.parametrize(
     ("done", "total", "elapsed", "left"),
     [
-        (0.0, 0.0, 5.0, None),  # there is nothing to do
+        (0.0, 0.0, 5.0, None),  # the run has no tests
         (0.0, 100.0, 5.0, None),
         (0.5, 100.0, 5.0, None),  # too little for an estimate
         (25.0, 100.0, 50.0, 150.0),  # twice as slow as listed
@@ -46,5 +46,5 @@ def test_the_expected_time_of_a_test() -> None:
     ],
 )
 def test_the_time_left(done: float, total: float, elapsed: float, left: float | None) -> None:
-    """The rest of the listed time, at the speed of this run."""
+    """The remaining time is the rest of the listed time at the speed of this run."""
     assert progress.left_s(done, total, elapsed) == left

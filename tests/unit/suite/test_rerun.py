@@ -14,7 +14,7 @@ from waiting import run_command
 
 pytestmark = pytest.mark.process
 
-# The fixture `beside` is true in the run of all tests, and false in a rerun.
+# The fixture `beside` is true in a run of all tests, and false in a rerun.
 CONFTEST = """
 import os
 import pytest
@@ -69,14 +69,14 @@ STOPS = "def test_stops(): __import__('pytest').exit('enough', 3)\n"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The exit status of a pytest run, and its output."""
+    """The exit status and the output of a pytest run."""
 
     status: int
     output: str
 
     def reruns(self, name: str) -> list[str]:
         """Return the outcome of each rerun of a test, in order."""
-        # After the results of workers the line does not begin at the margin.
+        # After results of workers, this line does not start in the first column.
         return re.findall(rf"rerun \d+/\d+ (\w+) in [\d.]+ s: \S+::{name}$", self.output, re.M)
 
     def listed(self, verdict: str) -> set[str]:
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def run_suite(folder: Path, *files: str, times: int = 1, workers: int = 0) -> Outcome:
-    """Run a suite of these files with so many reruns."""
+    """Run a suite of these files. times: reruns of each failed test."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:hypothesispytest -p no:anyio\n")
     (folder / "conftest.py").write_text(CONFTEST)
     for number, text in enumerate(files):
@@ -101,20 +101,20 @@ def run_suite(folder: Path, *files: str, times: int = 1, workers: int = 0) -> Ou
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A run with a flaky test, a broken test, and an error in set-up, and five reruns of each."""
+    """Run a flaky test, a broken test and a failing set-up, with at most five reruns of each."""
     folder = tmp_path_factory.mktemp("mixed")
     return run_suite(folder, PASSES + FLAKY.format(1) + BROKEN, SET_UP, times=5)
 
 
 def test_a_flaky_test_passes_five_times(mixed: Outcome) -> None:
-    """The summary lists it, and counts it apart."""
+    """The summary lists a test that passes all reruns as flaky, and counts it separately."""
     assert mixed.reruns("test_flaky_1") == ["passed"] * 5
     assert mixed.listed("FLAKY") == {"test_flaky_1"}
     assert "1 failed, 1 passed, 1 error, 1 flaky" in mixed.output
 
 
 def test_a_broken_test_fails_again(mixed: Outcome) -> None:
-    """One failed rerun is enough; the run fails."""
+    """After one failed rerun a test is broken, and the run fails."""
     assert mixed.status == 1, mixed.output
     assert mixed.reruns("test_broken") == ["FAILED"]
     assert "test_broken" in mixed.listed("BROKEN")
@@ -127,7 +127,7 @@ def test_an_error_in_set_up_counts_as_a_failure(mixed: Outcome) -> None:
 
 
 def test_a_failed_session_fixture_fails_each_of_its_tests(tmp_path: Path) -> None:
-    """Each test runs again alone, with a new fixture; two flaky tests do not fail the run."""
+    """Each test runs again alone with a new fixture; two flaky tests do not fail the run."""
     outcome = run_suite(tmp_path, SESSION, PASSES)
     assert outcome.listed("FLAKY") == {"test_one", "test_two"}, outcome.output
     assert outcome.reruns("test_one") == outcome.reruns("test_two") == ["passed"]
@@ -135,7 +135,7 @@ def test_a_failed_session_fixture_fails_each_of_its_tests(tmp_path: Path) -> Non
 
 
 def test_three_flaky_tests_fail_the_run(tmp_path: Path) -> None:
-    """The summary names the limit."""
+    """More flaky tests than the limit fail the run, and the summary names the limit."""
     outcome = run_suite(tmp_path, "".join(FLAKY.format(number) for number in range(3)))
     assert outcome.status == 1, outcome.output
     assert len(outcome.listed("FLAKY")) == 3
@@ -144,7 +144,7 @@ def test_three_flaky_tests_fail_the_run(tmp_path: Path) -> None:
 
 
 def test_the_crash_of_a_worker_counts_as_a_failure_of_its_test(tmp_path: Path) -> None:
-    """The test that crashed it runs again alone; the others run in a new worker."""
+    """The test that crashed the worker runs again alone; the others run in a new worker."""
     outcome = run_suite(tmp_path, CRASH, PASSES, workers=1)
     assert outcome.status == 0, outcome.output
     assert outcome.reruns("test_crashes") == ["passed"]
@@ -153,7 +153,7 @@ def test_the_crash_of_a_worker_counts_as_a_failure_of_its_test(tmp_path: Path) -
 
 
 def test_a_run_that_stopped_early_fails(tmp_path: Path) -> None:
-    """Nothing runs again: the results of the other tests are unknown."""
+    """If a run stops early, no test runs again, because the other results are unknown."""
     outcome = run_suite(tmp_path, FLAKY.format(1), STOPS)
     assert outcome.status == 3, outcome.output
     assert outcome.reruns("test_flaky_1") == []

@@ -1,4 +1,4 @@
-"""What an evaluation is given to read: a folder, wherever the job's checkpoints are."""
+"""The checkpoint folder of an evaluation, for each location of the job's checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rekindle.tasks.retraining import newest_checkpoint
 
 
 def directory_of(folder: Path, location: str, environment: dict[str, str]) -> JobDirectory:
-    """A job whose checkpoints are there."""
+    """Create a job whose checkpoints are at `location`."""
     directory = JobDirectory(folder / "job")
     changes = {"log_directory": str(folder / "logs"), "checkpoint_store": location}
     directory.create(
@@ -31,7 +31,10 @@ def directory_of(folder: Path, location: str, environment: dict[str, str]) -> Jo
 
 @pytest.mark.process
 def test_in_an_object_store(tmp_path: Path) -> None:
-    """It is brought, with the job's own key; of those that were brought the newest stays."""
+    """newest_checkpoint() downloads a checkpoint with the credentials of the job.
+
+    It pins the checkpoint during the use. Only the newest download stays.
+    """
     with rclone(tmp_path / "s3") as server:
         job = directory_of(tmp_path, server.location("job"), ENVIRONMENT)
         store = open_store(job.spec().checkpoint_store, ENVIRONMENT)
@@ -48,14 +51,14 @@ def test_in_an_object_store(tmp_path: Path) -> None:
 
 
 def test_in_a_folder(tmp_path: Path) -> None:
-    """It is read where it is."""
+    """newest_checkpoint() returns a checkpoint of a folder without a copy."""
     put(DirectoryStore(tmp_path / "kept"), 1)
     with newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=1) as found:
         assert Path(found.location).parent == tmp_path / "kept"
 
 
 def test_there_is_none(tmp_path: Path) -> None:
-    """The error says what to do."""
+    """Without a checkpoint, the error states the setting that enables checkpoints."""
     with (
         pytest.raises(CheckpointError, match=r"give checkpoint\.every"),
         newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=1),
@@ -66,7 +69,10 @@ def test_there_is_none(tmp_path: Path) -> None:
 def test_it_is_older_than_what_was_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is taken, for training may have ended early; and it is told."""
+    """newest_checkpoint() returns a checkpoint that is older than the last step, with a warning.
+
+    The job may have ended early.
+    """
     monkeypatch.setattr(retraining, "get_run_logger", lambda: logging.getLogger("test"))
     put(DirectoryStore(tmp_path / "kept"), 1)
     with newest_checkpoint(directory_of(tmp_path, str(tmp_path / "kept"), {}), step=2) as found:

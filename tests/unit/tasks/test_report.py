@@ -1,4 +1,4 @@
-"""What people read of a job: summary, report, timeline, and the records they are made of."""
+"""Summary, report and timeline of a job, and the records for them."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def events(*timed: tuple[float, AnyEvent]) -> list[AnyEvent]:
 
 
 def started(attempt: int = 1) -> JobStarted:
-    """The beginning of an attempt of two nodes with a rank each."""
+    """Return the start of an attempt with two nodes and one rank on each node."""
     return JobStarted(job_id="train-1", attempt=attempt, nodes=2, processes_per_node=1, pid=7)
 
 
 def fault(kind: FaultKind = FaultKind.PROCESS, *, at: float, traceback: str = "") -> Fault:
-    """A fault of rank 1."""
+    """Return a fault of rank 1."""
     text = f"rank 1: {kind.value}"
     return Fault(kind=kind, message=text, rank=1, node=1, finished=30, traceback=traceback, at=at)
 
 
 def decided(strategy: Strategy, reason: str, *, at: float) -> Decided:
-    """What is done about the fault of then."""
+    """Return a decision about the fault at `at`."""
     return Decided(incident=1, strategy=strategy, reason=reason, fault=fault(at=at))
 
 
@@ -92,7 +92,7 @@ RUN = events(
 
 
 def test_the_summary_accounts_for_all_the_time() -> None:
-    """Starting, recovering, repeating and training make up the whole time."""
+    """The times for start, recovery, repetition and training add up to the total time."""
     summary = summarize("train-1", RUN)
     assert summary.wall_s == 24.0
     assert summary.starting_s == 2.0
@@ -104,7 +104,7 @@ def test_the_summary_accounts_for_all_the_time() -> None:
 
 
 def test_time_between_attempts_is_time_to_start() -> None:
-    """What passes from one attempt's end to the next one's first step was lost to starting."""
+    """The time from the end of an attempt to the next first step counts as start time."""
     again = events(
         *((event.at, event) for event in RUN[:-1]),
         (124.0, Ended(outcome="stopped", reason="cancelled", finished=75)),
@@ -120,7 +120,7 @@ def test_time_between_attempts_is_time_to_start() -> None:
 
 
 def test_overlapping_incidents_are_counted_once() -> None:
-    """Time in which two incidents were open is lost once, and one that never closed to the end."""
+    """Time with two open incidents counts once; an incident that never closes lasts to the end."""
     run = events(
         (0.0, started()),
         (1.0, FirstStep(generation=1, step=1)),
@@ -133,7 +133,7 @@ def test_overlapping_incidents_are_counted_once() -> None:
 
 
 def test_a_failure_shows_the_first_traceback() -> None:
-    """The report of a failed job shows the fault that tells where the script failed."""
+    """The report of a failed job shows the first traceback and the reason of the failure."""
     run = events(
         (0.0, started()),
         (1.0, FaultSeen(incident=1, fault=fault(FaultKind.LINK, at=1.0))),
@@ -160,7 +160,7 @@ def test_a_failure_shows_the_first_traceback() -> None:
 
 
 def test_the_report_tells_each_incident() -> None:
-    """Strategy, times, steps lost, the source of the state and the reason are in the report."""
+    """The report has strategy, times, lost steps, state source and reason of each incident."""
     text = markdown_report(summarize("train-1", RUN), resumed=describe(RUN), logs="logs")
     row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
     for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "from a snapshot"):
@@ -169,14 +169,14 @@ def test_the_report_tells_each_incident() -> None:
 
 
 def test_a_job_without_its_end_is_unfinished() -> None:
-    """A journal that breaks off tells of a dead coordinator, not of success."""
+    """A journal without an end is the journal of an unfinished job."""
     summary = summarize("train-1", RUN[:-1])
     assert summary.outcome == "unfinished"
     assert attempts.end_of(RUN[:-1]) is None
 
 
 def test_a_new_attempt_says_where_it_resumes() -> None:
-    """The step, the kind of source and the path of the checkpoint are told."""
+    """The description of a new attempt has the step, the source, and the path of the checkpoint."""
     again = events(
         (1.0, started()),
         (2.0, Checkpointed(step=20, path="saved/step-20", bytes=1, seconds=0.1)),
@@ -191,7 +191,7 @@ def test_a_new_attempt_says_where_it_resumes() -> None:
 
 
 def test_missing_nodes_are_those_that_never_came_or_went() -> None:
-    """A node is missing until it has joined the newest attempt, and when it was lost again."""
+    """A node is missing until it joins the newest attempt, and again after its loss."""
     join = [(1.0, NodeJoined(node=node, address="a", pid=1)) for node in (0, 1)]
     assert attempts.nodes_missing(events((0.0, started()))) == [0, 1]
     assert attempts.nodes_missing(events((0.0, started()), *join)) == []
@@ -201,7 +201,7 @@ def test_missing_nodes_are_those_that_never_came_or_went() -> None:
 
 
 def test_missing_spares_are_those_that_do_not_wait() -> None:
-    """One that became a node, or died, is missing; one that came again is counted once."""
+    """A spare is missing if it became a node or was lost; a spare that joins twice counts once."""
     begin = (0.0, msgspec.structs.replace(started(), spares=2))
     wait = [(1.0, NodeJoined(node=SPARE, address="a", pid=pid)) for pid in (7, 8)]
     nodes = [(1.0, NodeJoined(node=node, address="a", pid=node)) for node in (0, 1)]
@@ -215,14 +215,14 @@ def test_missing_spares_are_those_that_do_not_wait() -> None:
 
 
 def test_a_job_that_was_told_to_end() -> None:
-    """It is the newest attempt that counts."""
+    """is_stopping() considers only the newest attempt."""
     stopped = events((0.0, started()), (1.0, Stopping(reason="stopped by SIGTERM")))
     assert attempts.is_stopping(stopped)
     assert not attempts.is_stopping([*stopped, *events((2.0, started(2)))])
 
 
 def test_each_incident_step_is_told_once() -> None:
-    """One incident gives the five steps in order, and generations without one give none."""
+    """One incident returns five steps in order; a generation without an incident returns none."""
     found = IncidentFold()
     steps = [
         step
@@ -234,7 +234,7 @@ def test_each_incident_step_is_told_once() -> None:
 
 
 def test_every_event_has_a_sentence() -> None:
-    """No event of a run is without words."""
+    """Every event of a run has a sentence."""
     more = events(
         (0.0, NodeJoined(node=SPARE, address="a", pid=7)),
         (0.0, NodeWanted(node=SPARE)),
@@ -252,7 +252,7 @@ def test_every_event_has_a_sentence() -> None:
 
 
 def test_the_table_row_has_plain_values() -> None:
-    """A row can be stored as JSON, and times that never came are empty."""
+    """JSON can store a row, and a missing time is empty."""
     row = incident_row(incidents(RUN[:6])[0])
     assert row["total ms"] is None
     assert row["strategy"] == "-"
@@ -260,20 +260,20 @@ def test_the_table_row_has_plain_values() -> None:
 
 
 def record(step: int, generation: int, rank: int = 0, loss: float = 1.0) -> StepRecord:
-    """A step's record."""
+    """Return the record of a step."""
     return StepRecord(
         step=step, generation=generation, rank=rank, at=100.0 + step, metrics={"l": loss}
     )
 
 
 def test_the_record_of_the_last_generation_counts() -> None:
-    """A step that was done again has the record of its last time."""
+    """For a repeated step, effective() returns the record of the last generation."""
     found = effective([record(0, 1), record(1, 1), record(2, 1), record(1, 2, loss=2.0)])
     assert {step: r.generation for step, r in found.items()} == {0: 1, 1: 2, 2: 1}
 
 
 def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
-    """The line that a killed rank could not finish does not spoil the others."""
+    """read_records() skips a line that a killed rank did not complete."""
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     whole = [msgspec.json.encode(record(step, 1)) for step in range(2)]
@@ -282,7 +282,7 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_long_file_is_sampled_evenly(tmp_path: Path) -> None:
-    """Of a long run a picture reads some thousand records of each rank, from all its parts."""
+    """From a long file, sample_records() reads about 4,000 records, evenly spaced."""
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     count = 120_000
@@ -297,7 +297,7 @@ def test_a_long_file_is_sampled_evenly(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_an_incident_make_up_its_time() -> None:
-    """From the fault to the first good step nothing is counted twice or left out."""
+    """The parts of an incident add up to the time from the fault to the first good step."""
     [incident] = incidents(RUN)
     parts = parts_of(incident)
     assert list(parts) == ["detect", "decide", "regroup", "restore", "first step"]
@@ -305,7 +305,7 @@ def test_the_parts_of_an_incident_make_up_its_time() -> None:
 
 
 def test_a_timeline_is_drawn_of_any_job(tmp_path: Path) -> None:
-    """A run with incidents, one without records and an empty one all become a picture."""
+    """draw() makes a picture of a run with incidents, a run without records, and an empty run."""
     records = {rank: [record(step, 1 + step // 10, rank) for step in range(20)] for rank in (0, 1)}
     marks = [timeline.Mark(105.0, "kill -9 rank 1")]
     timeline.draw(RUN, records, tmp_path / "full.png", marks=marks)

@@ -1,4 +1,4 @@
-"""What an evaluation may print, and its limits."""
+"""The valid output of an evaluation, and its limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rekindle.tasks.retraining import judge, read_metrics
     ],
 )
 def test_what_an_evaluation_may_say(line: str, words: str) -> None:
-    """One JSON object of numbers."""
+    """read_metrics() refuses a line that is not one JSON object with numbers."""
     with pytest.raises(JobError, match=words):
         read_metrics(line)
 
 
 def test_metrics_are_held_against_their_limits() -> None:
-    """Both ways; a metric that is missing or no number passes no limit."""
+    """judge() rejects a metric that is missing, not a number, too low or too high."""
     judge({"a": 1.0, "b": 2.0}, at_least={"a": 1.0}, at_most={"b": 2.0})
     for metrics, words in (
         ({"a": 0.5}, "a is 0.5"),

@@ -1,4 +1,4 @@
-"""How often a flow run has ended since a person last began it, from its states alone."""
+"""The number of ends of a flow run since a person last started it, from its states alone."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ DIES: list[State[Any]] = [Crashed(message="two")]
         ([*BEGUN, *ENDS], ["one"]),
         ([*BEGUN, *ENDS, *AGAIN, *DIES], ["one", "two"]),
         ([*BEGUN, *NAMED, *ENDS, *AGAIN, *NAMED, *DIES], ["one", "two"]),
-        ([*BEGUN, *RETRIED, *ENDS, *AGAIN, *DIES], ["one", "two"]),  # retried in its process
-        ([*BEGUN, *ENDS, *DIES], ["two"]),  # two have told of the same end
-        ([*BEGUN, *ENDS, *NAMED, *AGAIN, *DIES], ["one", "two"]),  # its process was not dead
+        ([*BEGUN, *RETRIED, *ENDS, *AGAIN, *DIES], ["one", "two"]),  # a retry in its process
+        ([*BEGUN, *ENDS, *DIES], ["two"]),  # two processes reported the same end
+        ([*BEGUN, *ENDS, *NAMED, *AGAIN, *DIES], ["one", "two"]),  # the process was alive
         ([*BEGUN, *ENDS, *AGAIN, *ENDS, *BY_HAND, *DIES], ["two"]),
         ([*BEGUN, *ENDS, *BY_HAND, *DIES, *AGAIN, *ENDS], ["two", "one"]),
         ([*BEGUN, *ENDS, *AGAIN, Cancelled(), *BY_HAND, *DIES], ["two"]),
@@ -46,7 +46,7 @@ DIES: list[State[Any]] = [Crashed(message="two")]
 def test_ends_are_counted_since_a_person_began_the_run(
     states: list[State[Any]], messages: list[str]
 ) -> None:
-    """Reschedules by a decision add up; whatever else begins a run again begins the count anew."""
+    """Ends before automatic reschedules add up; any other start resets the count."""
     ends = ends_of(states)
     assert [end.message for end in ends] == messages
     assert [end.crashed for end in ends] == [message == "two" for message in messages]

@@ -1,4 +1,4 @@
-"""Ascend: every label, annotation, variable and mount when it is asked for, none otherwise."""
+"""Labels, annotations, variables and mounts for Ascend: all if the job requests them, else none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NPU = "huawei.com/Ascend910"
 
 
 def said_of(found: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The workload's labels and annotations that are not Rekindle's own."""
+    """Return the labels and annotations of the workload that are not Rekindle's own."""
     metadata = found.workload["metadata"]
     both = (metadata["labels"], metadata["annotations"])
     own = [{k: v for k, v in one.items() if not k.startswith("rekindle.dev/")} for one in both]
@@ -25,7 +25,7 @@ def said_of(found: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def test_process_level_online_recovery() -> None:
-    """A job that asks for online recovery of processes has all that MindCluster's guide wants."""
+    """A job with online recovery of processes has all settings of MindCluster's guide."""
     found = rendered(
         "ascendjob",
         device=NPU,
@@ -52,7 +52,7 @@ def test_process_level_online_recovery() -> None:
 
 @pytest.mark.parametrize("kind", ["ascendjob", "volcano-job", "indexed-job"])
 def test_nothing_of_mindclusters_unless_asked_for(kind: str) -> None:
-    """A job that Rekindle alone mends has no label, annotation, port, mount or variable of it."""
+    """A job with Rekindle's own recovery has no label, port, mount or variable of MindCluster."""
     found = rendered(kind, device=NPU)
     labels, annotations = said_of(found)
     assert labels == ({"framework": "pytorch"} if kind == "ascendjob" else {})
@@ -97,7 +97,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("name", LABELS)
 def test_each_label_alone(name: str) -> None:
-    """Whoever asks for one label gets that one."""
+    """Each field alone sets exactly its label."""
     value, key, text = LABELS[name]
     ascend = Ascend(**{name: value})
     assert job_labels(ascend, process_level=False) == {key: text}
@@ -106,7 +106,7 @@ def test_each_label_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_each_annotation_alone(name: str) -> None:
-    """Whoever asks for one annotation gets that one."""
+    """Each field alone sets exactly its annotation."""
     value, key, text = ANNOTATIONS[name]
     ascend = Ascend(**{name: value})
     assert job_annotations(ascend, ()) == {key: text}
@@ -114,7 +114,7 @@ def test_each_annotation_alone(name: str) -> None:
 
 
 def test_no_field_is_left_out_of_these_tests() -> None:
-    """Every field is tested, and every word that the policy's reader knows can be written."""
+    """These tests cover every field, and a field can write every key that the policy reads."""
     assert {*LABELS, *ANNOTATIONS, *ELSEWHERE} == set(Ascend.__struct_fields__)
     written = {key for _, key, _ in (*LABELS.values(), *ANNOTATIONS.values())}
     own = {word for word in KNOWN if not word.startswith("fault-tolerance/")}
@@ -130,7 +130,7 @@ def test_no_field_is_left_out_of_these_tests() -> None:
     ],
 )
 def test_mounts_alone_and_with_mindcluster(field: str, paths: set[str]) -> None:
-    """MindCluster's folders are mounted when asked for, and can be refused in its own job."""
+    """Each field mounts its folders, and can disable them in a job of MindCluster."""
     for said, there in (
         ({"ascend": {field: True}}, True),
         ({"recovery": "mindcluster"}, True),
@@ -145,7 +145,7 @@ def test_mounts_alone_and_with_mindcluster(field: str, paths: set[str]) -> None:
 
 
 def test_ports_and_variables() -> None:
-    """With MindCluster the container has its ports, and knows its devices and its host."""
+    """With MindCluster, the container has its ports, and variables for devices and host."""
     agent = container(rendered("ascendjob", device=NPU, recovery="mindcluster"), "ascendjob")
     assert {one["name"]: one["containerPort"] for one in agent["ports"]} == {
         "ascendjob-port": 2222,
@@ -155,11 +155,11 @@ def test_ports_and_variables() -> None:
     fields = {one["name"]: one.get("valueFrom", {}).get("fieldRef") for one in agent["env"]}
     assert fields["ASCEND_VISIBLE_DEVICES"] == {"fieldPath": f"metadata.annotations['{NPU}']"}
     assert fields["XDL_IP"] == {"fieldPath": "status.hostIP"}
-    assert "PROCESS_RECOVER" not in fields  # no strategy was given
+    assert "PROCESS_RECOVER" not in fields  # the job has no recovery strategy
 
 
 def test_the_accelerators_label_is_on_the_pods_too() -> None:
-    """Volcano's plugin looks for it there."""
+    """The pods also have the label of the accelerator, because Volcano's plugin reads it there."""
     found = rendered("volcano-job", ascend={"accelerator": "ascend-910b"})
     (template,) = templates(found, "volcano-job")
     assert template["metadata"]["labels"]["ring-controller.atlas"] == "ascend-910b"
@@ -170,7 +170,7 @@ def test_the_accelerators_label_is_on_the_pods_too() -> None:
     [("pytorch", "Master"), ("mindspore", "Scheduler"), ("tensorflow", "Chief")],
 )
 def test_one_leader_by_framework(framework: str, leader: str) -> None:
-    """There is exactly one leader of the right role; a job of one node has no workers."""
+    """Each framework has one leader of its role; a job with one node has no workers."""
     found = rendered("ascendjob", job=spec(nodes=3), ascend={"framework": framework})
     roles = found.workload["spec"]["replicaSpecs"]
     assert {role: one["replicas"] for role, one in roles.items()} == {leader: 1, "Worker": 2}
@@ -179,7 +179,10 @@ def test_one_leader_by_framework(framework: str, leader: str) -> None:
 
 
 def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
-    """Its roles and variables follow from the label, which says the same as the job."""
+    """The engine refuses a job of MindSpore whose label has another framework.
+
+    The operator sets roles and variables by the label.
+    """
     job = spec(framework=Framework.MINDSPORE)
     with pytest.raises(UsageError, match="use mindspore in both"):
         rendered("ascendjob", job=job)
@@ -207,7 +210,7 @@ def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
     ],
 )
 def test_volcanos_policies(said: dict[str, Any], restart: str, policies: list[str] | None) -> None:
-    """Volcano leaves pods to Rekindle, or does what MindCluster counts on."""
+    """The restart policy and Volcano's policies follow from the settings of the recovery."""
     found = rendered("volcano-job", **said)
     (template,) = templates(found, "volcano-job")
     assert template["spec"]["restartPolicy"] == restart
@@ -216,7 +219,7 @@ def test_volcanos_policies(said: dict[str, Any], restart: str, policies: list[st
 
 
 def test_the_operators_limit() -> None:
-    """An AscendJob has a backoffLimit, that of reschedules, when one is given."""
+    """An AscendJob has a backoffLimit only if the job sets one."""
     run = rendered("ascendjob", ascend={"backoff_limit": 3}).workload["spec"]["runPolicy"]
     assert run["backoffLimit"] == 3
     assert "backoffLimit" not in rendered("ascendjob").workload["spec"]["runPolicy"]

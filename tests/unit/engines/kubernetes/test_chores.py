@@ -1,4 +1,4 @@
-"""What an engine does in the cluster beside steering."""
+"""Work in the cluster that an engine does in the background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refuse() -> None:
 
 
 def test_nobody_waits_for_it_and_the_order_stays() -> None:
-    """In the end all is done."""
+    """The queue does its work in order in another thread, and completes it before it closes."""
     done: list[int] = []
     gate = threading.Event()
     mine = RetryQueue()
@@ -36,7 +36,7 @@ def test_nobody_waits_for_it_and_the_order_stays() -> None:
 
 
 def test_what_fails_is_told() -> None:
-    """What comes after it is done all the same."""
+    """The queue reports failed work, and continues with the next work."""
     told: list[str] = []
     done: list[int] = []
     mine = RetryQueue()
@@ -47,7 +47,7 @@ def test_what_fails_is_told() -> None:
 
 
 def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing else is to be done; that it failed is told once."""
+    """An idle queue tries failed work again, and reports the failure once."""
     monkeypatch.setattr(chores, "AGAIN_S", 0.001)
     told: list[str] = []
     tries: list[int] = []
@@ -92,7 +92,7 @@ def test_what_cannot_work_is_not_tried_again() -> None:
 
 
 def test_it_is_done_at_once_while_nobody_looks() -> None:
-    """Before and after; whoever asks is told of a failure."""
+    """A closed queue does its work immediately, and raises the error of failed work."""
     mine = RetryQueue()
     with pytest.raises(JobError):
         mine.do("it is not done", refuse)
@@ -103,7 +103,10 @@ def test_it_is_done_at_once_while_nobody_looks() -> None:
 
 
 def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names what it has given up, which knows it, and nothing after it is done."""
+    """If work does not end in time, close() reports it, and skips the later work.
+
+    The work itself can read that it was abandoned.
+    """
     monkeypatch.setattr(chores, "CLOSE_S", 0.1)
     told: list[str] = []
     seen: list[bool] = []
@@ -121,7 +124,7 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
         mine.do("node 1 is not replaced", stuck)
         mine.do("nor is node 2", lambda: seen.append(True))
         wait_set(begun)
-    with mine.open(told.append):  # a later one has a thread of its own
+    with mine.open(told.append):  # the later queue has its own thread
         gate.set()
         wait_set(over)
     assert seen == [False, True]

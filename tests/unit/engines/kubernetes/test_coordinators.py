@@ -1,4 +1,4 @@
-"""The objects around a workload: the coordinator's, and who may reach whom."""
+"""The objects for a coordinator, and the rules for access to pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOB = {"rekindle.dev/job": "demo"}
 
 
 def test_one_coordinator_at_a_time() -> None:
-    """A new coordinator comes when the old one is gone, and is told where its record is."""
+    """A new coordinator starts after the end of the old one, with the folder of its journal."""
     found = of(rendered(), "Deployment")
     assert (found["spec"]["replicas"], found["spec"]["strategy"]) == (1, {"type": "Recreate"})
     (container,) = found["spec"]["template"]["spec"]["containers"]
@@ -31,7 +31,7 @@ def test_one_coordinator_at_a_time() -> None:
     [("", {"emptyDir": {}}), ("record", {"persistentVolumeClaim": {"claimName": "record"}})],
 )
 def test_where_the_record_is_kept(claim: str, kept: dict[str, Any]) -> None:
-    """The record is in a claim, if one is named."""
+    """If the settings name a claim, the coordinator keeps its journal there."""
     found = of(rendered(coordinator={"claim": claim, "image": "other"}), "Deployment")
     inside = found["spec"]["template"]["spec"]
     assert inside["volumes"][0] == {"name": "record"} | kept
@@ -39,7 +39,10 @@ def test_where_the_record_is_kept(claim: str, kept: dict[str, Any]) -> None:
 
 
 def test_the_services_select_by_role() -> None:
-    """The coordinator's Service finds it alone; the headless one the nodes, ready or not."""
+    """The coordinator's Service selects the coordinator, and the headless one selects all nodes.
+
+    The headless Service includes nodes that are not ready.
+    """
     found = rendered()
     coordinator = of(found, "Service", "demo-coordinator")["spec"]
     assert coordinator["selector"] == JOB | {"rekindle.dev/role": "coordinator"}
@@ -50,7 +53,7 @@ def test_the_services_select_by_role() -> None:
 
 
 def test_who_may_reach_whom() -> None:
-    """The job's pods reach each other; they, flows and those who are named the coordinator."""
+    """Pods of the job reach each other; they, flows and named peers reach the coordinator."""
     peers = [{"namespace": "flows", "labels": {"a": "b"}}, {"cidr": "10.0.0.0/8"}]
     found = rendered(coordinator={"peers": peers})
     (rule,) = of(found, "NetworkPolicy", "demo-coordinator")["spec"]["ingress"]
@@ -70,14 +73,14 @@ def test_who_may_reach_whom() -> None:
 
 @pytest.mark.parametrize("said", [{"host_network": True}, {"network_policy": False}])
 def test_no_policy_where_none_can_hold(said: dict[str, Any]) -> None:
-    """Pods in their hosts' network would be locked out by a policy that names pods."""
+    """With the host network there is no NetworkPolicy, because it would exclude the job's pods."""
     found = rendered(**said)
     assert not [one for one in found.every if one["kind"] == "NetworkPolicy"]
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "trainjob", "ascendjob"])
 def test_all_go_with_the_root(kind: str) -> None:
-    """Every other object can be owned by the ConfigMap, which comes first."""
+    """Every other object can have the ConfigMap, which is the first object, as owner."""
     found = rendered(kind, job=spec(job_id="x.y"))
     assert found.every[0] is found.root
     name = found.root["metadata"]["name"]
@@ -93,7 +96,7 @@ def test_all_go_with_the_root(kind: str) -> None:
 
 
 def test_a_changed_description_is_seen() -> None:
-    """Root and workload bear a mark that follows the description, not the attempt."""
+    """The label of root and workload follows the description, not the attempt."""
     key = "rekindle.dev/described"
     marks = [
         rendered(job=job, avoid=avoid).root["metadata"]["labels"][key]

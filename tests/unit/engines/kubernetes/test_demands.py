@@ -1,4 +1,4 @@
-"""The pods of a job: their templates, the amounts in them, and the objects that they name."""
+"""The pods of a job: their templates, their quantities, and the objects that they name."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ SAID = {"device": "nvidia.com/gpu", "cpu": "500m", "memory": "2Gi"}
     ],
 )
 def test_amounts(text: object, value: str) -> None:
-    """Quantities are exact numbers."""
+    """amount() converts quantities to exact numbers."""
     assert amount(text) == Decimal(value)
 
 
 @pytest.mark.parametrize("text", ["", "many", "1GB", "-1"])
 def test_no_amounts(text: str) -> None:
-    """What is no quantity is none."""
+    """amount() refuses text that is not a quantity."""
     with pytest.raises(UsageError, match="is not an amount"):
         amount(text)
 
 
 @pytest.mark.parametrize("kind", [kind.value for kind in WorkloadKind])
 def test_pods_of_every_kind(kind: str) -> None:
-    """The nodes' template, whatever the kind calls them, and the coordinator's."""
+    """pod_templates() returns the templates of nodes and coordinator for each kind of workload."""
     found = pod_templates(WorkloadKind(kind), rendered(kind, job=spec(nodes=3, spares=1), **SAID))
     roles = [each["metadata"]["labels"][ROLE] for each in found]
     assert roles == [Role.WORKER.value, Role.COORDINATOR.value]
@@ -52,14 +52,14 @@ def test_pods_of_every_kind(kind: str) -> None:
 
 
 def test_a_leader_that_is_different() -> None:
-    """It has a template of its own."""
+    """If the leader has a different template, pod_templates() also returns it."""
     patch = {"spec": {"replicaSpecs": {"Master": {"template": {"spec": {"hostname": "first"}}}}}}
     found = pod_templates(WorkloadKind.ASCENDJOB, rendered("ascendjob", overrides=patch))
     assert [each["spec"].get("hostname") for each in found] == ["first", None, None]
 
 
 def test_what_pods_name() -> None:
-    """Everything that has to be there, but not what is called optional."""
+    """mentions() returns all necessary objects, without optional ones."""
     told = {
         "priority_class": "high",
         "service_account": "runner",

@@ -1,4 +1,4 @@
-"""The kustomization in deploy/, and the Dockerfiles: what can be told without a cluster."""
+"""Checks of the kustomization in deploy/ and of the Dockerfiles, without a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.engines.kubernetes.preflight.preflight import NODES, needed, usefu
 
 
 def objects(folder: str) -> list[dict[str, Any]]:
-    """The objects of one kustomization's own files."""
+    """Return the objects in the files of one kustomization."""
     place = ROOT / "deploy" / folder
     told = yaml.safe_load((place / "kustomization.yaml").read_text())
     listed = told["resources"]
@@ -36,7 +36,7 @@ def objects(folder: str) -> list[dict[str, Any]]:
 
 
 def rights() -> dict[tuple[str, str], set[str]]:
-    """What flows may do, by group and resource."""
+    """Return the verbs that the Role grants to flows, by group and resource."""
     (role,) = [one for one in objects("base") if one["kind"] == "Role"]
     return {
         (group, resource): set(rule["verbs"])
@@ -48,18 +48,18 @@ def rights() -> dict[tuple[str, str], set[str]]:
 
 @pytest.mark.parametrize("folder", ["base", "nodes", "mindcluster", "prefect"])
 def test_objects_are_sound(folder: str) -> None:
-    """Every object has only fields that exist, and is named for what it is."""
+    """Every object has only valid fields, and a name that starts with rekindle."""
     for one in objects(folder):
         assert not wrong_fields(one)
         assert one["metadata"]["name"].startswith("rekindle")
 
 
 def test_a_flow_run_is_a_pod_as_its_job_needs_it() -> None:
-    """The work pool's template, as the real worker reads it: every field exists."""
+    """The real worker accepts the template of the work pool, and all fields are valid."""
     worker = pytest.importorskip("prefect_kubernetes.worker", reason="needs Python 3.11")
     template = json.loads((ROOT / "deploy" / "prefect" / "base-job-template.json").read_text())
     variables = template["variables"]
-    assert not any("anyOf" in each for each in variables["properties"].values())  # in the form
+    assert not any("anyOf" in each for each in variables["properties"].values())  # form fields
     with pytest.raises(ValidationError, match="'image' is a required property"):
         validate({}, variables)
     values = {"image": "rekindle-flow:1", "node_selector": {"pool": "cpu"}, "env": {"A": "1"}}
@@ -78,16 +78,16 @@ def test_a_flow_run_is_a_pod_as_its_job_needs_it() -> None:
     assert pod["spec"]["serviceAccountName"] == "rekindle-flows"
     assert pod["spec"]["nodeSelector"] == {"pool": "cpu"}
     assert "tolerations" not in pod["spec"]
-    # Else the Job of a pod that is evicted fails before its flow run is scheduled again, and the
-    # worker takes the run for crashed.
+    # Otherwise the Job of an evicted pod fails before Prefect schedules its flow run again, and
+    # the worker reports the run as crashed.
     assert job["spec"]["podReplacementPolicy"] == "Failed"
 
 
 def test_the_role_is_the_list_of_rights() -> None:
-    """The Role hands out what jobs of all kinds need and use, and no more."""
+    """The Role grants exactly the rights that jobs of all kinds need and use."""
     listed: dict[tuple[str, str], set[str]] = {}
     for kind in WorkloadKind:
-        # Of MindCluster's own recovery, too: its ConfigMap is made as well.
+        # The engine also creates the ConfigMap of MindCluster's own recovery.
         known = kind in (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
         said = {"recovery": "mindcluster"} if known else {}
         for each in (*needed(kind, rendered(kind.value, **said)), *useful(kind)):
@@ -96,14 +96,17 @@ def test_the_role_is_the_list_of_rights() -> None:
 
 
 def test_rights_on_nodes_are_those_of_the_list() -> None:
-    """The optional ClusterRole as well."""
+    """The optional ClusterRole grants exactly the listed rights on nodes."""
     (role,) = [one for one in objects("nodes") if one["kind"] == "ClusterRole"]
     (rule,) = role["rules"]
     assert (rule["resources"], rule["verbs"]) == ([NODES.resource], [*NODES.verbs])
 
 
 def test_whoever_is_inside_needs_no_proxy() -> None:
-    """The coordinator is reached directly then; a kind that is never patched needs no right to."""
+    """Inside the cluster, the engine does not need the right to use the service proxy.
+
+    It does not need the right to patch a kind that it never patches.
+    """
     wanted = rendered()
     outside, inside = (
         needed(WorkloadKind.INDEXED_JOB, wanted, inside=each) for each in (False, True)
@@ -117,7 +120,7 @@ def test_whoever_is_inside_needs_no_proxy() -> None:
 
 
 def test_flows_may_do_no_more() -> None:
-    """By the base's role nobody makes pods, runs commands in them, or lists secrets."""
+    """The base Role does not allow a flow to create pods, run commands in pods, or list secrets."""
     may = rights()
     assert "create" not in may["", "pods"]
     assert not may["", "secrets"] & {"list", "watch"}
@@ -126,7 +129,7 @@ def test_flows_may_do_no_more() -> None:
 
 
 def test_rights_on_nodes_are_to_look_and_to_mark() -> None:
-    """Nobody is let in to make or delete a node."""
+    """The ClusterRole does not allow a flow to create or delete nodes."""
     (role,) = [one for one in objects("nodes") if one["kind"] == "ClusterRole"]
     (rule,) = role["rules"]
     assert (rule["resources"], set(rule["verbs"])) == (["nodes"], {"get", "list", "watch", "patch"})
@@ -134,7 +137,7 @@ def test_rights_on_nodes_are_to_look_and_to_mark() -> None:
 
 @pytest.mark.parametrize("name", ["flow", "training"])
 def test_dockerfiles_copy_what_is_there(name: str) -> None:
-    """All that an image is made of is in the repository, and is sent to the builder."""
+    """All files that a Dockerfile copies exist, and .dockerignore does not exclude them."""
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
     sent = (ROOT / ".dockerignore").read_text().splitlines()
     lines = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]

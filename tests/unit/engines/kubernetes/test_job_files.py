@@ -1,4 +1,4 @@
-"""A job file: what it may say, what `rekindle kubernetes render` prints, and what it refuses."""
+"""A job file: valid fields, the output of `rekindle kubernetes render`, and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ kubernetes:
 def rendered(
     folder: Path, text: str, *options: str, capsys: pytest.CaptureFixture[str]
 ) -> tuple[int, str, str]:
-    """Run the command on a job file; its status, and what it prints."""
+    """Run the command on a job file; return its status and its output."""
     path = folder / "job.yaml"
     path.write_text(text)
     with pytest.raises(SystemExit) as ended:
@@ -54,7 +54,7 @@ def rendered(
 def test_all_objects_are_printed_without_secrets(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The stream has every object, keys in the usual order, and placeholders for secrets."""
+    """The output has every object, keys in the usual order, and placeholders for secrets."""
     status, out, _ = rendered(
         tmp_path, JOB, "--kind", kind, "--job-id", "charlm-1", "--avoid", "n7", capsys=capsys
     )
@@ -107,7 +107,7 @@ def test_all_objects_are_printed_without_secrets(
 def test_mistakes_are_told_with_file_line_and_field(
     change: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever is wrong, the message says where, and never shows the environment."""
+    """The error has the file, the line and the field, and never shows the environment."""
     status, out, err = rendered(tmp_path, JOB.replace(*change), capsys=capsys)
     assert status == 2
     assert said in err
@@ -116,7 +116,7 @@ def test_mistakes_are_told_with_file_line_and_field(
 
 
 def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is not there, or holds no fields, is refused in one line."""
+    """The command refuses a missing file or a file without fields with one line."""
     status, _, err = rendered(tmp_path, "- a\n", capsys=capsys)
     assert (status, "job.yaml: write fields, for example script: train.py" in err) == (2, True)
     with pytest.raises(SystemExit) as ended:
@@ -127,7 +127,7 @@ def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("values", [KubernetesSettings, Volume, Peer, Coordinator, Ascend])
 def test_the_form_has_the_fields_that_the_engine_reads(values: type[msgspec.Struct]) -> None:
-    """They have the same fields with the same defaults, in one order."""
+    """Form and engine have the same fields with the same defaults in the same order."""
     model = model_of(values, values.__name__)
     assert list(model.model_fields) == list(values.__struct_fields__)
     required = {field.name for field in msgspec.structs.fields(values) if field.required}
@@ -136,18 +136,18 @@ def test_the_form_has_the_fields_that_the_engine_reads(values: type[msgspec.Stru
 
 
 def test_the_form_refuses_what_the_engine_would() -> None:
-    """What no pods can be is refused in the form, before a flow runs."""
+    """The form refuses impossible settings of pods before a flow runs."""
     with pytest.raises(ValidationError, match="devices_per_node needs device"):
         job(kubernetes={"image": "x", "devices_per_node": 2})
 
 
 def job(**changes: Any) -> TrainingJob:
-    """A job whose nodes are pods."""
+    """Return a job whose nodes are pods."""
     return TrainingJob.model_validate(yaml.safe_load(JOB) | changes)
 
 
 def test_paths_are_those_of_the_image() -> None:
-    """Nothing on this machine is looked at; the job's directory is the coordinator's."""
+    """to_spec() does not read files of this machine; the directory is on the coordinator."""
     spec = job(fault_tables="faults.yaml", checkpoint={"path": "ckpt"}).to_spec("charlm-1")
     assert spec.working_directory == "/app"
     assert spec.directory == "/var/lib/rekindle/jobs/charlm-1"
@@ -170,12 +170,12 @@ def test_paths_are_those_of_the_image() -> None:
     ],
 )
 def test_a_description_that_cannot_be(changes: dict[str, Any], said: str) -> None:
-    """What can be judged without the image is."""
+    """to_spec() refuses mistakes that it can find without the image."""
     with pytest.raises(UsageError, match=said):
         job(**changes).to_spec("charlm-1")
 
 
 def test_a_job_of_this_machine_is_as_before(tmp_path: Path) -> None:
-    """Without pods the working directory and the script have to exist."""
+    """Without pods, the working directory and the script must exist."""
     with pytest.raises(UsageError, match="does not exist"):
         job(kubernetes=None, working_directory=str(tmp_path / "none")).to_spec("charlm-1")

@@ -1,4 +1,4 @@
-"""A pod's output as a file: no line is lost, and few are there twice."""
+"""The output of a pod in a file: no line is missing, and few occur twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.engines.kubernetes.watchers.log_stream import PIECE, TAIL, LogFile
 
-END = datetime.fromisoformat("2026-01-02T03:04:04+00:00")  # of a run
+END = datetime.fromisoformat("2026-01-02T03:04:04+00:00")  # the end of a run
 
 
 def line(second: int, text: str, fraction: str = "", zone: str = "Z") -> bytes:
@@ -38,7 +38,7 @@ def file(path: Path) -> Iterator[LogFile]:
 
 
 def test_it_goes_on_from_its_last_line(file: LogFile, path: Path) -> None:
-    """It asks for lines from a second before, and skips those that it has."""
+    """The file requests lines from a second before its last line, and skips known lines."""
     first = [line(1, "a"), line(2, "b", ".5"), line(2, "c", ".7")]
     assert file.resume() == ""
     give(file, *first)
@@ -49,7 +49,7 @@ def test_it_goes_on_from_its_last_line(file: LogFile, path: Path) -> None:
 
 
 def test_it_goes_on_from_before_its_end(file: LogFile, path: Path) -> None:
-    """It has lines of the next run already. The rest of the previous run comes after them."""
+    """If the file has lines of the next run, the rest of the previous run follows them."""
     there = [line(1, "a"), line(2, "b"), line(5, "next")]
     give(file, *there)
     assert file.resume(END) == "2026-01-02T03:04:01+00:00"
@@ -61,7 +61,10 @@ def test_it_goes_on_from_before_its_end(file: LogFile, path: Path) -> None:
 
 
 def test_it_has_nothing_from_before(file: LogFile, path: Path) -> None:
-    """It asks for all lines, and skips those that it has."""
+    """If no line is older than the end of the run, the file requests all lines.
+
+    It skips known lines.
+    """
     there = [line(4, "of either run"), line(5, "next")]
     give(file, *there)
     assert file.resume(END) == ""
@@ -70,7 +73,7 @@ def test_it_has_nothing_from_before(file: LogFile, path: Path) -> None:
 
 
 def test_another_process_goes_on(path: Path) -> None:
-    """The first was killed in the middle of a line: the whole line comes again."""
+    """If a killed process left an incomplete line, the next process writes the complete line."""
     first = LogFile(path)
     give(first, line(1, "a"), line(1, "b")[:-3])
     first.close()
@@ -84,7 +87,7 @@ def test_another_process_goes_on(path: Path) -> None:
 
 @pytest.mark.process
 def test_nobody_else_writes_it(file: LogFile, path: Path) -> None:
-    """Not even a process that steers the job on the same machine."""
+    """Another process on the same machine cannot write the file."""
     script = "import sys; from pathlib import Path\n"
     script += "from rekindle.engines.kubernetes.watchers.log_stream import LogFile\n"
     script += "LogFile(Path(sys.argv[1])).close()"
@@ -94,13 +97,13 @@ def test_nobody_else_writes_it(file: LogFile, path: Path) -> None:
 
 
 def test_it_is_free_once_it_is_closed(path: Path) -> None:
-    """The next process may write it."""
+    """After close(), another process may write the file."""
     LogFile(path).close()
     LogFile(path).close()
 
 
 def test_long_lines(file: LogFile, path: Path) -> None:
-    """They are written piece by piece, and known by their beginning."""
+    """The file writes a long line in pieces, and recognizes it by its start."""
     long = line(1, "x" * (3 * PIECE))
     give(file, long)
     assert file.resume()
@@ -109,7 +112,10 @@ def test_long_lines(file: LogFile, path: Path) -> None:
 
 
 def test_a_line_longer_than_the_end_that_is_read(file: LogFile, path: Path) -> None:
-    """Its time is not found, so all lines are asked for."""
+    """If the last line is longer than TAIL, LogFile does not find its time.
+
+    It then requests all lines.
+    """
     long = line(1, "x" * (TAIL + PIECE))[:-1]
     give(file, long)
     assert file.resume() == ""
@@ -118,7 +124,7 @@ def test_a_line_longer_than_the_end_that_is_read(file: LogFile, path: Path) -> N
 
 
 def test_a_line_that_broke_off(file: LogFile, path: Path) -> None:
-    """It is ended, and comes again whole."""
+    """The file ends an incomplete line, and then writes the complete line."""
     give(file, line(1, "a"), line(2, "broke off")[:-4])
     assert file.resume() == "2026-01-02T03:04:01+00:00"
     give(file, line(1, "a"), line(2, "broke off"))
@@ -126,7 +132,7 @@ def test_a_line_that_broke_off(file: LogFile, path: Path) -> None:
 
 
 def test_a_line_without_an_end(file: LogFile, path: Path) -> None:
-    """The last line of a container: it is recognised when it comes again."""
+    """The file recognizes the last line of a container, which has no line end."""
     give(file, line(1, "a"), line(2, "last")[:-1])
     for _ in range(2):
         file.resume()
@@ -141,7 +147,7 @@ def test_nodes_have_their_own_zones(zone: str, file: LogFile) -> None:
 
 
 def test_a_node_changes_its_zone(file: LogFile, path: Path) -> None:
-    """Times are compared, not their texts."""
+    """The file compares times, not their text."""
     first = b"2026-10-25T02:59:59.5+02:00 a\n"
     give(file, first)
     file.resume()
@@ -150,7 +156,7 @@ def test_a_node_changes_its_zone(file: LogFile, path: Path) -> None:
 
 
 def test_lines_out_of_order(file: LogFile, path: Path) -> None:
-    """Both streams of a container have clocks of their own. A late line is there once."""
+    """The streams of a container may be out of order, and a late line occurs once."""
     first = [line(1, "a", ".9"), line(2, "b", ".0002")]
     late = line(1, "late", ".9999")
     give(file, *first)
@@ -162,7 +168,7 @@ def test_lines_out_of_order(file: LogFile, path: Path) -> None:
 
 
 def test_lines_of_one_moment(file: LogFile, path: Path) -> None:
-    """Some nodes give one time to all lines that they read at once. Equal lines are not lost."""
+    """Equal lines with equal times all stay, because some nodes use one time for several lines."""
     dots = [line(1, ".", ".5")] * 3
     for number in (1, 2, 3):
         file.resume()
@@ -171,7 +177,7 @@ def test_lines_of_one_moment(file: LogFile, path: Path) -> None:
 
 
 def test_the_clock_is_set_back(file: LogFile, path: Path) -> None:
-    """The last line in the file decides what is asked for, and not the latest time in it."""
+    """The last line of the file decides the request, not the latest time."""
     give(file, line(9, "a"), line(3, "b"))
     assert file.resume() == "2026-01-02T03:04:02+00:00"
     give(file, line(9, "a"), line(3, "b"), line(4, "c"))
@@ -179,7 +185,7 @@ def test_the_clock_is_set_back(file: LogFile, path: Path) -> None:
 
 
 def test_a_message_without_a_time(file: LogFile, path: Path) -> None:
-    """A node that has no output to give sends one. It is there once."""
+    """A message without a time, from a node without output, occurs once."""
     for _ in range(3):
         file.resume()
         give(file, b"unable to retrieve the logs\n")
@@ -187,7 +193,7 @@ def test_a_message_without_a_time(file: LogFile, path: Path) -> None:
 
 
 def test_the_last_line_is_gone_from_the_server(file: LogFile, path: Path) -> None:
-    """Its file was rotated away: whatever is newer is taken."""
+    """If the server has removed the last known line, the file takes all newer lines."""
     give(file, line(1, "a"))
     file.resume()
     give(file, line(4, "d"))
@@ -196,7 +202,7 @@ def test_the_last_line_is_gone_from_the_server(file: LogFile, path: Path) -> Non
 
 @pytest.mark.parametrize("content", [b"", b"no time\n", b"\n\n", b"\xff\xfe\n", b"torn"])
 def test_what_is_there_is_no_log(content: bytes, path: Path) -> None:
-    """All is wanted from the beginning."""
+    """If the existing file is not a log, LogFile requests all lines."""
     path.parent.mkdir()
     path.write_bytes(content)
     file = LogFile(path)
@@ -208,7 +214,7 @@ def test_what_is_there_is_no_log(content: bytes, path: Path) -> None:
 
 
 def test_more_lines_in_a_second_than_the_end_that_is_read(path: Path) -> None:
-    """Memory is bounded. Lines before the last one are recognised by their times."""
+    """With bounded memory, the file recognizes lines before the last one by their times."""
     lines = [line(1, "x" * 1000, f".{number:06d}") for number in range(2 * TAIL // 1000)]
     first = LogFile(path)
     give(first, *lines)

@@ -1,4 +1,4 @@
-"""What a job is in a cluster, of every kind."""
+"""The objects of a job in a cluster, for every kind of workload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden"
 KINDS = [kind.value for kind in WorkloadKind]
 OWN_CONTAINERS = {"ascendjob": "ascend", "pytorchjob": "pytorch", "trainjob": "node"}
 
-# All that can be said of pods, of any kind.
+# All settings of pods, for any kind.
 EVERYTHING: dict[str, Any] = {
     "namespace": "research",
     "device": "nvidia.com/gpu",
@@ -68,7 +68,7 @@ EVERYTHING: dict[str, Any] = {
     "said", [{}, EVERYTHING, {"host_network": True}], ids=["least", "all", "host"]
 )
 def test_only_fields_that_exist(kind: str, said: dict[str, Any]) -> None:
-    """No object has a field, or a type of value, that its definition does not know."""
+    """No object has an unknown field, or a value of a wrong type."""
     found = rendered(kind, avoid=("bad",), **said)
     wrong = [text for one in found.every for text in wrong_fields(one)]
     assert not wrong
@@ -76,7 +76,7 @@ def test_only_fields_that_exist(kind: str, said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_golden(kind: str) -> None:
-    """The objects of one job are those that were reviewed (GOLDEN=write renews them)."""
+    """The objects of one job are equal to the reviewed ones (GOLDEN=write replaces them)."""
     said = {"device": "huawei.com/Ascend910" if kind == "ascendjob" else "nvidia.com/gpu"}
     text = stream(rendered(kind, job=spec(spares=1), **said).every)
     text = re.sub("(?<=job.json: ).*", "JOB", text)  # it changes with every new field of a job
@@ -89,7 +89,7 @@ def test_golden(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pods_for_nodes_and_spares_with_the_agent_inside(kind: str) -> None:
-    """There is a pod for each node and spare, which runs an agent that is told where to go."""
+    """Each node and spare has a pod, which runs an agent with the coordinator's address."""
     found = rendered(kind, job=spec(spares=1), namespace="research")
     assert _pods(found.workload) == 3
     agent = container(found, kind)
@@ -120,7 +120,10 @@ def _pods(workload: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_secrets_are_in_the_secret_alone(kind: str) -> None:
-    """The job's secret and the values of its environment stand nowhere else, not even hashed."""
+    """Only the Secret has the job's secret and the values of its environment.
+
+    Other objects do not have them in a hashed form either.
+    """
     found = rendered(kind)
     secret = of(found, "Secret")
     content = {key: base64.b64decode(text) for key, text in secret["data"].items()}
@@ -135,13 +138,16 @@ def test_secrets_are_in_the_secret_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_prefects_is_on_any_object(kind: str) -> None:
-    """No label or annotation is Prefect's: its observer would take the job for a flow run's."""
+    """No object has a label or annotation of Prefect.
+
+    Otherwise Prefect's observer would treat the job as the job of a flow run.
+    """
     assert "prefect.io" not in str(rendered(kind, **EVERYTHING).every)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nodes_are_kept_off_besides_what_people_demand(kind: str) -> None:
-    """Avoided nodes are excluded in every term that a patch demands, in a fixed order."""
+    """Every term of a user's affinity excludes the avoided nodes, in a fixed order."""
     demand = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     other = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n9"]}]}
     required = {"nodeSelectorTerms": [demand, other]}
@@ -159,7 +165,7 @@ def test_nodes_are_kept_off_besides_what_people_demand(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_device_keeps_nodes_of_a_job_apart(kind: str) -> None:
-    """With a device named, a host holds one node at most; each rank has one device."""
+    """With a device, each rank has one device, and a host has at most one node of the job."""
     agent = container(rendered(kind, device="nvidia.com/gpu"), kind)
     assert agent["resources"] == {
         "requests": {"nvidia.com/gpu": "4"},
@@ -178,7 +184,7 @@ def test_a_device_keeps_nodes_of_a_job_apart(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_grace_is_longer_than_final_checkpoint(kind: str) -> None:
-    """A pod that is told to end has the time to write its node's newest snapshot."""
+    """The grace period of a pod is long enough for the final checkpoint of its node."""
     (template, *_) = templates(rendered(kind), kind)
     assert template["spec"]["terminationGracePeriodSeconds"] == 630
     (template, *_) = templates(rendered(kind, termination_grace_s=900), kind)
@@ -187,7 +193,7 @@ def test_the_grace_is_longer_than_final_checkpoint(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_objects_bear_the_jobs_label(kind: str) -> None:
-    """Every object is found by the job's label, and so is every pod, by its role as well."""
+    """Every object has the job's label, and every pod also has its role."""
     found = rendered(kind, job=spec(job_id="A.b".lower()))
     assert len({one["metadata"]["labels"]["rekindle.dev/job"] for one in found.every}) == 1
     for template in templates(found, kind):
@@ -196,7 +202,7 @@ def test_all_objects_bear_the_jobs_label(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_patches_can_do(kind: str) -> None:
-    """Who can be suspended goes on by a patch, who follows one has the hosts to avoid in it."""
+    """A patch resumes a suspended workload, or changes the hosts that a live one avoids."""
     its = adapter_of(kind)
     avoiding = rendered(kind, avoid=("n1",)).workload
     if its.follows:
@@ -228,7 +234,7 @@ def test_how_single_pods_are_kept_off_a_host(settings: dict[str, Any], wanted: K
 
 
 def test_resuming_takes_back_what_is_no_longer_avoided() -> None:
-    """The patch of a job that avoids no node any more removes the demand."""
+    """If the job avoids no node, the patch removes the affinity."""
     its = adapter_of("indexed-job")
     patch = its.resume_patch(rendered().workload, ())
     assert patch is not None
@@ -238,7 +244,7 @@ def test_resuming_takes_back_what_is_no_longer_avoided() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_wrong_fields_are_seen(kind: str) -> None:
-    """The check of fields sees what does not belong, wherever it is in a template."""
+    """The check of fields finds an unknown field and a wrong type within a template."""
     found = rendered(kind)
     (agent,) = templates(found, kind)[0]["spec"]["containers"]
     agent |= {"comand": ["x"], "ports": [{"containerPort": "80"}]}

@@ -1,4 +1,4 @@
-"""What is decided about a node's mark: pure, from its object."""
+"""Changes of a node's isolation mark, computed from its object alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wanted(
 
 
 def patched(thing: Object, patch: Object | None) -> Object:
-    """As the server merges it."""
+    """Return the object after the server merges the patch."""
     new = copy.deepcopy(thing)
 
     def merge(into: Object, what: Object) -> None:
@@ -57,7 +57,7 @@ def patched(thing: Object, patch: Object | None) -> Object:
 
 @HOWS
 def test_there_and_back(how: IsolationMode) -> None:
-    """All is as it was before; and it was told who did it, and why."""
+    """A mark has its author and reason, and its removal restores the node."""
     before = node(taints=[OTHERS])
     marked = patched(before, marking(before, wanted(how)))
     mark = mark_on(marked)
@@ -76,7 +76,7 @@ def test_a_taint_alone_leaves_no_list() -> None:
 
 
 def test_what_somebody_else_has_cordoned_stays_so() -> None:
-    """It is listed, and not uncordoned."""
+    """The engine marks a node that another user cordoned, and keeps the cordon afterwards."""
     before = node(unschedulable=True)
     marked = patched(before, marking(before, wanted(IsolationMode.CORDON)))
     mark = mark_on(marked)
@@ -88,7 +88,10 @@ def test_what_somebody_else_has_cordoned_stays_so() -> None:
 
 @HOWS
 def test_what_a_person_has_undone_is_not_done_again(how: IsolationMode) -> None:
-    """Not because of the same event, which is told again whenever the job is adopted."""
+    """If a person removed the cordon, the same event does not set it again.
+
+    The engine reads old events again when it adopts the job.
+    """
     marked = patched(node(), marking(node(), wanted(how)))
     undone = copy.deepcopy(marked)
     undone["spec"] = node()["spec"]
@@ -102,7 +105,7 @@ def test_what_a_person_has_undone_is_not_done_again(how: IsolationMode) -> None:
 
 
 def test_a_second_reason_changes_nothing() -> None:
-    """Nor does another way, or another namespace: it is kept from work already."""
+    """A second event, mode or namespace does not change the mark of an isolated node."""
     marked = patched(node(), marking(node(), wanted(IsolationMode.CORDON)))
     for other in (
         wanted(IsolationMode.CORDON, source="job#2@2.0"),
@@ -114,14 +117,17 @@ def test_a_second_reason_changes_nothing() -> None:
 
 
 def test_a_node_without_a_mark_is_left_alone() -> None:
-    """Cordoned or not, also one that was made anew under the name of one that was marked."""
+    """The engine does not change a node without a mark.
+
+    This holds also for a cordoned node, and for a new node with the name of a marked one.
+    """
     assert unmarking(node(), "default") is None
     assert unmarking(node(unschedulable=True), "default") is None
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "true", '{"how": "shoot"}'])
 def test_an_annotation_that_cannot_be_read(text: str) -> None:
-    """Whoever has cordoned the node is not known, so it stays; a taint of ours can only be ours."""
+    """If the mark is unreadable, the engine keeps a cordon, and removes only its own taint."""
     cordoned = node(unschedulable=True)
     cordoned["metadata"]["annotations"][ISOLATED] = text
     assert patched(cordoned, unmarking(cordoned, "x")) == node(unschedulable=True)
@@ -132,14 +138,14 @@ def test_an_annotation_that_cannot_be_read(text: str) -> None:
 
 
 def test_a_change_names_the_version_that_was_seen() -> None:
-    """So the server refuses it if the node is another one by now."""
+    """The patch has the node's version, so the server refuses it if the node has changed."""
     assert (marking(node(), wanted(IsolationMode.CORDON)) or {})["metadata"][
         "resourceVersion"
     ] == "7"
 
 
 def test_a_mark_is_readable() -> None:
-    """For kubectl describe."""
+    """The mark is JSON that a person can read with kubectl describe."""
     patch = marking(node(), wanted(IsolationMode.CORDON)) or {}
     said = msgspec.json.decode(patch["metadata"]["annotations"][ISOLATED])
     assert said == {

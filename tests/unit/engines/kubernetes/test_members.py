@@ -1,4 +1,4 @@
-"""Which pods are nodes, and which have to be ended, by what the journal tells."""
+"""The pods that are nodes, and the pods that the engine must end, from the journal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stamp(at: float) -> str:
 
 
 def pod(name: str, ip: str, host: str, *, created: float = BEGAN, **status: Any) -> dict[str, Any]:
-    """A pod whose container has run since it was made."""
+    """Return a pod whose container runs since its creation."""
     running = {
         "name": "node",
         "restartCount": 0,
@@ -63,7 +63,7 @@ def left(node: int) -> journal.NodeLeft:
 
 
 def told(*events: journal.AnyEvent, keeps_off: bool = True) -> PodMembership:
-    """Two nodes, and what is told of them."""
+    """Return the membership of two nodes after these events."""
     members = PodMembership(keeps_off=keeps_off)
     for event in (joined(0, "10.0.0.1"), joined(1, "10.0.0.2"), *events):
         members.learn(event)
@@ -79,7 +79,10 @@ def test_times_are_read_on_every_python() -> None:
 
 
 def test_of_a_lost_node_the_pod_that_still_runs() -> None:
-    """Not the one that came in its place, though it may have the same address."""
+    """The engine ends the running pod of a lost node, and not its replacement.
+
+    The replacement may have the same address.
+    """
     members = told()
     gone = members.take_gone(1)
     again = pod("e", "10.0.0.2", "host-2", created=BEGAN + 60)
@@ -95,7 +98,10 @@ def test_one_that_was_sent_away_is_asked_for_once() -> None:
 
 @pytest.mark.parametrize("keeps_off", [True, False])
 def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
-    """Where the next one would be placed there as well, it stays, and is refused as often."""
+    """If new pods avoid the isolated host, the engine ends a pod that waits there.
+
+    Otherwise the pod stays, because the next pod could have the same host.
+    """
     members = told(isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off)
     gone = members.take_gone(names.SPARE)
     assert ending(members, gone, RESTARTS, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
@@ -103,7 +109,7 @@ def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
 
 
 def test_a_node_that_goes_on_there_is_left_alone() -> None:
-    """The fault was another one's."""
+    """On an isolated host, the engine keeps the pod of a node that had no fault."""
     members = told(isolated(0))
     assert ending(members, LostPods(), RESTARTS) == ["c"]
 

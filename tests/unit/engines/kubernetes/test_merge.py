@@ -27,14 +27,14 @@ removals = st.fixed_dictionaries(
 
 @given(trees)
 def test_an_empty_patch_changes_nothing(manifest: dict[str, Any]) -> None:
-    """A patch that says nothing, and one that says what is there, give the same again."""
+    """An empty patch, or a patch with the existing values, does not change the manifest."""
     assert merge(manifest, {}) == manifest
     assert merge(manifest, manifest) == manifest
 
 
 @given(trees, st.one_of(trees, removals))
 def test_twice_is_once(manifest: dict[str, Any], patch: dict[str, Any]) -> None:
-    """What is patched already is not changed by the same patch; neither argument ever is."""
+    """A second equal patch has no effect, and merge() does not change its arguments."""
     before = copy.deepcopy((manifest, patch))
     once = merge(manifest, patch)
     assert merge(once, patch) == once
@@ -124,7 +124,7 @@ POD: dict[str, Any] = {
 def test_lists_are_merged_by_their_key(
     patch: dict[str, Any], where: tuple[Any, ...], expected: Any
 ) -> None:
-    """Lists of named things keep what the patch does not name; other lists are replaced."""
+    """Lists of named items keep items that the patch does not name; it replaces other lists."""
     found: Any = merge(POD, {"spec": patch})["spec"]
     for key in where:
         found = found[key]
@@ -132,7 +132,7 @@ def test_lists_are_merged_by_their_key(
 
 
 def test_a_field_is_removed() -> None:
-    """A null, or `$patch: delete` in a map, takes the field away."""
+    """A null, or `$patch: delete` in a map, removes the field."""
     assert merge(POD, {"spec": {"tolerations": None}})["spec"].keys() == {
         "containers",
         "nodeSelector",
@@ -173,6 +173,6 @@ def test_a_field_is_removed() -> None:
 def test_a_patch_that_does_not_fit_is_refused_with_its_place(
     patch: dict[str, Any], said: str
 ) -> None:
-    """The message names where, what is there and what to write."""
+    """The error has the place, the existing value and the remedy."""
     with pytest.raises(UsageError, match=said):
         merge(POD, patch)

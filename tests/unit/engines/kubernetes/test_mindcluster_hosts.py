@@ -1,4 +1,4 @@
-"""What MindCluster's ConfigMaps say of hosts: each known form is read, nothing damaged is."""
+"""MindCluster's ConfigMaps about hosts: the reader reads each known form, and no damaged one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SWITCH = "[0x00f1fef5,155912,npu,na]"
 
 
 def chips_of(thing: dict[str, Any]) -> Report:
-    """The report about chips of a host's own ConfigMap; it must be trusted."""
+    """Return the report about chips of a host's ConfigMap; it must be valid."""
     told = read(thing)[0]
     assert told.topic is Topic.CHIPS
     assert told.report is not None, told.damage
@@ -50,7 +50,7 @@ def changed(thing: dict[str, Any], key: str, text: Any) -> dict[str, Any]:
 
 
 def test_faults_of_chips() -> None:
-    """Each code of each chip, with what it is of, and how grave MindCluster holds it."""
+    """read() returns each code of each chip with its origin and MindCluster's severity."""
     thing = device_info(
         "a",
         card(4, "A8028801, 80e18402", "SeparateNPU"),
@@ -75,7 +75,7 @@ def test_faults_of_chips() -> None:
 
 
 def test_check_code_as_the_real_plugin_makes_it() -> None:
-    """The check code of a ConfigMap that a device plugin has written (UpdateTime 1763713955)."""
+    """The check code agrees with a ConfigMap of a real device plugin (UpdateTime 1763713955)."""
     names = ",".join(f"Ascend910-{number}" for number in range(8))
     info = device_list(updated=1763713955)
     info["DeviceList"][RESOURCE] = names
@@ -99,7 +99,7 @@ def test_names_of_the_level_by_version(name: str) -> None:
 
 
 def test_newer_resources_and_fields() -> None:
-    """The A5's resource is huawei.com/npu; fields that are not known are passed over."""
+    """read() accepts the A5's resource huawei.com/npu, and skips unknown fields."""
     info = {
         "DeviceList": {"huawei.com/npu-Fault": go([card("npu-1", "80E01801") | {"new": [1]}])},
         "UpdateTime": 5,
@@ -111,7 +111,7 @@ def test_newer_resources_and_fields() -> None:
 
 
 def test_what_has_no_code_is_a_remark() -> None:
-    """Chips that were separated by hand, or are listed as sick alone, are not lost."""
+    """Chips that a person separated, or that are unhealthy without a code, lead to remarks."""
     report = chips_of(
         device_info(
             "a",
@@ -135,7 +135,10 @@ def test_what_has_no_code_is_a_remark() -> None:
     ids=["text", "object", "code"],
 )
 def test_bus_switches(entry: Any) -> None:
-    """Their faults are the host's; what is over is left out; damage there spoils no chips."""
+    """Faults of bus switches are faults of the host, without ended ones.
+
+    Damage there does not affect the report about chips.
+    """
     over = go(switch_event("[0x08520003,na,npu,na]", assertion=0))
     thing = device_info("a", card(0, "80E01801"), switches=[entry, over])
     chips, switches = read(thing)
@@ -148,7 +151,7 @@ def test_bus_switches(entry: Any) -> None:
 
 
 def test_boards() -> None:
-    """NodeD's codes are the host's."""
+    """The codes of NodeD are codes of the host."""
     (told,) = read(node_info("a", "2C000031", "0100000D"))
     assert (told.host, told.topic) == ("a", Topic.BOARD)
     assert told.report is not None
@@ -162,7 +165,7 @@ def torn(thing: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def test_whatever_is_torn_is_not_trusted() -> None:
-    """However much of it was written."""
+    """read() reports each truncated text as damaged."""
     for thing in torn(device_info("a", card(0, "80E01801")), "DeviceInfoCfg"):
         assert "mindx-dl-deviceinfo-a: DeviceInfoCfg" in damage_of(thing)
     for thing in torn(node_info("a", "2C000031"), "NodeInfo"):
@@ -170,7 +173,7 @@ def test_whatever_is_torn_is_not_trusted() -> None:
 
 
 def test_whatever_was_changed_is_not_trusted() -> None:
-    """A code that somebody has put in by hand is refused for its check code."""
+    """If a person changed a code by hand, read() refuses it because of the check code."""
     thing = device_info("a", card(0, "80E01801"))
     forged = changed(thing, "DeviceInfoCfg", thing["data"]["DeviceInfoCfg"].replace("801", "802"))
     assert "check code" in damage_of(forged)
@@ -196,7 +199,7 @@ HOSTILE = [
     ],
 )
 def test_hostile_text(name: str, key: str, text: Any) -> None:
-    """It is damage that can be said, or nothing; never another exception, never a fault."""
+    """For invalid text, read() returns no report and raises only DamagedError."""
     thing = configmap(name, {} if text is None else {key: text})
     told: tuple[Told, ...] = ()
     with contextlib.suppress(DamagedError):
@@ -215,14 +218,14 @@ def test_hostile_text(name: str, key: str, text: Any) -> None:
     ],
 )
 def test_wrong_forms_with_a_right_check_code(inner: Any) -> None:
-    """A writer that is broken itself is not believed either."""
+    """read() refuses a wrong form, also with a correct check code."""
     cover = {"DeviceInfo": inner, "CheckCode": code_of(go(inner))}
     thing = configmap("mindx-dl-deviceinfo-a", {"DeviceInfoCfg": go(cover)})
     assert damage_of(thing)
 
 
 def test_all_hosts_of_clusterd() -> None:
-    """One damaged host leaves the others as they are; other keys are nobody's."""
+    """A damaged host does not affect other hosts, and read() skips unknown keys."""
     hosts = {
         "mindx-dl-deviceinfo-a": device_list(card(1, "80E01801")) | {"CmName": "x"},
         "mindx-dl-deviceinfo-b": {"DeviceList": 7},
@@ -243,7 +246,7 @@ def codes(known: HostReports, host: str) -> set[str]:
 
 
 def test_damage_leaves_what_is_known() -> None:
-    """Until it can be read again, the last word that could be trusted holds; it is said why."""
+    """While a ConfigMap is damaged, the last valid report holds, and the damage has a reason."""
     known = HostReports()
     thing = device_info("a", card(0, "80E01801"))
     known.take(thing, there=True)
@@ -256,7 +259,10 @@ def test_damage_leaves_what_is_known() -> None:
 
 
 def test_what_is_removed() -> None:
-    """NodeD removes that of a sound board; a device plugin that is gone has mended no chip."""
+    """If NodeD removes its ConfigMap, the board is healthy.
+
+    If the ConfigMap of a device plugin is removed, its chips stay faulty.
+    """
     known = HostReports()
     things = [device_info("a", card(0, "80E01801")), node_info("a", "2C000031")]
     for thing in things:
@@ -276,7 +282,7 @@ def part(number: int, *hosts: str, updated: int = 1, code: str = "80E01801") -> 
 
 
 def test_hosts_that_move_between_clusterds_parts() -> None:
-    """A host that is in no part for a moment is no sound host; of two the newer counts."""
+    """A host that no part lists for a moment keeps its faults; the newer of two entries counts."""
     known = HostReports()
     known.take(part(0, "a", "b"), there=True)
     known.take(part(0, "b"), there=True)
@@ -284,13 +290,13 @@ def test_hosts_that_move_between_clusterds_parts() -> None:
     known.take(part(1, "a", updated=3, code="80E18402"), there=True)
     known.take(part(0, "a", updated=2), there=True)
     assert codes(known, "a") == {"80E18402"}
-    known.take(part(1), there=True)  # no longer needed
+    known.take(part(1), there=True)  # ClusterD no longer uses this part
     known.take(part(0, "a", updated=4), there=True)
     assert codes(known, "a") == {"80E01801"}
 
 
 def test_clusterds_boards_are_all_there_are() -> None:
-    """A board that is left out is sound again."""
+    """If ClusterD no longer lists a board, the board is healthy."""
     known = HostReports()
     hosts = {f"mindx-dl-nodeinfo-{host}": board("2C000031") for host in ("a", "b")}
     known.take(cluster_info("cluster-info-node-cm", hosts), there=True)

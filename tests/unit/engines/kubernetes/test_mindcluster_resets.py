@@ -1,4 +1,4 @@
-"""How MindCluster's own recovery of a job is told, and which of its words concern which node."""
+"""Messages about MindCluster's own recovery, and the nodes that they concern."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def said(before: ResetInfo, **now: Any) -> list[str]:
 
 
 def test_the_skeleton_is_what_mindcluster_begins_with() -> None:
-    """What Rekindle makes can be read, and says nothing yet."""
+    """The reset-config that Rekindle creates is readable and empty."""
     assert read_reset(skeleton("job", "default")) == ResetInfo()
     assert list(progress(ResetInfo(), ResetInfo())) == []
 
 
 def test_a_recovery_from_its_beginning_to_its_end() -> None:
-    """Each phase is told once, in the order in which it comes."""
+    """Each phase of a recovery has one message, in order."""
     phases: list[dict[str, Any]] = [
         {"FaultFlushing": True},
         {"RankList": [rank(5)], "RestartFaultProcess": True},
@@ -64,7 +64,7 @@ def test_a_recovery_from_its_beginning_to_its_end() -> None:
 
 
 def test_words_that_are_not_known() -> None:
-    """A newer status or policy is told as it is."""
+    """A message has an unknown status or policy unchanged."""
     assert said(ResetInfo(), RankList=[rank(0, "frozen", "thaw")]) == [
         "lists rank 0: frozen; it does 'thaw'"
     ]
@@ -82,13 +82,13 @@ def with_data(**data: Any) -> dict[str, Any]:
         {"reset.json": None},
         {"reset.json": '{"RankList":[{"RankId":"one"}]}'},
         {"checkCode": "0" * 64},
-        {"checkCode": ""},  # of what says something
+        {"checkCode": ""},  # although reset.json has content
         {"reset.json": '{"RankList":[],"RetryTime":7}'},
     ],
     ids=range(11),
 )
 def test_what_is_damaged_is_refused(data: dict[str, Any]) -> None:
-    """Torn, changed by hand or of another form: an error that names it."""
+    """read_reset() refuses a truncated, changed or unknown text, and the error names it."""
     with pytest.raises(DamagedError, match=r"reset-config-job: reset\.json"):
         read_reset(with_data(**data))
 
@@ -108,7 +108,7 @@ def pod(**changed: Any) -> dict[str, Any]:
 
 
 def test_pods_with_ranks() -> None:
-    """What a pod has of its host, and what MindCluster calls it; without its word nothing."""
+    """placed() returns the chips and the index of a pod, or unknown values without annotations."""
     assert placed(pod(), RESOURCE) == Placed("u", "a", "10.0.0.1", (4, 6), 1)
     bare = pod(annotations={"huawei.com/AscendReal": "", "hccl/rankIndex": "x", RESOURCE: "npu-2"})
     assert placed(bare, RESOURCE) == Placed("u", "a", "10.0.0.1", (2,), -1)
@@ -123,7 +123,10 @@ def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, 
 
 
 def test_chips_of_other_pods_are_none_of_our_business() -> None:
-    """A chip of ours is a device of the node, by its place among ours; a board's fault is all's."""
+    """A faulty chip of the pod has its device number; chips of other pods have no event.
+
+    A fault of the board concerns all devices.
+    """
     place = Placed("u", "a", "10.0.0.1", (4, 6))
     chip = FaultOrigin.CHIP
     faults = [ActiveCode("80E01801", number, chip) for number in (0, 4, 6)]
@@ -133,7 +136,10 @@ def test_chips_of_other_pods_are_none_of_our_business() -> None:
 
 
 def test_a_pod_whose_chips_are_not_known() -> None:
-    """Nobody is told that a chip of it is broken which may be another's; people are."""
+    """If the chips of a pod are unknown, a fault of a chip leads to a remark, not to an event.
+
+    The chip may belong to another pod.
+    """
     unknown = Placed("u", "a", "10.0.0.1")
     faults = (
         ActiveCode("80E01801", 0, FaultOrigin.CHIP),
@@ -146,7 +152,7 @@ def test_a_pod_whose_chips_are_not_known() -> None:
 
 
 def test_codes_that_no_table_lists() -> None:
-    """They are taken as MindCluster takes them: it lets training go on, or it does not."""
+    """A code without a table entry has the severity of MindCluster."""
     place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
     mild = ActiveCode("80999999", 0, FaultOrigin.CHIP, Severity.MINOR)
     grave = ActiveCode("80999999", 1, FaultOrigin.CHIP)
@@ -156,7 +162,7 @@ def test_codes_that_no_table_lists() -> None:
 
 
 def test_ranks_that_mindcluster_lists() -> None:
-    """Its ranks are counted by its own index of pods, and are told to the node that the pod is."""
+    """A rank of MindCluster's list is an event of the node with the same pod index."""
     info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
     place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
     (sign,) = recovery_signs(place, info, node=3, ranks=2)
@@ -182,7 +188,7 @@ def group(result: str = "", switch: str = "on", owner: str = "job") -> dict[str,
 
 
 def test_what_clusterd_notes_at_the_pod_group() -> None:
-    """Each strategy with what came of it; that recovery pauses; nothing of other jobs."""
+    """The messages have each strategy with its result, and pauses, without those of other jobs."""
     recovery = ResetProcess("job")
     story = [
         recovery.take_group(one, there=True)
@@ -215,7 +221,7 @@ def test_what_clusterd_notes_at_the_pod_group() -> None:
 
 
 def test_damage_leaves_the_recovery_as_it_was() -> None:
-    """A torn reset-config is said, and what was listed stays listed."""
+    """A damaged reset-config is reported, and the list of ranks stays."""
     recovery = ResetProcess("job")
     assert recovery.take_reset(with_data(), there=True)
     assert recovery.take_reset(with_data(checkCode="x"), there=True) == []

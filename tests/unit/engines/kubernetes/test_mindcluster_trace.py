@@ -1,4 +1,4 @@
-"""A job's data trace: switched by its ConfigMap, or by a ClusterD that is asked over gRPC."""
+"""The data trace of a job: the ConfigMap that switches it, and the gRPC call to ClusterD."""
 
 from __future__ import annotations
 
@@ -52,20 +52,23 @@ ALL = msgspec.structs.replace(STEPS, communication=True)
     ],
 )
 def test_what_goes_together(words: list[str], switch: Switch) -> None:
-    """All but communication go together; with communication alone MindCluster has them on, too."""
+    """All kinds except communication go together, and communication enables the others too.
+
+    MindCluster does the same.
+    """
     assert switch_of(words) == switch
     assert set(words) <= set(switch.words)
     assert read_trace(data_trace("demo", "default", switch)) == switch
 
 
 def test_words() -> None:
-    """A word that is no trace is refused with those that there are."""
+    """switch_of() refuses an unknown word, and lists the valid words."""
     with pytest.raises(UsageError, match=r"fp is not a kind of record; choose from communication"):
         switch_of(["fp", "step"])
 
 
 def test_the_form_that_mindcluster_expects() -> None:
-    """Name, label, key and words are those of its guide to profiling."""
+    """Name, label, key and values of the ConfigMap follow MindCluster's guide to profiling."""
     thing = data_trace("demo", "default", STEPS)
     assert thing["metadata"]["name"] == "data-trace-demo"
     assert thing["metadata"]["labels"]["reset"] == "true"
@@ -80,7 +83,7 @@ def test_the_form_that_mindcluster_expects() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Step":1}', "null"])
 def test_a_switch_that_is_damaged(text: Any) -> None:
-    """It is said which ConfigMap it is."""
+    """The error for a damaged switch names its ConfigMap."""
     thing = data_trace("demo", "default", STEPS) | {"data": {"profilingSwitch": text}}
     with pytest.raises(DamagedError, match="data-trace-demo: profilingSwitch"):
         read_trace(thing)
@@ -90,7 +93,7 @@ def test_a_switch_that_is_damaged(text: Any) -> None:
 
 
 def fields(content: bytes) -> dict[int, bytes | int]:
-    """Decode a protobuf message of short fields, as its specification has it."""
+    """Decode a protobuf message of short fields, according to the specification."""
     found: dict[int, bytes | int] = {}
     while content:
         number, kind, size = content[0] >> 3, content[0] & 7, content[1]
@@ -101,7 +104,7 @@ def fields(content: bytes) -> dict[int, bytes | int]:
 
 
 def test_the_message() -> None:
-    """Field numbers are those of profiling.proto: jobNsName 1, profilingSwitch 2, its words 1-5."""
+    """The field numbers follow profiling.proto: jobNsName 1, profilingSwitch 2, its words 1-5."""
     found = fields(request("default/demo", STEPS))
     assert set(found) == {1, 2}
     assert found[1] == b"default/demo"
@@ -113,7 +116,7 @@ def test_the_message() -> None:
 
 
 def test_the_answer() -> None:
-    """A message and a code (two bytes, for 200); fields that are not known are passed over."""
+    """response() returns the message and the code (two bytes for 200), and skips unknown fields."""
     assert response(b"\x0a\x02ok\x10\xc8\x01") == ("ok", 200)
     assert response(b"\x10\x94\x03\x1a\x03new\x20\x01") == ("", 404)
     assert response(b"") == ("", 0)
@@ -132,13 +135,13 @@ def test_the_answer() -> None:
     ],
 )
 def test_answers_that_are_none(content: bytes) -> None:
-    """Torn ones, and those of something else."""
+    """response() refuses a truncated answer, and an answer of another type."""
     with pytest.raises(JobError, match="not a DataTypeRes"):
         response(content)
 
 
 class Clusterd:
-    """A gRPC server with the one method; answers as it is told."""
+    """A gRPC server with this one method and a configurable answer."""
 
     def __init__(self) -> None:
         import grpc
@@ -175,7 +178,7 @@ def clusterd() -> Iterator[Clusterd]:
 
 
 def test_clusterd_is_asked(clusterd: Clusterd) -> None:
-    """It gets the message; what it refuses or fails at is told in its words."""
+    """ClusterD gets the message, and the error has the text of its refusal or failure."""
     modify_trace(clusterd.address, "default/demo", ALL)
     assert clusterd.asked == [request("default/demo", ALL)]
     clusterd.answer = b"\x0a\x06no job\x10\x94\x03"
@@ -193,7 +196,7 @@ def test_clusterd_that_is_not_there() -> None:
 
 
 def test_without_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said what to install."""
+    """Without gRPC, the error names the necessary extra."""
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(UsageError, match=r"rekindle\[mindcluster\]"):
         modify_trace("127.0.0.1:1", "default/demo", ALL)
@@ -210,7 +213,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
 
 @pytest.fixture
 def root(cluster: Simulated) -> Iterator[dict[str, Any]]:
-    """A job's root, for as long as a test."""
+    """Create the root of a job for the duration of a test."""
     labels = {"rekindle.dev/job": "demo"}
     made = cluster.create(MAPS, {"metadata": {"name": "demo", "labels": labels}})
     yield made
@@ -219,13 +222,13 @@ def root(cluster: Simulated) -> Iterator[dict[str, Any]]:
 
 
 class Command:
-    """The command line, about that job."""
+    """The command line for that job."""
 
     def __init__(self, cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
         self._cluster, self._capsys = cluster, capsys
 
     def __call__(self, *more: str) -> tuple[int, str, str]:
-        """Exit status, output, errors."""
+        """Run the command; return exit status, output and errors."""
         where = ["--kubeconfig", str(self._cluster.kubeconfig)]
         with pytest.raises(SystemExit) as ended:
             cli.main(["kubernetes", "trace", "demo", *where, *more])
@@ -240,7 +243,7 @@ def trace(cluster: Simulated, root: dict[str, Any], capsys: pytest.CaptureFixtur
 
 @pytest.mark.process
 def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -> None:
-    """It writes what is asked for, also over what ClusterD wrote; and prints what is on."""
+    """The command writes the requested switch, also over a damaged one, and prints what is on."""
     assert trace() == (0, "off", "")
     assert trace("--on", "step") == (0, " ".join(STEPS.words), "")
     found = cluster.get(f"{MAPS}/data-trace-demo")
@@ -265,14 +268,14 @@ def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -
     ],
 )
 def test_commands_that_cannot_be(options: list[str], said: str, trace: Command) -> None:
-    """Each is refused with what is wrong."""
+    """The command refuses wrong options with the reason."""
     status, _, error = trace(*options)
     assert status == 2
     assert said in error
 
 
 def test_pods_that_would_not_look(cluster: Simulated, trace: Command) -> None:
-    """A job without MindCluster's folders is told what to say of its pods."""
+    """For pods without MindCluster's folders, the command names the missing setting."""
     path = "/api/v1/namespaces/default/pods"
     labels = {"rekindle.dev/job": "demo", "rekindle.dev/role": "worker"}
     container: dict[str, Any] = {"name": "c", "image": "i", "command": ["sleep", "1000"]}
@@ -289,7 +292,7 @@ def test_the_command_asks_clusterd(
     cluster: Simulated,
     trace: Command,
 ) -> None:
-    """Where it is named it is asked, and nothing is written beside it; its refusal is final."""
+    """With --clusterd, the command only calls ClusterD. After a refusal it writes no ConfigMap."""
     named = ["--clusterd", clusterd.address]
     assert trace("--on", "step", *named)[:2] == (0, " ".join(STEPS.words))
     assert clusterd.asked == [request("default/demo", STEPS)]
@@ -301,7 +304,7 @@ def test_the_command_asks_clusterd(
 
 
 def test_what_mindcluster_writes_is_never_put_back(cluster: Simulated, tmp_path: Path) -> None:
-    """Whoever goes on with a job leaves its reset-config as MindCluster has it."""
+    """A new attempt keeps the reset-config that MindCluster has written."""
     directory = JobDirectory(tmp_path / "job")
     described = pods("ascendjob", recovery="mindcluster", device="huawei.com/Ascend910")
     directory.create(spec(job_id="kept"), logs=False)

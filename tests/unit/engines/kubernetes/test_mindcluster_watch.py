@@ -1,4 +1,4 @@
-"""What the eyes on MindCluster's ConfigMaps report, against an API server."""
+"""The watch of MindCluster's ConfigMaps, against an API server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def path_of(thing: Object) -> str:
 
 
 class Job:
-    """A job's pods, one on each host, and all that is heard of them."""
+    """The pods of a job, one on each host, and all received reports."""
 
     def __init__(self, cluster: Simulated, kubeconfig: Path | None = None) -> None:
         self.api = load(str(kubeconfig or cluster.kubeconfig), patience_s=1.0)
@@ -88,7 +88,7 @@ class Job:
             yield
 
     def heard(self, *expected: tuple[str, int, int, bool]) -> None:
-        """Wait for these signs (code, node, device, gone), and no others."""
+        """Wait for exactly these signs (code, node, device, gone)."""
 
         def all_of_them() -> bool:
             return len(self.signs) >= len(expected)
@@ -97,7 +97,7 @@ class Job:
         assert sorted((s.what, s.node, s.device, s.gone) for s in self.signs) == sorted(expected)
 
     def write(self, thing: Object) -> None:
-        """As MindCluster does: the first time it is made."""
+        """Create or change a ConfigMap, as MindCluster does."""
         path, name = path_of(thing), thing["metadata"]["name"]
         code, _ = self.cluster.call("POST", path, thing)
         if code == 409:
@@ -109,7 +109,7 @@ class Job:
 
 @pytest.fixture
 def job(cluster: Simulated) -> Iterator[Callable[..., Job]]:
-    """Jobs, and no ConfigMap of before."""
+    """Return a function that creates jobs; the fixture removes their ConfigMaps."""
     made: list[Job] = []
 
     def make(**more: Any) -> Job:
@@ -127,7 +127,7 @@ def job(cluster: Simulated) -> Iterator[Callable[..., Job]]:
 
 @pytest.mark.process
 def test_faults_come_and_go(job: Callable[..., Job]) -> None:
-    """Each is reported once, however often it is written, and once more when it is over."""
+    """The watch reports each fault once, for any number of writes, and its end once."""
     run = job()
     run.place("a", 0)
     run.write(device_info("a", card(0, "80C98006", "NotHandleFault")))
@@ -149,7 +149,7 @@ def test_faults_come_and_go(job: Callable[..., Job]) -> None:
 
 
 def test_two_jobs_and_other_hosts(job: Callable[..., Job]) -> None:
-    """Each hears of its own chips alone, and nobody of a host that has no pod of it."""
+    """Each job gets reports only about its own chips, on hosts with its pods."""
     first, second = job(), job()
     first.place("a", 0)
     first.place("b", 1)
@@ -163,7 +163,7 @@ def test_two_jobs_and_other_hosts(job: Callable[..., Job]) -> None:
 
 
 def test_a_host_that_is_taken_later(job: Callable[..., Job]) -> None:
-    """What was wrong with it before is told as soon as a node is there."""
+    """When a node starts on a host, the watch reports the host's earlier faults."""
     run = job()
     with run.watched():
         run.write(device_info("a", card(0, "80E01801")))
@@ -174,7 +174,7 @@ def test_a_host_that_is_taken_later(job: Callable[..., Job]) -> None:
 
 
 def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
-    """What could not be reported is, when it is back."""
+    """If the coordinator is absent, the watch reports the fault after its return."""
     run = job()
     run.place("a", 0)
     run.away = True
@@ -192,7 +192,10 @@ def seen(host: str, what: str, **more: Any) -> SignSeen:
 
 
 def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> None:
-    """It is told, once all is known; what a person has reported is the person's."""
+    """After an adoption, the watch reports the end of faults that are over.
+
+    It does not end a fault that a person reported.
+    """
     run = job()
     run.place("a", 0)
     run.write(device_info("a", card(0, "80E01801")))
@@ -212,7 +215,10 @@ def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> No
 
 
 def test_damage_is_said_once(job: Callable[..., Job]) -> None:
-    """A ConfigMap that is torn ends nothing; that of a host without a pod is passed over."""
+    """A damaged ConfigMap has one report, and does not end the watch.
+
+    The watch ignores damage of a host without a pod.
+    """
     run = job()
     run.place("a", 0)
     thing = device_info("a", card(0, "80E01801"))
@@ -231,12 +237,12 @@ def test_damage_is_said_once(job: Callable[..., Job]) -> None:
 
 
 def others() -> list[threading.Thread]:
-    """The threads that follow ConfigMaps."""
+    """Return the threads that watch ConfigMaps."""
     return [one for one in threading.enumerate() if one.name == "rekindle-npu"]
 
 
 def allowed(cluster: Simulated, namespaces: tuple[str, ...], folder: Path) -> Path:
-    """A kubeconfig of somebody who may read ConfigMaps in these namespaces alone."""
+    """Return a kubeconfig of an account that may read ConfigMaps only in these namespaces."""
     account = f"reader-{len(namespaces)}"
     token = cluster.token_for(account)
     rbac = "rbac.authorization.k8s.io"
@@ -253,10 +259,10 @@ def allowed(cluster: Simulated, namespaces: tuple[str, ...], folder: Path) -> Pa
 
 
 def test_no_rights_at_all(cluster: Simulated, job: Callable[..., Job], tmp_path: Path) -> None:
-    """It is said once, with what gives the rights, and nothing else happens."""
+    """Without rights, the watch reports this once with the remedy, and sends no event."""
     run = job(kubeconfig=allowed(cluster, (), tmp_path))
     run.place("a", 0)
-    run.journal = [seen("a", "80E01801")]  # which may be there still
+    run.journal = [seen("a", "80E01801")]  # the fault may still exist
     with run.watched():
         wait_until(lambda: not others(), "the end of those that may not read")
         wait_until(lambda: run.told, "word of the refusal")
@@ -268,7 +274,7 @@ def test_no_rights_at_all(cluster: Simulated, job: Callable[..., Job], tmp_path:
 def test_clusterds_word_where_that_of_hosts_may_not_be_read(
     cluster: Simulated, job: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """Without rights in kube-system, ClusterD's summary of all hosts stands in."""
+    """Without rights in kube-system, the watch uses ClusterD's summary of all hosts."""
     run = job(kubeconfig=allowed(cluster, ("mindx-dl",), tmp_path))
     run.place("a", 0)
     with run.watched():
@@ -279,7 +285,7 @@ def test_clusterds_word_where_that_of_hosts_may_not_be_read(
 
 
 def noted(cluster: Simulated, workload: str, key: str, value: str) -> None:
-    """As ClusterD does at a job's PodGroup."""
+    """Write an annotation to the PodGroup of a job, as ClusterD does."""
     path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
     maps = "/api/v1/namespaces/default/configmaps"
     uid = cluster.create(maps, {"metadata": {"name": workload}})["metadata"]["uid"]
@@ -291,7 +297,7 @@ def noted(cluster: Simulated, workload: str, key: str, value: str) -> None:
 
 
 def test_a_recovery_is_followed(cluster: Simulated, job: Callable[..., Job]) -> None:
-    """MindCluster's own recovery of this job is told phase by phase; that of others is not."""
+    """The watch reports each phase of MindCluster's recovery of this job, and not of other jobs."""
     run = job()
     run.place("a", 0)
     run.pods[0]["metadata"]["annotations"]["hccl/rankIndex"] = "0"

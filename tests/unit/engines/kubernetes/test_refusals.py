@@ -1,4 +1,4 @@
-"""What cannot be meant is refused, with the field and what would be right."""
+"""Refused settings: the error has the field and the valid values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.recovery.policy.policy import Policy
 
 
 def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict[str, Any]:
-    """A volume as a job file says it."""
+    """Return a volume in the form of a job file."""
     return {"name": name, "mount_path": mount_path} | others
 
 
@@ -118,7 +118,7 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
     ],
 )
 def test_wrong_words(said: dict[str, Any], text: str) -> None:
-    """Each wrong value is refused where it stands, and the message says what to write."""
+    """check_pods() refuses each wrong value, and the error has its field and the remedy."""
     with pytest.raises(UsageError, match=text):
         check_pods(pods(said.pop("kind", "indexed-job"), **said), spec())
 
@@ -132,7 +132,7 @@ def test_wrong_words(said: dict[str, Any], text: str) -> None:
     ],
 )
 def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> None:
-    """A file that has one is refused where it is read; here Python code makes it."""
+    """The reader refuses such a number in a file, and check_pods() refuses it from Python code."""
     with pytest.raises(UsageError, match=text):
         check_pods(KubernetesSettings(image="x", ascend=Ascend(**said)), spec())
     with pytest.raises(msgspec.ValidationError, match=next(iter(said))):
@@ -142,7 +142,7 @@ def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> Non
 
 
 def test_a_grace_may_be_short_where_final_checkpoint_are() -> None:
-    """The least grace follows the policy."""
+    """The smallest grace period follows the timeout of the policy."""
     short = spec(policy=Policy(dump_timeout_s=5))
     check_pods(pods(termination_grace_s=35), short)
     with pytest.raises(UsageError, match="give at least 35, or 0"):
@@ -158,7 +158,7 @@ def test_a_grace_may_be_short_where_final_checkpoint_are() -> None:
     ],
 )
 def test_checkpoints_that_last(store: str, said: dict[str, Any]) -> None:
-    """Checkpoints go to a mounted volume or an object store; patches are not judged."""
+    """Checkpoints go to a mounted volume or an object store; the check ignores patches."""
     check_pods(pods(**said), spec(checkpoint_store=store, checkpoint_every=5))
 
 
@@ -167,7 +167,7 @@ def test_checkpoints_that_last(store: str, said: dict[str, Any]) -> None:
     [{}, {"volumes": [volume(empty_dir=True)]}, {"volumes": [volume(mount_path="/da", claim="a")]}],
 )
 def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
-    """Checkpoints in a container's own files are refused, unless none are written."""
+    """check_pods() refuses checkpoints in the files of a container, unless the job writes none."""
     with pytest.raises(
         UsageError, match="the job would write checkpoints to /data in each container"
     ):
@@ -176,7 +176,7 @@ def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
 
 
 def test_an_ascendjob_has_a_largest_size() -> None:
-    """More replicas than its operator takes are refused; other kinds have no such limit."""
+    """check_pods() refuses more replicas than the operator accepts, only for an AscendJob."""
     job = spec(nodes=20_000, spares=1)
     with pytest.raises(UsageError, match="at most 20000 replicas, but nodes and spares are 20001"):
         check_pods(pods("ascendjob"), job)
@@ -199,13 +199,16 @@ def test_an_ascendjob_has_a_largest_size() -> None:
     ],
 )
 def test_what_the_ascend_operator_would_refuse(patch: dict[str, Any], text: str) -> None:
-    """A patch that breaks the operator's rules is refused here: it tells of it in events alone."""
+    """The engine refuses a patch that breaks the rules of the operator.
+
+    The operator itself reports it only in events.
+    """
     with pytest.raises(UsageError, match=text):
         rendered("ascendjob", overrides=patch)
 
 
 def test_the_ascend_operators_container() -> None:
-    """The container keeps the name that its operator looks for."""
+    """A patch cannot remove the container with the name that the operator needs."""
     gone = {"spec": {"containers": [{"$patch": "replace"}, {"name": "other", "image": "x"}]}}
     with pytest.raises(UsageError, match="Master has no container named ascend with an image"):
         rendered("ascendjob", pod_overrides=gone)
@@ -225,13 +228,13 @@ def test_the_ascend_operators_container() -> None:
     ],
 )
 def test_patches_that_would_lose_the_job(patch: dict[str, Any], text: str) -> None:
-    """What the job is found by, and its pods, stay."""
+    """A patch cannot remove the pods, or the values by which the engine finds the job."""
     with pytest.raises(UsageError, match=text):
         rendered(overrides=patch)
 
 
 def test_our_variables_are_not_patched() -> None:
-    """What the agent is told by is not for people to set."""
+    """A patch cannot set the variables of the agent."""
     env = [{"name": "REKINDLE_POD_IP", "value": "x"}]
     patch = {"spec": {"containers": [{"name": "training", "env": env}]}}
     with pytest.raises(UsageError, match="pod_overrides: Rekindle sets REKINDLE_POD_IP"):
@@ -251,12 +254,12 @@ def test_our_variables_are_not_patched() -> None:
     ],
 )
 def test_pods_that_nobody_would_find(patch: dict[str, Any], text: str) -> None:
-    """A patch of the pods leaves them the job's, and leaves them a container."""
+    """A patch of the pods cannot remove Rekindle's labels or the container."""
     with pytest.raises(UsageError, match=text):
         rendered(pod_overrides=patch)
 
 
 def test_unknown_fields_are_refused() -> None:
-    """A misspelt field is no field."""
+    """The reader refuses an unknown field."""
     with pytest.raises(msgspec.ValidationError, match="imagePullPolicy"):
         pods(imagePullPolicy="Always")

@@ -1,4 +1,4 @@
-"""What is told to a coordinator that is away, or does not care."""
+"""Health events for a coordinator that does not answer, or refuses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sign(what: str) -> HealthEvent:
 
 
 class Coordinator:
-    """It is away for the first calls."""
+    """A coordinator that does not answer the first calls."""
 
     def __init__(self, away: int = 0) -> None:
         self.away = away
@@ -42,7 +42,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_not_heard_is_said_again_in_its_order() -> None:
-    """What means nothing to the job is said once."""
+    """The queue repeats unanswered events in order, and sends a refused event once."""
     told: list[str] = []
     there = Coordinator(away=3)
     with HealthEventQueue(there.hear, told.append).open() as say:
@@ -68,7 +68,7 @@ def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_nobody_waits_for_one_that_stays_away() -> None:
-    """Neither who says it, nor the end."""
+    """If the coordinator never answers, neither a caller nor the end of the queue waits."""
     there = Coordinator(away=10**9)
     with HealthEventQueue(there.hear, print).open() as say:
         say(sign("first"))

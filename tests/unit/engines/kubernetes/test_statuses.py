@@ -1,4 +1,4 @@
-"""What live workloads say of themselves, read as one set of phases."""
+"""The statuses of live workloads, converted to common phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.engines.kubernetes.manifests.kinds.base import Observed, WorkloadP
 
 
 def held(*words: str, **others: Any) -> dict[str, Any]:
-    """A status with these conditions: type or type/reason, - before one that does not hold."""
+    """Return a status with these conditions: type or type/reason; a - marks a false one."""
     conditions = []
     for word in words:
         name, _, reason = word.lstrip("-").partition("/")
@@ -21,12 +21,12 @@ def held(*words: str, **others: Any) -> dict[str, Any]:
 
 
 def of_jobs(**counts: int) -> dict[str, Any]:
-    """A status with the counts of one replicated job, as JobSets and TrainJobs have it."""
+    """Return a status with the counts of one replicated job, as JobSets and TrainJobs have it."""
     return {key: [{"name": "node"} | counts] for key in ("replicatedJobsStatus", "jobsStatus")}
 
 
 def in_phase(name: str, **others: str) -> dict[str, Any]:
-    """A Volcano Job's status."""
+    """Return the status of a Volcano Job."""
     return {"state": {"phase": name} | others}
 
 
@@ -70,20 +70,20 @@ def in_phase(name: str, **others: str) -> dict[str, Any]:
     ],
 )
 def test_phases(kind: str, status: dict[str, Any], phase: str, reason: str) -> None:
-    """Each controller's words have one meaning here."""
+    """The adapter converts each status of a controller to one phase."""
     found = adapter_of(kind).status({"status": status})
     assert (found.phase.value, found.reason) == (phase, reason)
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob"])
 def test_suspended_before_its_controller_has_seen_it(kind: str) -> None:
-    """A workload that is made suspended is suspended, whatever its status says yet."""
+    """A workload that is created suspended has this phase before its controller sets a status."""
     assert adapter_of(kind).status({"spec": {"suspend": True}}) == Observed(WorkloadPhase.SUSPENDED)
 
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "ascendjob", "volcano-job"])
 def test_the_message_is_passed_on(kind: str) -> None:
-    """What the controller says to people comes with the phase."""
+    """The status has the message of the controller."""
     status = held("Failed") | in_phase("Failed", message="why")
     assert adapter_of(kind).status({"status": status}).message == "why"
 
@@ -100,13 +100,13 @@ def test_the_message_is_passed_on(kind: str) -> None:
     ],
 )
 def test_selectors(kind: str, said: str) -> None:
-    """Pods are found by the label that the kind's controller sets."""
+    """The engine finds pods by the label that the kind's controller sets."""
     assert f"{adapter_of(kind).pods_label}=demo" == said
 
 
 @pytest.mark.parametrize(("min_nodes", "least"), [(0, 2), (1, 1)])
 def test_gangs_are_of_the_nodes_that_the_job_needs(min_nodes: int, least: int) -> None:
-    """Spares, and nodes that an elastic job can do without, hold nobody up."""
+    """A gang includes only the nodes that the job needs, without spares and elastic nodes."""
     job = spec(min_nodes=min_nodes, spares=3)
     assert rendered("volcano-job", job=job).workload["spec"]["minAvailable"] == least
     policy = rendered("ascendjob", job=job).workload["spec"]["runPolicy"]["schedulingPolicy"]
@@ -122,7 +122,7 @@ def test_gangs_are_of_the_nodes_that_the_job_needs(min_nodes: int, least: int) -
 
 @pytest.mark.parametrize("kind", ["indexed-job", "jobset", "trainjob", "pytorchjob"])
 def test_kueue_holds_the_queue_of_what_volcano_does_not_place(kind: str) -> None:
-    """The workload alone bears Kueue's label; Volcano's kinds name their queue themselves."""
+    """Only the workload has Kueue's label; kinds of Volcano have the queue in their own field."""
     found = rendered(kind, queue="night")
     assert found.workload["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
     assert all("kueue.x-k8s.io/queue-name" not in str(one) for one in found.beside)

@@ -1,4 +1,4 @@
-"""What webhooks say of objects that are tried before others are there."""
+"""Answers of webhooks for objects that refer to missing objects."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ _DENIED = 'admission webhook "validator.trainjob.trainer.kubeflow.org" denied th
     ],
 )
 def test_a_runtime_that_is_not_there_yet(said: str, premature: bool) -> None:
-    """It is no fault of a TrainJob's; everything else is."""
+    """A missing runtime is not a fault of the TrainJob; every other refusal is."""
     assert is_premature(_DENIED + said) is premature
