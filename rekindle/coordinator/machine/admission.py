@@ -14,9 +14,8 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.node_check import NodeCheckRun
-from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p

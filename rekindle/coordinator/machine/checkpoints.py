@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.roster import Status
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p

@@ -8,8 +8,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed
-from rekindle.coordinator.machine.ranks import Status
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.recovery.journal import journal
 
 

@@ -16,8 +16,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.looks import Looks
-from rekindle.coordinator.machine.ranks import GONE, Status
-from rekindle.coordinator.machine.roster import SnapshotSet
+from rekindle.coordinator.machine.roster import GONE, SnapshotSet, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind, root_cause
 from rekindle.recovery.journal import journal

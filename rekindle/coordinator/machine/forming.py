@@ -6,8 +6,8 @@ from rekindle.coordinator.machine.elasticity import Elasticity
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase
-from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Status
 from rekindle.coordinator.machine.stragglers import StragglerCheck
 from rekindle.recovery.faults.fault import FaultKind, root_cause
 

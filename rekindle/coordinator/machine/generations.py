@@ -21,7 +21,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.looks import Looks
-from rekindle.coordinator.machine.ranks import Rank, Status
+from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal

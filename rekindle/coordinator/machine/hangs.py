@@ -16,8 +16,8 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.looks import HangInspection, Looks
-from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Status
 from rekindle.profiling.blocked_collectives import Stuck, stuck
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity

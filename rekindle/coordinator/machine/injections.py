@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Send
-from rekindle.coordinator.machine.ranks import Rank, Status
+from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.protocol.agent import Inject, InjectionKind
 
 

@@ -11,8 +11,7 @@ import msgspec
 
 from rekindle.coordinator.machine.incidents import Incidents
 from rekindle.coordinator.machine.inheritance import JobHistory
-from rekindle.coordinator.machine.ranks import Rank, Status
-from rekindle.coordinator.machine.roster import Roster
+from rekindle.coordinator.machine.roster import Rank, Roster, Status
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.agent import Hello

@@ -10,9 +10,8 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import Status, group_by_node
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status, group_by_node
 from rekindle.coordinator.machine.stragglers import StragglerCheck
 from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S

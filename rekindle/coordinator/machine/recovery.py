@@ -20,7 +20,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.ranks import GONE, Status
+from rekindle.coordinator.machine.roster import GONE, Status
 from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import explained, explains, is_vague
