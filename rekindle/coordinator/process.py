@@ -108,7 +108,7 @@ async def watch(lines: Mapping[int, AgentConnection]) -> None:
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after Bye
 PROGRESS_S = 0.5
-TABLES_AFTER_S = 3.0  # after the start, which has more urgent work
+TABLES_AFTER_S = 1.0  # after the start: the ranks import their framework then
 BACKLOG = 4096  # connections that wait to be accepted; a refused agent retries late
 GARBAGE_AFTER = 50_000  # new objects between two garbage collections; default: 700 or 2,000
 OTHER_FILES = 64  # open files besides agents' connections: journal, followers, Python's own
