@@ -92,7 +92,7 @@ class Losses:
         self._checkpoints.committing.discard(lost.node)
         finished = self._roster.lose(lost)
         self._job.store.node_lost(lost.node)
-        if self._elasticity.is_on_trial(lost.node):
+        if self._job.is_on_trial(lost.node):
             self._elasticity.put_out(lost.node)
         if lost.node in self._roster.outside:
             self._elasticity.on_outside_lost(lost)
@@ -134,7 +134,8 @@ class Losses:
         if message.pid != rank.pid:
             return  # an earlier process of this rank
         rank.finished = max(rank.finished, message.finished)
-        self._injections.died(rank)
+        if rank.rank in self._injections.orders:
+            self._injections.died(rank)
         was, rank.pid, rank.arrived = rank.status, 0, None
         self._job.newest = max(self._job.newest, message.finished)
         fault = fault_of_exit(

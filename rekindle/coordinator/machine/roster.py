@@ -10,18 +10,7 @@ import msgspec
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import Made, Suspicion, is_clean
-
-
-class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A state with snapshots of all shards on agents' nodes, and their places.
-
-    places: node -> shard -> rank.
-    """
-
-    state: Made
-    shards: int
-    places: dict[int, dict[int, int]]
+from rekindle.recovery.policy.plan import Made
 
 
 class Status(str, enum.Enum):
@@ -372,27 +361,6 @@ class Roster:
             for rank, kept in node.copies.items():
                 found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
         return found
-
-    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> SnapshotSet | None:
-        """Return the newest clean snapshot of all shards on other nodes than these, or None."""
-        if len({rank.shard is None for rank in self.ranks}) > 1:
-            return None  # after a takeover, some ranks' shards are unknown
-        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
-        able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
-        own = [(node.node, node.snapshots) for node in able]
-        for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
-            for rank, kept in snapshots.items():
-                for made in kept:
-                    held[self.ranks[rank].shard or 0].setdefault(made, (number, rank))
-        whole = set.intersection(*(set(each) for each in held.values()))
-        newest = max((made for made in whole if is_clean(made, suspicions)), default=None)
-        if newest is None:
-            return None
-        places: dict[int, dict[int, int]] = {}
-        for shard, holders in held.items():
-            node, rank = holders[newest]
-            places.setdefault(node, {})[shard] = rank
-        return SnapshotSet(state=newest, shards=len(held), places=places)
 
     def lose(self, node: Node) -> int:
         """Remove a node and its ranks' processes. Return the most steps that a rank finished."""

@@ -297,7 +297,7 @@ class _Walk:
     def _stall(self) -> None:
         """Agents find that a rank is late, and answer what they are asked about it."""
         world, rank = self.world, self._rank()
-        looking = world.machine.looks.looking
+        looking = world.machine.job.looking
         if looking is not None:
             for node in sorted(looking.wanted & set(world.nodes)):
                 world.say(node, self._looked(node, looking.serial))
