@@ -36,7 +36,7 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol import codec as wire
+from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Coordinator:
                     if line is None:
                         continue
                     if message is not last:
-                        last, encoded = message, wire.encode(message)
+                        last, encoded = message, encode(message)
                     line.tell(encoded)
                 case state.Record(event):
                     self.journal_file.append(event)
@@ -227,7 +227,7 @@ class Coordinator:
                     raise ProtocolError(
                         f"an agent sent a frame of type {frame.type.name} instead of a binary frame"
                     )
-                message = wire.decode_from_agent(frame.data)
+                message = decode_from_agent(frame.data)
                 self.machine.on_message(connection, message, time.time())
             except ProtocolError as error:
                 print(

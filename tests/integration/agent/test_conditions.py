@@ -14,8 +14,7 @@ from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.dcmi import Found
 from rekindle.agent.devices.tools import DeviceMonitor
 from rekindle.errors import ProtocolError
-from rekindle.protocol import codec as wire
-from rekindle.protocol.agent import Conditions, Message
+from rekindle.protocol.agent import Conditions, Message, decode_from_agent, encode
 from rekindle.protocol.monitoring import Condition
 
 WELL, SICK = Condition(0, ()), Condition(2, ("80E01801",))
@@ -99,9 +98,9 @@ def test_what_was_read_while_a_process_came_is_not_told(
 def test_a_health_that_there_is_not_is_no_message() -> None:
     """The coordinator reads it as the severity of codes."""
     said = Conditions(devices={1: SICK})
-    assert wire.decode_from_agent(wire.encode(said)) == said
+    assert decode_from_agent(encode(said)) == said
     with pytest.raises(ProtocolError):
-        wire.decode_from_agent(wire.encode(Conditions(devices={1: Condition(4, ())})))
+        decode_from_agent(encode(Conditions(devices={1: Condition(4, ())})))
 
 
 def test_nobody_is_asked_before_ranks_were_started(node: Node) -> None:
