@@ -63,12 +63,7 @@ class Machine:
         self.switch = ProfilingSwitch(job, self.fleet, earlier.traced)
         self.checkpoints = Checkpoints(job, self.fleet, interval)
         self.generations = Generations(
-            job,
-            self.fleet,
-            self.injections,
-            self.checkpoints,
-            self._report,
-            self._proceed,
+            job, self.fleet, self.injections, self.checkpoints, self._report, self._proceed
         )
         self.endings = Endings(job, self.fleet, self.checkpoints, self._report)
         self.elasticity = Elasticity(job, self.fleet, self.generations, self.endings, self._proceed)
@@ -155,6 +150,7 @@ class Machine:
             self._on_message_of_node(seated.node, message, now)
 
     def _on_message_of_agent(self, connection: int, message: p.Message, now: float) -> None:
+        """Handle a message that any agent may send, or a message of an agent that is not a node."""
         checked = self.admission.check.knows(connection)
         known = checked or self.job.roster.knows(connection)
         if isinstance(message, p.ProfilingSwitchRead) and known:
