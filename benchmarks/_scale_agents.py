@@ -26,7 +26,6 @@ from rekindle.agent.coordinator_line import PING_S
 from rekindle.coordinator.process import tune_memory
 from rekindle.job.spec import bearer
 from rekindle.protocol import agent as p
-from rekindle.protocol import codec as wire
 from rekindle.recovery.faults.fault import Exit, FaultKind
 
 HOST = "node-0"  # the host of all simulated agents
@@ -125,7 +124,7 @@ class Line(asyncio.Protocol):
                 break
             at = begin + size
             if kind == _BINARY:
-                self._agent.hear(wire.decode_to_agent(data[begin:at]))
+                self._agent.hear(p.decode_to_agent(data[begin:at]))
             elif kind == _PING:
                 self._write(0x8A, data[begin:at])
             elif kind == _CLOSE:
@@ -134,7 +133,7 @@ class Line(asyncio.Protocol):
 
     def say(self, message: p.Message) -> None:
         """Send a message."""
-        self._write(0x82, wire.encode(message))
+        self._write(0x82, p.encode(message))
 
     def ping(self) -> None:
         """Check whether the coordinator's machine is alive, as agents do."""

@@ -15,7 +15,6 @@ from rekindle.errors import JobError
 from rekindle.job.journal_reader import is_over
 from rekindle.job.spec import JobDirectory, bearer
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 
 PING_S = 20.0  # a coordinator counts as lost if its machine is silent for 1.5 times as long
 CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
@@ -76,6 +75,6 @@ async def decline(url: str, directory: JobDirectory, secret: str, hello: protoco
     async with open_session(secret) as session:
         line = await connect(session, url, directory, CONNECT_S)
         with contextlib.suppress(ConnectionError):  # the job may end before the coordinator answers
-            await line.send_bytes(wire.encode(hello))
+            await line.send_bytes(protocol.encode(hello))
             await line.receive()  # Bye
     return 1

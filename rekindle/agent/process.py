@@ -47,7 +47,6 @@ from rekindle.job.spec import EntryKind, JobDirectory
 from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 from rekindle.protocol.heartbeat_page import beat_interval
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -109,7 +108,7 @@ class Agent:
         This encodes the message, so that the sender gets the error of an invalid one, and not the
         connection.
         """
-        self._outbox.put_nowait((message, wire.encode(message)))
+        self._outbox.put_nowait((message, protocol.encode(message)))
 
     async def run(self, url: str) -> int:
         """Serve the job until its coordinator sends Bye; return the exit status.
@@ -160,7 +159,7 @@ class Agent:
         async with self._handling:
             await self._checkers.end()
             unsent = self._sort_outbox()
-            described = wire.encode(self.ranks.describe(self._hello, unsent))
+            described = protocol.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
             await line.send_bytes(described)
         async with alongside(self._send_all(line)):
@@ -212,7 +211,7 @@ class Agent:
             async for frame in line:
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
-                message = wire.decode_to_agent(frame.data)
+                message = protocol.decode_to_agent(frame.data)
                 match message:
                     case protocol.Bye(refused=reason) if reason:
                         raise JobError(f"the coordinator refused this agent: {reason}")

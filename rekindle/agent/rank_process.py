@@ -14,7 +14,6 @@ from rekindle import names
 from rekindle.agent.fork_server import Child
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
@@ -45,7 +44,7 @@ class RankProcess:
     def send(self, message: protocol.Message, fds: list[int] | None = None) -> None:
         """Send to the rank. The agent finds a dead rank by its exit, a silent one by a limit."""
         with contextlib.suppress(ConnectionError, BlockingIOError):
-            socket.send_fds(self._child.line, [wire.encode(message)], fds or [])
+            socket.send_fds(self._child.line, [protocol.encode(message)], fds or [])
 
     def error(self) -> ErrorRecord | None:
         """Read the rank's error file, in torchrun's format. For a thread."""
@@ -68,7 +67,7 @@ class RankProcess:
         self, on_message: Callable[[RankProcess, protocol.Message], None], data: bytes
     ) -> None:
         try:
-            message = wire.decode_from_rank(data)
+            message = protocol.decode_from_rank(data)
             if message.ranks_named != (self.rank,):
                 raise ProtocolError("it sent a message for another rank")
         except ProtocolError as error:

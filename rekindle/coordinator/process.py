@@ -37,7 +37,7 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol import codec as wire
+from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ async def watch(lines: Mapping[int, AgentConnection]) -> None:
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after Bye
 PROGRESS_S = 0.5
-TABLES_AFTER_S = 3.0  # after the start, which has more urgent work
+TABLES_AFTER_S = 1.0  # after the start: the ranks import their framework then
 BACKLOG = 4096  # connections that wait to be accepted; a refused agent retries late
 GARBAGE_AFTER = 50_000  # new objects between two garbage collections; default: 700 or 2,000
 KEPT_BYTES = 16 << 20  # of freed memory, at most
@@ -159,7 +159,7 @@ class Coordinator:
                     if line is None:
                         continue
                     if message is not last:
-                        last, encoded = message, wire.encode(message)
+                        last, encoded = message, encode(message)
                     line.tell(encoded)
                 case state.Record(event):
                     self.journal_file.append(event)
@@ -231,7 +231,7 @@ class Coordinator:
                     raise ProtocolError(
                         f"an agent sent a frame of type {frame.type.name} instead of a binary frame"
                     )
-                message = wire.decode_from_agent(frame.data)
+                message = decode_from_agent(frame.data)
                 self.machine.on_message(connection, message, time.time())
             except ProtocolError as error:
                 print(

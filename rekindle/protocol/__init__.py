@@ -1,1 +1,1 @@
-"""Interfaces between processes: messages, codec, HTTP views, heartbeat page, snapshot buffer."""
+"""Interfaces between processes: messages, HTTP views, heartbeat page, snapshot buffer."""

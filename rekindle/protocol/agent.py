@@ -42,6 +42,7 @@ from rekindle.protocol.rank import (
     Arrived,
     BufferGrant,
     BufferRequest,
+    Decoder,
     Dismiss,
     FormGeneration,
     FromRank,
@@ -59,6 +60,9 @@ from rekindle.protocol.rank import (
     StepDone,
     StepFailed,
     ToRank,
+    decode_from_rank,
+    decode_to_rank,
+    encode,
 )
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 from rekindle.recovery.policy.plan import Made
@@ -107,6 +111,9 @@ __all__ = [  # also the messages of other modules, because this module is the wh
     "WriteFinalCheckpoint",
     "WriteLeftOut",
     "WriteShards",
+    "decode_from_rank",
+    "decode_to_rank",
+    "encode",
 ]
 
 # ---- agent -> coordinator
@@ -394,5 +401,7 @@ ToAgent = (
     | Inject
 )
 
+decode_from_agent = Decoder(FromAgent, "an agent")
+decode_to_agent = Decoder(ToAgent, "a coordinator")
 
 CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)

@@ -1,4 +1,8 @@
-"""The messages between agent and rank: a part of the protocol, see rekindle.protocol.agent."""
+"""The messages between agent and rank, and how all messages are encoded.
+
+These messages are a part of the protocol, see rekindle.protocol.agent. Each message is one msgpack
+object. A decoder accepts one direction only.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import re
 
 import msgspec
 
+from rekindle.errors import ProtocolError
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import Made, RankPlan, Suspicion
@@ -33,6 +38,32 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The ranks about which the sender reports."""
         rank = getattr(self, "rank", None)
         return () if rank is None else (rank,)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message, for any direction."""
+    return _ENCODER.encode(message)
+
+
+class Decoder:
+    """Decodes the messages of one direction, and refuses any other.
+
+    `what` names the sender in error texts.
+    """
+
+    def __init__(self, union: object, what: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+        self._what = what
+
+    def __call__(self, data: bytes) -> Message:
+        """Decode one message. Raises ProtocolError: it is not a message of this direction."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"not a message of {self._what}: {error}") from error
 
 
 # ---- rank -> agent
@@ -281,3 +312,6 @@ class Inject(Message, frozen=True, kw_only=True):
 
 FromRank = Arrived | StepFailed | Paused | StateReady | StepDone | BufferRequest | SnapshotTaken
 ToRank = GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | Dismiss | Inject
+
+decode_from_rank = Decoder(FromRank, "a rank")
+decode_to_rank = Decoder(ToRank, "an agent")

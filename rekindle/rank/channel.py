@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 from rekindle import names
 from rekindle.errors import ProtocolError
-from rekindle.protocol import codec as wire
 from rekindle.protocol.agent import (
     BufferGrant,
     Dismiss,
@@ -23,6 +22,8 @@ from rekindle.protocol.agent import (
     Message,
     PauseRequest,
     Settings,
+    decode_to_rank,
+    encode,
 )
 from rekindle.rank import injection
 
@@ -59,7 +60,7 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message to the agent."""
-        self._socket.send(wire.encode(message))
+        self._socket.send(encode(message))
 
     def is_over(self, generation: int) -> bool:
         """Return whether the coordinator has ended this generation."""
@@ -143,7 +144,7 @@ class Channel:
             if not data:
                 # The agent has ended, and only the agent can give this rank orders.
                 os.kill(os.getpid(), signal.SIGKILL)
-            message = wire.decode_to_rank(data)
+            message = decode_to_rank(data)
             match message:
                 case Inject():
                     self.injected.append(message)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from rekindle.coordinator.machine.fleet import Fleet
-from rekindle.coordinator.machine.forming import Forming
 from rekindle.coordinator.machine.job_state import (
     ENDING,
     CancelTimer,
     JobState,
     Phase,
+    Proceed,
     Send,
     SetTimer,
     Timer,
 )
 from rekindle.coordinator.machine.node_check import NodeCheckRun
-from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
@@ -39,13 +38,13 @@ class Admission:
     """
 
     def __init__(
-        self, job: JobState, fleet: Fleet, recovery: Recovery, forming: Forming, takeover: Takeover
+        self, job: JobState, fleet: Fleet, recovery: Recovery, takeover: Takeover, proceed: Proceed
     ) -> None:
         self._job = job
         self._fleet = fleet
         self._recovery = recovery
-        self._forming = forming
         self._takeover = takeover
+        self._proceed = proceed
         self._roster = job.roster
         self._spec = job.spec
         self._asked = False  # for missing nodes and spares, after a takeover
@@ -250,7 +249,7 @@ class Admission:
         if self._roster.is_full:
             self._job.do(CancelTimer(Timer.NODE))
         self._fleet.start_missing()
-        self._forming.proceed()
+        self._proceed()
 
     def on_store_up(self, node: int, message: p.StoreUp) -> None:
         """Handle the start of the ranks' store, or its failure."""
@@ -265,7 +264,7 @@ class Admission:
         host = self._spec.master_addr or self._roster.nodes[node].address
         self._job.store.came_up(node, host, message.port)
         self._fleet.start_missing()
-        self._forming.proceed()
+        self._proceed()
 
     def on_nodes_missed(self, now: float) -> None:
         """Leave out the nodes that did not join, or report that they are missing."""

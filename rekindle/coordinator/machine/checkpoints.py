@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.roster import Status
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p
@@ -16,7 +16,7 @@ from rekindle.protocol.agent import Commit, ShardReady, ShardWritten
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import Made, is_clean
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -31,6 +31,17 @@ class Ready(msgspec.Struct, frozen=True):
         for shard, (node, rank) in sorted(self.places.items()):
             found.setdefault(node, {})[shard] = rank
         return found
+
+
+class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
+    """A state with snapshots of all shards on agents' nodes, and their places.
+
+    places: node -> shard -> rank.
+    """
+
+    state: Made
+    shards: int
+    places: dict[int, dict[int, int]]
 
 
 class DueCheckpoints:
@@ -324,3 +335,43 @@ class Checkpoints:
         if not all(0 <= rank < self._job.spec.world_size for rank in message.kept):
             raise ProtocolError(f"node {node} has replicas of ranks that the job does not have")
         self._roster.nodes[node].copies.update(message.kept)
+
+    # ---- the final checkpoint
+
+    def step_of_final_checkpoint(self) -> int | None:
+        """Return the step of the newest snapshot, if it is newer than every clean checkpoint."""
+        newest = self.worth_writing(())
+        return newest.state[0] if newest else None
+
+    def worth_writing(self, without: Collection[int]) -> SnapshotSet | None:
+        """Return other nodes' newest snapshot, if every clean checkpoint is older.
+
+        without: nodes whose snapshots do not count.
+        """
+        suspicions = self._job.suspicions
+        newest = self._newest_snapshot(without)
+        written = {made for node in self._roster.nodes.values() for made in node.checkpoints}
+        clean = (step for step, made in written if is_clean((step, made), suspicions))
+        return newest if newest and newest.state[0] > max(clean, default=0) else None
+
+    def _newest_snapshot(self, without: Collection[int]) -> SnapshotSet | None:
+        """Return the newest clean snapshot of all shards on other nodes than these, or None."""
+        nodes, ranks = self._roster.nodes, self._roster.ranks
+        if len({rank.shard is None for rank in ranks}) > 1:
+            return None  # after a takeover, some ranks' shards are unknown
+        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in ranks}
+        able = [nodes[number] for number in sorted(nodes.keys() - without)]
+        own = [(node.node, node.snapshots) for node in able]
+        for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
+            for rank, kept in snapshots.items():
+                for made in kept:
+                    held[ranks[rank].shard or 0].setdefault(made, (number, rank))
+        whole = set.intersection(*(set(each) for each in held.values()))
+        newest = max((made for made in whole if is_clean(made, self._job.suspicions)), default=None)
+        if newest is None:
+            return None
+        places: dict[int, dict[int, int]] = {}
+        for shard, holders in held.items():
+            node, rank = holders[newest]
+            places.setdefault(node, {})[shard] = rank
+        return SnapshotSet(state=newest, shards=len(held), places=places)

@@ -8,8 +8,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed
-from rekindle.coordinator.machine.ranks import Status
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.recovery.journal import journal
 
 
@@ -52,13 +51,6 @@ class Elasticity:
             return
         self._fleet.dismiss_agent(node, reason)
 
-    def is_on_trial(self, node: int) -> bool:
-        """Return whether a node has just joined, and the world may shrink by it."""
-        if node not in self._job.newcomers or self._job.phase in (Phase.RESTARTING, *ENDING):
-            return False
-        left = sum(member.node != node for member in self._roster.members)
-        return left >= self._spec.least_nodes
-
     def put_out(self, node: int) -> None:
         """Remove a node that has just joined from the world."""
         self._job.newcomers.discard(node)
@@ -70,7 +62,7 @@ class Elasticity:
 
         Their ranks start again, outside the world. If that fails too often, the agent is dismissed.
         """
-        for node in sorted(filter(self.is_on_trial, self._job.newcomers)):
+        for node in sorted(filter(self._job.is_on_trial, self._job.newcomers)):
             self.put_out(node)
             self._tries[node] += 1
             if self._tries[node] > self._spec.policy.max_in_row:

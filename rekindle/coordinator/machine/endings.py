@@ -15,14 +15,11 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.looks import Looks
-from rekindle.coordinator.machine.ranks import GONE, Status
-from rekindle.coordinator.machine.roster import SnapshotSet
+from rekindle.coordinator.machine.roster import GONE, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind, root_cause
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED, STOPPED, SUCCEEDED
-from rekindle.recovery.policy.plan import is_clean
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 STOP_GRACE_S = 10.0  # between SIGTERM and SIGKILL
@@ -37,12 +34,11 @@ class Endings:
     """
 
     def __init__(
-        self, job: JobState, fleet: Fleet, checkpoints: Checkpoints, looks: Looks, report: Report
+        self, job: JobState, fleet: Fleet, checkpoints: Checkpoints, report: Report
     ) -> None:
         self._job = job
         self._fleet = fleet
         self._checkpoints = checkpoints
-        self._looks = looks
         self._report = report
         self._roster = job.roster
         self._spec = job.spec
@@ -84,7 +80,7 @@ class Endings:
 
     def end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
         """End all ranks, to start them again (RESTARTING) or permanently (STOPPING)."""
-        self._looks.stop()
+        self._job.stop_looking()
         if phase is Phase.STOPPING and not self.stop_reason:
             self.stop_reason = reason
             self._job.record(journal.Stopping(reason=reason, outcome=self.outcome))
@@ -123,26 +119,10 @@ class Endings:
             self._job.do(SetTimer(Timer.LATE, LATE_S))
         self._fleet.start_missing()
 
-    def step_of_final_checkpoint(self) -> int | None:
-        """Return the step of the newest snapshot, if it is newer than every clean checkpoint."""
-        newest = self._worth_writing(set())
-        return newest.state[0] if newest else None
-
-    def _worth_writing(self, without: set[int]) -> SnapshotSet | None:
-        """Return other nodes' newest snapshot, if every clean checkpoint is older.
-
-        without: nodes whose snapshots do not count.
-        """
-        suspicions = self._job.suspicions
-        newest = self._roster.newest_snapshot(without, suspicions)
-        written = {made for node in self._roster.nodes.values() for made in node.checkpoints}
-        clean = (step for step, made in written if is_clean((step, made), suspicions))
-        return newest if newest and newest.state[0] > max(clean, default=0) else None
-
     def _dump(self) -> None:
         """Order the newest snapshot as the final checkpoint. Finish if it does not save a step."""
         allowed = Strategy.DUMP in self._spec.policy.strategies and not self._at_once
-        newest = self._worth_writing(self._speechless) if allowed else None
+        newest = self._checkpoints.worth_writing(self._speechless) if allowed else None
         if newest is None:
             self._finish()
             return
@@ -231,8 +211,7 @@ class Endings:
 
     def miss_exited(self) -> None:
         """Report a rank that ended well, if others regroup or all others wait for it."""
-        ending = self._job.phase in (Phase.RESTARTING, *ENDING)
-        if ending or not self._roster.any_is(Status.EXITED):
+        if self._job.phase in (Phase.RESTARTING, *ENDING):
             return
         regrouping = self._job.phase is Phase.REGROUPING and self._job.formed
         if regrouping or self._roster.all_are(Status.EXITED, Status.WAITING):

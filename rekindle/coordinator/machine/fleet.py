@@ -10,7 +10,7 @@ import msgspec
 from rekindle.coordinator.machine.inheritance import Placement
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import GONE, Rank, Status, group_by_node
+from rekindle.coordinator.machine.roster import GONE, Rank, Status, group_by_node
 from rekindle.names import KILLED_S, SPARE
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal

@@ -20,8 +20,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.looks import Looks
-from rekindle.coordinator.machine.ranks import Rank, Status
+from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
@@ -48,7 +47,6 @@ class Generations:
         fleet: Fleet,
         injections: Injections,
         checkpoints: Checkpoints,
-        looks: Looks,
         report: Report,
         proceed: Proceed,
     ) -> None:
@@ -56,7 +54,6 @@ class Generations:
         self._fleet = fleet
         self._injections = injections
         self._checkpoints = checkpoints
-        self._looks = looks
         self._report = report
         self._proceed = proceed
         self._roster = job.roster
@@ -372,8 +369,9 @@ class Generations:
             self._report(msgspec.structs.replace(fault, signature=tried))
             return
         rank.status = Status.TRAINING
-        for order in self._injections.due(rank):
-            self._job.do(Send(self._roster.nodes[rank.node].connection, order))
+        if rank.rank in self._injections.orders:
+            for order in self._injections.due(rank):
+                self._job.do(Send(self._roster.nodes[rank.node].connection, order))
         if self._roster.all_are(Status.TRAINING):
             self._job.enter(Phase.TRAINING)
             self._job.do(CancelTimer(Timer.JOIN))
@@ -405,7 +403,7 @@ class Generations:
 
     def declare_over(self) -> None:
         """End the current generation. Every rank in it gets the order to leave its collective."""
-        self._looks.stop()
+        self._job.stop_looking()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self._job.enter(Phase.REGROUPING)

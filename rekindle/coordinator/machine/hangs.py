@@ -14,10 +14,9 @@ import msgspec
 
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
-from rekindle.coordinator.machine.job_state import JobState, Phase, SetTimer, Timer
-from rekindle.coordinator.machine.looks import HangInspection, Looks
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.job_state import HangInspection, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Status
 from rekindle.profiling.blocked_collectives import Stuck, stuck
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
@@ -238,48 +237,69 @@ AGAIN_S = 1.5  # between two inspections that must agree
 
 MOST_TOLD = 64  # ranks that the journal describes; the ranks' logs have all stacks
 
+# Shortest and longest pause after an inspection that found no hang. The pause doubles: one agent
+# rarely reports late ranks, but among a thousand agents, one always does.
+SOONEST_S, SELDOM_S = 1.0, 30.0
+
+
+class InspectionBackoff(msgspec.Struct, frozen=True):
+    """The pause after inspections that find no hang, while the job makes no progress (`at`).
+
+    known: ranks that had made no progress at an inspection.
+    """
+
+    at: tuple[int, ...] = ()
+    seconds: float = 0.0
+    since: float = 0.0
+    known: frozenset[int] = frozenset()
+
+    def is_over(self, at: tuple[int, ...], rank: int, now: float) -> bool:
+        """Return whether to inspect because of this rank: it is newly late, or the pause ended."""
+        return at != self.at or rank not in self.known or now >= self.since + self.seconds
+
+    def begun(self, at: tuple[int, ...], rank: int, now: float) -> InspectionBackoff:
+        """Return the pause after the inspection that begins now. The first one has no pause."""
+        if at != self.at:
+            return InspectionBackoff(at, 0.0, now, frozenset({rank}))
+        seconds = min(max(2 * self.seconds, SOONEST_S), SELDOM_S)
+        return InspectionBackoff(at, seconds, now, self.known | {rank})
+
 
 class Hangs:
     """Asks all agents to inspect their ranks, and judges the results."""
 
-    def __init__(
-        self, job: JobState, fleet: Fleet, looks: Looks, endings: Endings, recovery: Recovery
-    ) -> None:
+    def __init__(self, job: JobState, fleet: Fleet, endings: Endings, recovery: Recovery) -> None:
         self._job = job
         self._fleet = fleet
-        self._looks = looks
         self._endings = endings
         self._recovery = recovery
         self._roster = job.roster
+        self._count = 0  # of inspections
+        self._pause = InspectionBackoff()  # after the newest inspection
 
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
         """Handle a late rank. The others become late when they wait for it."""
         stale = self._job.session and message.generation != self._job.generation
-        busy = self._looks.looking is not None or self._looks.suspect is not None
+        busy = self._job.looking is not None or self._job.suspect is not None
         at = self._job.generation, self._job.restarts, self._job.newest
-        if (
-            busy
-            or stale
-            or not self._may_hang()
-            or not self._looks.pause.is_over(at, message.rank, now)
-        ):
+        if busy or stale or not self._may_hang() or not self._pause.is_over(at, message.rank, now):
             return
-        self._looks.pause = self._looks.pause.begun(at, message.rank, now)
+        self._pause = self._pause.begun(at, message.rank, now)
         self.look()
 
     def look(self) -> None:
         """Order an inspection of all ranks."""
-        self._looks.count += 1
+        self._count += 1
         members = {node.node for node in self._roster.members}
-        self._looks.looking = HangInspection(
-            self._looks.count, (self._job.generation, self._job.restarts), members
+        self._job.looking = HangInspection(
+            self._count, (self._job.generation, self._job.restarts), members
         )
-        self._fleet.tell_nodes(p.InspectRanks(serial=self._looks.count))
+        self._fleet.tell_nodes(p.InspectRanks(serial=self._count))
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
     def on_looked(self, node: int, message: p.RanksInspected, now: float) -> None:
         """Handle the results of a node's inspection."""
-        looking = self._looks.looking
+        looking = self._job.looking
         if looking is None or looking.serial != message.serial:
             return
         looking.wanted.discard(node)
@@ -291,7 +311,7 @@ class Hangs:
 
     def judge(self, now: float) -> None:
         """Judge the results that have arrived."""
-        looking = self._looks.looking
+        looking = self._job.looking
         if looking is None:
             return
         looks = sorted(looking.looks, key=lambda look: look.rank)
@@ -303,20 +323,20 @@ class Hangs:
             looking.patient = True
             self._job.do(SetTimer(Timer.LOOK, LONGEST_ANSWER_S - ANSWER_S))
             return
-        suspect = self._looks.suspect
-        self._looks.stop()
+        suspect = self._job.suspect
+        self._job.stop_looking()
         if looking.at != (self._job.generation, self._job.restarts) or not self._may_hang():
             return
         still = self._job.spec.policy.hang_timeout_s
-        known = self._looks.pause.known | {look.rank for look in looks if look.elapsed_s >= still}
-        self._looks.pause = msgspec.structs.replace(self._looks.pause, known=known)
+        known = self._pause.known | {look.rank for look in looks if look.elapsed_s >= still}
+        self._pause = msgspec.structs.replace(self._pause, known=known)
         verdict = judge(looks) if enough and looks else None
         if verdict is None or (unseen and verdict.rank < 0):
             return
         blamed = next((look for look in looks if look.rank == verdict.rank), None)
         if blamed is not None and not verdict.sure and not _agree(suspect, blamed):
             if suspect is None:
-                self._looks.suspect = blamed
+                self._job.suspect = blamed
                 self._job.do(SetTimer(Timer.AGAIN, AGAIN_S))
         elif all(look.waiting for look in looks) and self._roster.any_is(Status.EXITED):
             self._endings.blame_exited()

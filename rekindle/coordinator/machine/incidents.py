@@ -9,9 +9,9 @@ import msgspec
 from rekindle.recovery.faults.classification import explained, explains
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.decide import Decision, decide
+from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, Situation, besides
-from rekindle.recovery.policy.policy import LADDER, Policy, Strategy
+from rekindle.recovery.policy.policy import LADDER, Strategy
 
 
 class ExplainedFault(msgspec.Struct, frozen=True):
@@ -32,8 +32,7 @@ class Incidents:
     doubted: faults without a decision, because a health event may explain them.
     """
 
-    def __init__(self, policy: Policy, number: int, past: Iterable[Past] = ()) -> None:
-        self._policy = policy
+    def __init__(self, number: int, past: Iterable[Past] = ()) -> None:
         self.number = number  # the newest incident's
         self.open = 0  # number of the open one, or 0
         self.faults: list[Fault] = []
@@ -80,12 +79,11 @@ class Incidents:
         self.number += 1
         return self.number
 
-    def decide(self, case: Situation) -> tuple[Decision, journal.Decided]:
-        """Decide about a fault. Return the decision and its event.
+    def decided(self, case: Situation, decision: Decision) -> journal.Decided:
+        """Note a decision. Return its event.
 
         The journal gets every decision, because each one counts against the budgets.
         """
-        decision = decide(self._policy, case)
         self.past = besides(self.past, case.fault)
         self.past.append(
             Past(
@@ -104,7 +102,7 @@ class Incidents:
         lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
         if not lighter:
             self._heaviest = decision.strategy
-        event = journal.Decided(
+        return journal.Decided(
             incident=self.open,
             strategy=decision.strategy,
             reason=decision.reason,
@@ -116,7 +114,6 @@ class Incidents:
             isolate=decision.isolate,
             approval=decision.approval,
         )
-        return decision, event
 
     def explain(self, sign: Fault, within_s: float) -> ExplainedFault | None:
         """Add the code of a sign to the earlier fault that it explains, or return None."""

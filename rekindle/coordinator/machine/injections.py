@@ -5,45 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Send
-from rekindle.coordinator.machine.ranks import Rank, Status
+from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.protocol.agent import Inject, InjectionKind
 
 
 class Injections:
-    """Orders that name a step, each with the process that received it (0: none yet)."""
+    """Orders that name a step, by rank, each with the process that received it (0: none yet)."""
 
     def __init__(self, job: JobState) -> None:
         self._job = job
         self._roster = job.roster
         self._spec = job.spec
-        self._orders: list[tuple[Inject, int]] = []
+        self.orders: dict[int, list[tuple[Inject, int]]] = {}
 
     def add(self, order: Inject, told: int) -> None:
         """Keep an order until its step is past. told: the process that received it, or 0."""
-        self._orders.append((order, told))
+        self.orders.setdefault(order.rank, []).append((order, told))
 
     def due(self, rank: Rank) -> list[Inject]:
         """Return the orders for the rank's process, which continues after `rank.finished`."""
-        mine = [o for o, told in self._orders if o.rank == rank.rank and not told]
-        self._orders = [(o, told) for o, told in self._orders if o not in mine]
-        due = [order for order in mine if (order.step or 0) >= rank.finished]
-        self._orders += [(order, rank.pid) for order in due]
+        orders = self.orders[rank.rank]
+        due = [order for order, told in orders if not told and (order.step or 0) >= rank.finished]
+        received = [(order, told) for order, told in orders if told]
+        self.orders[rank.rank] = received + [(order, rank.pid) for order in due]
         return due
 
     def died(self, rank: Rank) -> None:
         """Handle the end of the rank's process. Its next process gets the orders of later steps."""
-        left = []
-        for order, told in self._orders:
-            if told != rank.pid:
-                left.append((order, told))
-            elif (order.step or 0) > rank.finished:
-                left.append((order, 0))
-        self._orders = left
+        self.orders[rank.rank] = [
+            (order, 0 if told == rank.pid else told)
+            for order, told in self.orders[rank.rank]
+            if told != rank.pid or (order.step or 0) > rank.finished
+        ]
 
     def lost(self, ranks: Iterable[Rank]) -> None:
         """Drop the orders of a lost node: its ranks may have finished further steps."""
-        pids = {rank.pid for rank in ranks if rank.pid}
-        self._orders = [(order, told) for order, told in self._orders if told not in pids]
+        for rank in ranks:
+            if rank.rank in self.orders:
+                orders = self.orders[rank.rank]
+                self.orders[rank.rank] = [(order, told) for order, told in orders if not told]
 
     def inject(self, order: Inject) -> str:
         """Inject a fault into a rank. Return why this is impossible, or an empty text.

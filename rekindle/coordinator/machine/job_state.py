@@ -11,8 +11,7 @@ import msgspec
 
 from rekindle.coordinator.machine.incidents import Incidents
 from rekindle.coordinator.machine.inheritance import JobHistory
-from rekindle.coordinator.machine.ranks import Rank, Status
-from rekindle.coordinator.machine.roster import Roster
+from rekindle.coordinator.machine.roster import Rank, Roster, Status
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.agent import Hello
@@ -217,8 +216,26 @@ class RendezvousStore:
             self.drop()
 
 
+class HangInspection:
+    """One inspection of all ranks.
+
+    at: generation and restarts at its start, which may have changed when all nodes have answered.
+
+    wanted: nodes that have not answered. blind: nodes that could not inspect. patient: whether
+    nodes have more time than usual.
+    """
+
+    def __init__(self, serial: int, at: tuple[int, int], wanted: set[int]) -> None:
+        self.serial = serial
+        self.at = at
+        self.wanted = wanted
+        self.blind: set[int] = set()
+        self.looks: list[p.RankInspection] = []
+        self.patient = False
+
+
 Report = Callable[[Fault], None]  # takes a fault: `Recovery.report`
-Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Forming.proceed`
+Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Machine._proceed`
 
 
 class JobState:
@@ -234,6 +251,9 @@ class JobState:
     node has devices that health events can describe.
 
     sent_home: connections of dismissed agents. tables: returns the tables of faults.
+
+    looking: the inspection of all ranks that is under way. suspect: the rank that a second
+    inspection may confirm as the cause of a hang.
     """
 
     def __init__(
@@ -250,13 +270,15 @@ class JobState:
         self.session = self.sessions_seen = self.formed = False
         self.devices = False
         self.roster = Roster(spec)
-        self.incidents = Incidents(spec.policy, earlier.incident, earlier.past)
+        self.incidents = Incidents(earlier.incident, earlier.past)
         self.signs = HealthEventLog(earlier.signs, earlier.at)
         self.suspicions = list(earlier.suspicions)
         self.isolation = IsolatedHosts(spec.keeps_off)
         self.store = RendezvousStore()
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
+        self.looking: HangInspection | None = None
+        self.suspect: p.RankInspection | None = None
         self._commands: list[Command] = []
 
     @property
@@ -264,6 +286,13 @@ class JobState:
         """Return whether this attempt has started ranks."""
         gathering = self.phase is Phase.GATHERING and not self.restarts
         return not (gathering and self.roster.all_are(Status.ABSENT))
+
+    def is_on_trial(self, node: int) -> bool:
+        """Return whether a node has just joined, and the world may shrink by it."""
+        if node not in self.newcomers or self.phase in (Phase.RESTARTING, *ENDING):
+            return False
+        left = sum(member.node != node for member in self.roster.members)
+        return left >= self.spec.least_nodes
 
     def enter(self, phase: Phase) -> None:
         """Change the phase. `NEXT` must allow the change."""
@@ -282,6 +311,12 @@ class JobState:
         """Dismiss an agent. The machine ignores its later messages."""
         self.do(Send(connection, bye))
         self.sent_home.add(connection)
+
+    def stop_looking(self) -> None:
+        """Drop the inspection that is under way, and the suspect."""
+        self.looking = self.suspect = None
+        self.do(CancelTimer(Timer.LOOK))
+        self.do(CancelTimer(Timer.AGAIN))
 
     def drain(self) -> list[Command]:
         """Return the commands since the last call."""

@@ -10,9 +10,8 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import Status, group_by_node
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node
+from rekindle.coordinator.machine.roster import Node, Status, group_by_node
 from rekindle.coordinator.machine.stragglers import StragglerCheck
 from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S
@@ -93,7 +92,7 @@ class Losses:
         self._checkpoints.committing.discard(lost.node)
         finished = self._roster.lose(lost)
         self._job.store.node_lost(lost.node)
-        if self._elasticity.is_on_trial(lost.node):
+        if self._job.is_on_trial(lost.node):
             self._elasticity.put_out(lost.node)
         if lost.node in self._roster.outside:
             self._elasticity.on_outside_lost(lost)
@@ -135,7 +134,8 @@ class Losses:
         if message.pid != rank.pid:
             return  # an earlier process of this rank
         rank.finished = max(rank.finished, message.finished)
-        self._injections.died(rank)
+        if rank.rank in self._injections.orders:
+            self._injections.died(rank)
         was, rank.pid, rank.arrived = rank.status, 0, None
         self._job.newest = max(self._job.newest, message.finished)
         fault = fault_of_exit(

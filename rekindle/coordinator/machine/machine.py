@@ -15,28 +15,28 @@ from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.elasticity import Elasticity
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
-from rekindle.coordinator.machine.forming import Forming
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.hangs import Hangs
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import JobHistory, interval_of
 from rekindle.coordinator.machine.injections import Injections
-from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
-from rekindle.coordinator.machine.looks import Looks
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.losses import Losses
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Status
 from rekindle.coordinator.machine.stragglers import ProfilingSwitch, StragglerCheck
 from rekindle.coordinator.machine.takeover import Takeover
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
 from rekindle.recovery.journal import journal
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
 
 CHECKED_AFTER_S = 1.0
+OF_ANY_AGENT = (p.Hello, p.CheckpointInvalid, p.ProfilingSwitchRead)  # also of agents without ranks
 _WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
 _NOTHING = JobHistory()
 
@@ -62,17 +62,10 @@ class Machine:
         self.fleet = Fleet(job, self.injections, earlier.placements, settings)
         self.switch = ProfilingSwitch(job, self.fleet, earlier.traced)
         self.checkpoints = Checkpoints(job, self.fleet, interval)
-        self.looks = Looks(job)
         self.generations = Generations(
-            job,
-            self.fleet,
-            self.injections,
-            self.checkpoints,
-            self.looks,
-            self._report,
-            self._proceed,
+            job, self.fleet, self.injections, self.checkpoints, self._report, self._proceed
         )
-        self.endings = Endings(job, self.fleet, self.checkpoints, self.looks, self._report)
+        self.endings = Endings(job, self.fleet, self.checkpoints, self._report)
         self.elasticity = Elasticity(job, self.fleet, self.generations, self.endings, self._proceed)
         self.recovery = Recovery(
             job,
@@ -83,16 +76,13 @@ class Machine:
             self.elasticity,
             self._proceed,
         )
-        self.hangs = Hangs(job, self.fleet, self.looks, self.endings, self.recovery)
+        self.hangs = Hangs(job, self.fleet, self.endings, self.recovery)
         self.health = HealthEvents(job, self.fleet, self.recovery)
         self.stragglers = StragglerCheck(job, self.generations, self.recovery, self._proceed)
-        self.forming = Forming(
-            job, self.fleet, self.generations, self.elasticity, self.recovery, self.stragglers
-        )
         self.takeover = Takeover(
             job, self.fleet, self.checkpoints, self.endings, self.recovery, self.health
         )
-        self.admission = Admission(job, self.fleet, self.recovery, self.forming, self.takeover)
+        self.admission = Admission(job, self.fleet, self.recovery, self.takeover, self._proceed)
         self.losses = Losses(
             job,
             self.injections,
@@ -113,41 +103,77 @@ class Machine:
         self.recovery.report(fault)
 
     def _proceed(self) -> None:
-        self.forming.proceed()
+        """If every rank of the world waits, form the next generation or dismiss the ranks.
+
+        The method does nothing while a user must approve a decision, while the stragglers' nodes
+        are checked, or before the ranks' store listens.
+        """
+        job, generations, stragglers = self.job, self.generations, self.stragglers
+        if job.phase in (Phase.RESTARTING, *ENDING) or not job.roster.all_are(Status.WAITING):
+            return
+        if job.incidents.awaiting is not None:
+            return
+        live = {generations.live(rank) for rank in job.roster.world}
+        if len(live) == 1 and None not in live and generations.are_done():
+            generations.dismiss()
+            return
+        if job.phase is Phase.REGROUPING and job.roster.outside:
+            self.fleet.take_in()  # all ranks wait already
+        if job.phase not in (Phase.REGROUPING, Phase.GATHERING) or stragglers.examining:
+            return
+        if stragglers.suspects and stragglers.begin_check():
+            return
+        if generations.disagree():
+            return
+        self.fleet.ask_for_store()
+        if not job.store.is_up:
+            return
+        faults = job.incidents.unanswered
+        if faults and all(fault.kind is FaultKind.LINK for fault in faults):
+            # Every process is alive, so only links can have failed.
+            self.elasticity.put_newcomers_out()
+            self.recovery.decide(root_cause(faults))
+        if job.phase in (Phase.REGROUPING, Phase.GATHERING):
+            generations.form()
 
     def on_message(self, connection: int, message: p.Message, now: float) -> None:
         """Handle a message that an agent sends about itself or its ranks.
 
         Raises ProtocolError: the agent must not send this message.
         """
-        roster = self.job.roster
         if connection in self.job.sent_home:
             return  # the agent has not read yet that it must end
+        seated = self.job.roster.by_connection(connection)
+        if seated is None or isinstance(message, OF_ANY_AGENT):
+            self._on_message_of_agent(connection, message, now)
+        else:
+            self._on_message_of_node(seated.node, message, now)
+
+    def _on_message_of_agent(self, connection: int, message: p.Message, now: float) -> None:
+        """Handle a message that any agent may send, or a message of an agent that is not a node."""
         checked = self.admission.check.knows(connection)
-        if isinstance(message, p.ProfilingSwitchRead) and (checked or roster.knows(connection)):
-            self.switch.on_traced(message, now)  # valid for the complete job, from any agent
+        known = checked or self.job.roster.knows(connection)
+        if isinstance(message, p.ProfilingSwitchRead) and known:
+            self.switch.on_traced(message, now)  # valid for the complete job
         elif checked:
             self.admission.on_check_news(connection, message, now)
         elif isinstance(message, p.Hello):
             self.admission.on_hello(connection, message)
-        elif isinstance(message, p.CheckpointInvalid) and roster.knows(connection):
+        elif isinstance(message, p.CheckpointInvalid) and known:
             self.job.record(journal.CheckpointSkipped(path=message.path, reason=message.reason))
         else:
-            self._on_message_of_node(connection, message, now)
-
-    def _on_message_of_node(self, connection: int, message: p.Message, now: float) -> None:
-        seated = self.job.roster.by_connection(connection)
-        if seated is None:
             raise ProtocolError("the agent is not a node of the job, so it may only send Hello")
-        if not self.job.roster.owns(seated.node, message.ranks_named):
-            raise ProtocolError(f"node {seated.node} sent a message for ranks of other nodes")
+
+    def _on_message_of_node(self, node: int, message: p.Message, now: float) -> None:
+        if not self.job.roster.owns(node, message.ranks_named):
+            raise ProtocolError(f"node {node} sent a message for ranks of other nodes")
         handler = self._handlers.get(type(message))
         if handler is None:
             name = type(message).__name__
             raise ProtocolError(
-                f"node {seated.node} sent a {name}, which an agent must not send to a coordinator"
+                f"node {node} sent a {name}, which an agent must not send to a coordinator"
             )
-        handler(seated.node, message, now)
+        handler(node, message, now)
 
     def on_timer(self, timer: Timer, now: float) -> None:
         """Handle a time limit. While the job ends, most of them have no effect."""
@@ -224,8 +250,10 @@ class Machine:
 
     def _on_arrived(self, node: int, message: p.Arrived, now: float) -> None:
         self.generations.on_arrived(message)
-        self.endings.miss_exited()
+        if self.job.roster.any_is(Status.EXITED):
+            self.endings.miss_exited()
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)
-        self.health.on_healed(message, now)
+        if self.fleet.resetting:
+            self.health.on_healed(message, now)

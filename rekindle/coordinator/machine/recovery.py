@@ -20,7 +20,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.ranks import GONE, Status
+from rekindle.coordinator.machine.roster import GONE, Status
 from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import explained, explains, is_vague
@@ -96,7 +96,7 @@ class Recovery:
         if self._job.phase in ENDING:
             self._endings.go_on_ending()
             return
-        if self._elasticity.is_on_trial(fault.node):
+        if self._job.is_on_trial(fault.node):
             self._elasticity.put_out(fault.node)
             self._elasticity.send_home(fault.node, fault.message)
             self._elasticity.go_on_regrouping()
@@ -115,7 +115,8 @@ class Recovery:
             self.decide(fault)
         if self._job.phase is Phase.RESTARTING:
             self._endings.go_on_ending()
-        self._endings.miss_exited()
+        if self._roster.any_is(Status.EXITED):
+            self._endings.miss_exited()
         self._proceed()
 
     def _explained(self, fault: Fault) -> Fault:
@@ -137,14 +138,14 @@ class Recovery:
         case = self.case(fault)
         if self._job.phase is Phase.RESTARTING and is_met_by_restart(self._spec.policy, case):
             return
-        if not told_all and self._may_be_told_more(case):
+        decision = decide(self._spec.policy, case)
+        if not told_all and decision.strategy in _ENDS and self._may_be_told_more(case):
             self._incidents.doubted += (fault,)
             self._job.do(SetTimer(Timer.DOUBT, LOOK_S))
             return
         if fault.of_hardware:
             self._incidents.doubted = ()  # this fault is their cause
-        decision, event = self._incidents.decide(case)
-        self._job.record(event)
+        self._job.record(self._incidents.decided(case, decision))
         if decision.approval:
             self._incidents.awaiting = fault, decision
             self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
@@ -152,13 +153,9 @@ class Recovery:
             self._carry_out(fault, decision)
 
     def _may_be_told_more(self, case: Situation) -> bool:
-        signs_come = self._job.devices or self._job.signs.told
-        nameless = is_vague(case.fault) or (
-            case.fault.kind is FaultKind.LINK and not case.fault.code
-        )
-        if not (signs_come and nameless and case.dead):
-            return False
-        return decide(self._spec.policy, case).strategy in _ENDS
+        fault = case.fault
+        nameless = is_vague(fault) or (fault.kind is FaultKind.LINK and not fault.code)
+        return case.dead and nameless and (self._job.devices or self._job.signs.told)
 
     def on_told_all(self) -> None:
         """Decide about the doubted faults, because no sign has explained them in time."""
@@ -181,7 +178,7 @@ class Recovery:
             left=self._roster.may_be_left_out(fault.node),
             engine=self._spec.engine,
             comes_back=self._spec.keeps_off is KeepsOff.RESTARTS,
-            final_step=self._endings.step_of_final_checkpoint(),
+            final_step=self._checkpoints.step_of_final_checkpoint(),
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),
         )

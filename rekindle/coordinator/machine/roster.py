@@ -1,27 +1,116 @@
-"""The agents, the spares, and the ranks of the world."""
+"""The agents, the spares and the ranks, as the coordinator knows them."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.coordinator.machine.ranks import Rank, RankIndex, Status
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import Made, Suspicion, is_clean
+from rekindle.recovery.policy.plan import Made
 
 
-class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
-    """A state with snapshots of all shards on agents' nodes, and their places.
+class Status(str, enum.Enum):
+    """The status of one rank."""
 
-    places: node -> shard -> rank.
+    ABSENT = "absent"  # no process
+    SPAWNING = "spawning"  # its agent has the order to start it
+    STARTING = "starting"  # a process before its Session (without a Session: it runs the script)
+    LEAVING = "leaving"  # has the order to leave its generation
+    WAITING = "waiting"  # has arrived, and waits for a generation
+    RESTORING = "restoring"  # loads its state for a formed generation
+    TRAINING = "training"
+    ENDING = "ending"  # the agent is ending it on the coordinator's order
+    EXITED = "exited"  # ended with exit status 0
+
+
+GONE = (Status.ABSENT, Status.EXITED)
+_IN_GENERATION = (Status.TRAINING, Status.RESTORING, Status.LEAVING)
+
+
+class RankIndex:
+    """The ranks of the world by status, and the ranks that have stepped.
+
+    The index changes with every rank, because nearly every message asks for the status of all
+    ranks. A loop over all ranks for each message would take time with the square of their number.
+    outside: ranks outside the world.
     """
 
-    state: Made
-    shards: int
-    places: dict[int, dict[int, int]]
+    def __init__(self, world_size: int) -> None:
+        self.status: dict[Status, set[int]] = {status: set() for status in Status}
+        self.status[Status.ABSENT].update(range(world_size))
+        self.stepped: set[int] = set()
+        self.outside: set[int] = set()
+
+
+class Rank:
+    """One rank. finished: steps; stepped: whether it has finished one in this generation.
+
+    shard: the number of its shard of the training state; None: it has the complete state, or it is
+    unknown.
+    """
+
+    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
+
+    def __init__(self, rank: int, node: int, census: RankIndex) -> None:
+        self.rank = rank
+        self.node = node
+        self.pid = 0
+        self.shard: int | None = None
+        self.arrived: p.Arrived | None = None
+        self.finished = 0
+        self._status = Status.ABSENT
+        self._census = census
+
+    @property
+    def status(self) -> Status:
+        """Return its status."""
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        if self.inside:
+            self._census.status[self._status].remove(self.rank)
+            self._census.status[status].add(self.rank)
+        self._status = status
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether its process has been in a generation. A process that waits may be new."""
+        known = self.arrived is not None and self.arrived.finished is not None
+        return self._status in _IN_GENERATION or (self._status is Status.WAITING and known)
+
+    @property
+    def inside(self) -> bool:
+        """Return whether it is in the world."""
+        return self.rank not in self._census.outside
+
+    @inside.setter
+    def inside(self, inside: bool) -> None:
+        if inside == self.inside:
+            return
+        self.stepped = False
+        if inside:
+            self._census.outside.remove(self.rank)
+            self._census.status[self._status].add(self.rank)
+        else:
+            self._census.status[self._status].remove(self.rank)
+            self._census.outside.add(self.rank)
+
+    @property
+    def stepped(self) -> bool:
+        """Return whether it has finished a step in this generation."""
+        return self.rank in self._census.stepped
+
+    @stepped.setter
+    def stepped(self, stepped: bool) -> None:
+        if stepped:
+            self._census.stepped.add(self.rank)
+        else:
+            self._census.stepped.discard(self.rank)
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -273,27 +362,6 @@ class Roster:
                 found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
         return found
 
-    def newest_snapshot(self, without: set[int], suspicions: list[Suspicion]) -> SnapshotSet | None:
-        """Return the newest clean snapshot of all shards on other nodes than these, or None."""
-        if len({rank.shard is None for rank in self.ranks}) > 1:
-            return None  # after a takeover, some ranks' shards are unknown
-        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in self.ranks}
-        able = [self.nodes[number] for number in sorted(self.nodes.keys() - without)]
-        own = [(node.node, node.snapshots) for node in able]
-        for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
-            for rank, kept in snapshots.items():
-                for made in kept:
-                    held[self.ranks[rank].shard or 0].setdefault(made, (number, rank))
-        whole = set.intersection(*(set(each) for each in held.values()))
-        newest = max((made for made in whole if is_clean(made, suspicions)), default=None)
-        if newest is None:
-            return None
-        places: dict[int, dict[int, int]] = {}
-        for shard, holders in held.items():
-            node, rank = holders[newest]
-            places.setdefault(node, {})[shard] = rank
-        return SnapshotSet(state=newest, shards=len(held), places=places)
-
     def lose(self, node: Node) -> int:
         """Remove a node and its ranks' processes. Return the most steps that a rank finished."""
         del self.nodes[node.node], self._by_line[node.connection]
@@ -302,3 +370,11 @@ class Roster:
         for rank in lost:
             rank.status, rank.pid, rank.arrived = Status.ABSENT, 0, None
         return max(rank.finished for rank in lost)
+
+
+def group_by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
+    """Group ranks by their node."""
+    found: dict[int, list[Rank]] = {}
+    for rank in ranks:
+        found.setdefault(rank.node, []).append(rank)
+    return found

@@ -27,6 +27,7 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.faults.stragglers import BY_TRACE, Examined, Profiled, Slowed, SlowOver
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict
 from rekindle.recovery.policy.decide import decide
+from rekindle.recovery.policy.plan import Plan
 from rekindle.recovery.policy.policy import Stragglers, Strategy
 
 
@@ -82,7 +83,10 @@ MOST_EXAMS = 3  # checks of one host; after that, its slowness has another cause
 
 
 class StragglerCheck:
-    """Checks a slow node before the machine reacts. Uneven work does not lead to a check."""
+    """Checks a slow node before the machine reacts. Uneven work does not lead to a check.
+
+    suspects: nodes to be checked as soon as all ranks wait. examining: those under check now.
+    """
 
     def __init__(
         self, job: JobState, generations: Generations, recovery: Recovery, proceed: Proceed
@@ -94,23 +98,25 @@ class StragglerCheck:
         self._roster = job.roster
         self._spec = job.spec
         self._pace: OnlineDetector | None = None
+        self._plan: Plan | None = None  # of the generation whose ranks are compared
         self._placed: Mapping[int, int] = {}  # the compared nodes, and their agents' pids
-        self._suspects: Mapping[int, Finding] = {}  # nodes to be checked as soon as all ranks wait
-        self._examining: Mapping[int, Finding] = {}  # being checked
+        self.suspects: Mapping[int, Finding] = {}
+        self.examining: Mapping[int, Finding] = {}
         self.checked: Mapping[int, int] = {}  # the nodes of the newest check, by connection
         self.check = NodeCheckRun(job.spec, 0, job.do, beside_ranks=True)  # the newest
         self._exams: Counter[str] = Counter()  # number of checks of each host, by this coordinator
 
     def on_timed(self, message: p.StepTimings) -> None:
         """Handle the times of ranks' steps."""
-        if self._pace is None or self._job.phase in ENDING:
+        plan = self._generations.planned
+        if plan is None or self._job.phase in ENDING:
             return
-        found, over = self._pace.add(message.steps)
+        found, over = self._follow(plan).add(message.steps)
         for each in over:
             self._drop(each)
         for each in found:
             self._on_slow(each)
-        if self._suspects and self._spec.policy.stragglers is Stragglers.REPLACE:
+        if self.suspects and self._spec.policy.stragglers is Stragglers.REPLACE:
             self._generations.hold()
 
     def _on_slow(self, found: Finding) -> None:
@@ -126,7 +132,7 @@ class StragglerCheck:
             if not then:
                 then = when[policy.stragglers]
                 if not would:
-                    self._suspects = {**self._suspects, **dict.fromkeys(nodes, found)}
+                    self.suspects = {**self.suspects, **dict.fromkeys(nodes, found)}
         self._job.record(
             Slowed(finding=found, nodes=nodes, hosts=self._hosts(found), then=then, would=would)
         )
@@ -135,8 +141,8 @@ class StragglerCheck:
         """Record that a slowness has passed. Its nodes do not need a check."""
         self._job.record(SlowOver(finding=over, hosts=self._hosts(over)))
         key = (over.kind, over.ranks)
-        self._suspects = {
-            node: each for node, each in self._suspects.items() if (each.kind, each.ranks) != key
+        self.suspects = {
+            node: each for node, each in self.suspects.items() if (each.kind, each.ranks) != key
         }
 
     def _hosts(self, found: Finding) -> tuple[str, ...]:
@@ -147,7 +153,7 @@ class StragglerCheck:
     def _obstacle(self, found: Finding, nodes: tuple[int, ...]) -> str:
         """Return why the machine cannot react to slow nodes, or an empty text."""
         one_by_one = found.kind is not Slow.LINK  # each node of a slow link may be the cause
-        if one_by_one and 2 * len({*nodes, *self._suspects}) > len(self._roster.members):
+        if one_by_one and 2 * len({*nodes, *self.suspects}) > len(self._roster.members):
             return "the job does nothing, because it has too few other nodes for a comparison"
         for host in self._hosts(found):
             if self._exams[host] >= MOST_EXAMS:
@@ -169,13 +175,14 @@ class StragglerCheck:
         decision = decide(self._spec.policy, self._recovery.case(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
 
-    # ---- while all ranks wait
+    def _follow(self, plan: Plan) -> OnlineDetector:
+        """Return the detector. It compares the ranks of the newest generation, which has this plan.
 
-    def formed(self) -> None:
-        """Compare the ranks of the new generation, if one was formed."""
-        plan = self._generations.planned
-        if plan is None or not self._job.formed:
-            return
+        The first times of a generation change the detector, so a job without light profiling does
+        not have one.
+        """
+        if self._pace is not None and plan is self._plan:
+            return self._pace
         placed = {node.node: node.pid for node in self._roster.members}
         ranks = [rank.rank for rank in self._roster.world]
         if self._pace is None:
@@ -185,8 +192,9 @@ class StragglerCheck:
             new = [node for node, pid in placed.items() if self._placed.get(node) != pid]
             others = [rank.rank for node in new for rank in self._roster.ranks_of(node)]
             self._pace.change(ranks, others)
-        self._placed = placed
+        self._plan, self._placed = plan, placed
         self._pace.go_back(plan.step)
+        return self._pace
 
     def _peers(self) -> list[list[int]]:
         """Return the ranks of each shard of the state, which do the same work; empty: unknown.
@@ -196,20 +204,21 @@ class StragglerCheck:
         owners = list(self._roster.owners().values())
         return owners if len(owners) > 1 and min(map(len, owners)) > 1 else []
 
-    def holds_up(self) -> bool:
-        if self._examining:
-            return True
+    # ---- while all ranks wait
+
+    def begin_check(self) -> bool:
+        """Check the suspects with reference nodes. Return False if that is impossible now."""
         here = [node.node for node in self._roster.members]
-        self._examining = {n: found for n, found in self._suspects.items() if n in here}
-        self._suspects = {}
-        others = [node for node in here if node not in self._examining]
-        if not self._examining or len(here) == 1:
-            self._examining = {}
+        self.examining = {n: found for n, found in self.suspects.items() if n in here}
+        self.suspects = {}
+        others = [node for node in here if node not in self.examining]
+        if not self.examining or len(here) == 1:
+            self.examining = {}
             return False
-        self._begin_check([*self._examining, *others[:REFERENCE_NODES]])
+        self._check([*self.examining, *others[:REFERENCE_NODES]])
         return True
 
-    def _begin_check(self, nodes: Sequence[int]) -> None:
+    def _check(self, nodes: Sequence[int]) -> None:
         """Check nodes together while their ranks wait and keep their device memory."""
         agents = [self._roster.nodes[node] for node in nodes]
         self.checked = {agent.connection: agent.node for agent in agents}
@@ -231,13 +240,13 @@ class StragglerCheck:
 
     def end_check(self, now: float) -> None:
         """Take the verdicts, if every agent that still exists has one."""
-        if self._examining and not self.check.is_busy:
+        if self.examining and not self.check.is_busy:
             judged = self.check.take_judged()
             self.on_examined({self.checked[e.connection]: e.verdict for e in judged}, now)
 
     def on_examined(self, verdicts: Mapping[int, NodeVerdict], now: float) -> None:
         """Handle the verdicts about nodes. A lost node does not have one."""
-        suspects, self._examining = self._examining, {}
+        suspects, self.examining = self.examining, {}
         for node, verdict in sorted(verdicts.items()):
             agent = self._roster.nodes.get(node)
             if agent is None:

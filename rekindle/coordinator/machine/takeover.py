@@ -8,8 +8,8 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import TakeoverState
 from rekindle.coordinator.machine.job_state import JobState, Phase, Send, SetTimer, Timer
-from rekindle.coordinator.machine.ranks import Status
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.roster import Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.policy import LATE_S

@@ -11,8 +11,14 @@ import msgspec
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind
 from rekindle.recovery.faults.tables.keys import ascend_key
-from rekindle.recovery.faults.tables.rows import unlisted
-from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency, Verdict
+from rekindle.recovery.faults.tables.verdict import (
+    Blame,
+    FaultOrigin,
+    Severity,
+    Urgency,
+    Verdict,
+    unlisted,
+)
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables

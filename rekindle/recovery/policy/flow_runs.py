@@ -19,9 +19,8 @@ from rekindle.errors import (
     UsageError,
 )
 from rekindle.recovery.faults.fault import Exit, Fault, FaultKind
-from rekindle.recovery.faults.tables.rows import unlisted
 from rekindle.recovery.faults.tables.tables import Tables
-from rekindle.recovery.faults.tables.verdict import Verdict
+from rekindle.recovery.faults.tables.verdict import Verdict, unlisted
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Past, Situation
 from rekindle.recovery.policy.policy import JOBS, Policy, Strategy

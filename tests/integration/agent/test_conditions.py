@@ -14,8 +14,7 @@ from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.dcmi import Found
 from rekindle.agent.devices.tools import DeviceMonitor
 from rekindle.errors import ProtocolError
-from rekindle.protocol import codec as wire
-from rekindle.protocol.agent import Conditions, Message
+from rekindle.protocol.agent import Conditions, Message, decode_from_agent, encode
 from rekindle.protocol.monitoring import Condition
 
 WELL, SICK = Condition(0, ()), Condition(2, ("80E01801",))
@@ -111,9 +110,9 @@ def test_a_health_that_there_is_not_is_no_message() -> None:
     The coordinator uses the health as the severity of the fault codes.
     """
     said = Conditions(devices={1: SICK})
-    assert wire.decode_from_agent(wire.encode(said)) == said
+    assert decode_from_agent(encode(said)) == said
     with pytest.raises(ProtocolError):
-        wire.decode_from_agent(wire.encode(Conditions(devices={1: Condition(4, ())})))
+        decode_from_agent(encode(Conditions(devices={1: Condition(4, ())})))
 
 
 def test_nobody_is_asked_before_ranks_were_started(node: Node) -> None:

@@ -22,7 +22,6 @@ from rekindle.errors import JobError, LeaseHeldError
 from rekindle.job.spec import Endpoint, bearer
 from rekindle.profiling.switch import switch_of
 from rekindle.protocol import agent as p
-from rekindle.protocol import codec as wire
 from rekindle.recovery.journal import journal
 
 WAITS = """
@@ -148,7 +147,7 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
         while (
             answer := await asyncio.wait_for(line.receive(), bound_s())
         ).type is WSMsgType.BINARY:
-            answers.append(wire.decode_to_agent(answer.data))
+            answers.append(p.decode_to_agent(answer.data))
             if isinstance(answers[-1], p.Bye):
                 return answers
         return [*answers, line.close_code]
@@ -160,10 +159,10 @@ GARBAGE: dict[str, Callable[[], bytes | str]] = {
     "text": lambda: "hello",
     "json": lambda: json.dumps({"type": "hello"}),
     "unknown message": lambda: msgspec.msgpack.encode({"type": "unheard-of"}),
-    "a message of the other direction": lambda: wire.encode(p.Bye(status=0)),
-    "a truncated message": lambda: wire.encode(p.StoreDown(serial=1))[:-1],
-    "news before a hello": lambda: wire.encode(p.StoreDown(serial=1)),
-    "an exit before a hello": lambda: wire.encode(
+    "a message of the other direction": lambda: p.encode(p.Bye(status=0)),
+    "a truncated message": lambda: p.encode(p.StoreDown(serial=1))[:-1],
+    "news before a hello": lambda: p.encode(p.StoreDown(serial=1)),
+    "an exit before a hello": lambda: p.encode(
         p.Exited(rank=0, pid=1, exit=p.Exit(signal=9), finished=0)
     ),
 }
@@ -196,7 +195,7 @@ def test_an_agent_that_does_not_belong_is_refused(
     live: Live, changes: dict[str, object], words: str
 ) -> None:
     """The refusal of an agent has the reason, for example an old attempt."""
-    [answer] = asyncio.run(talk(live, wire.encode(hello(live, **changes))))
+    [answer] = asyncio.run(talk(live, p.encode(hello(live, **changes))))
     assert isinstance(answer, p.Bye)
     assert words in answer.refused
 
@@ -254,9 +253,9 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     It accepts other messages only from nodes of the job.
     """
     live = Live(place)
-    said = wire.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
-    more = wire.encode(p.StoreDown(serial=1))
-    answers = asyncio.run(talk(live, wire.encode(hello(live, spare=True)), said, more))
+    said = p.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
+    more = p.encode(p.StoreDown(serial=1))
+    answers = asyncio.run(talk(live, p.encode(hello(live, spare=True)), said, more))
     assert answers[-1] == 1008
     (place.folder / "go").touch()
     live.run.end(0)

@@ -301,7 +301,7 @@ class _Walk:
     def _stall(self) -> None:
         """Let an agent report a late rank, or let agents answer an inspection of ranks."""
         world, rank = self.world, self._rank()
-        looking = world.machine.looks.looking
+        looking = world.machine.job.looking
         if looking is not None:
             for node in sorted(looking.wanted & set(world.nodes)):
                 world.say(node, self._looked(node, looking.serial))

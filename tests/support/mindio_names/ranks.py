@@ -12,7 +12,6 @@ from waiting import bound_s, result_of
 
 from rekindle import names
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 from rekindle.rank.channel import Channel
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.enums import ReportState
@@ -59,13 +58,13 @@ class Rank:
 
     def hear(self, kind: type[M]) -> M:
         """Receive the next message and check its type."""
-        message = wire.decode_from_rank(self._agent.recv(128 * 1024))
+        message = protocol.decode_from_rank(self._agent.recv(128 * 1024))
         assert isinstance(message, kind), message
         return message
 
     def tell(self, message: protocol.Message) -> None:
         """Send a message."""
-        self._agent.send(wire.encode(message))
+        self._agent.send(protocol.encode(message))
 
 
 def form_of(

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from rekindle import names
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 
 
 class Agent:
@@ -32,7 +31,7 @@ class Agent:
 
     def _listen(self) -> None:
         while data := self._mine.recv(1 << 17):
-            message = wire.decode_from_rank(data)
+            message = protocol.decode_from_rank(data)
             self.heard.append(message)
             match message:
                 case protocol.Arrived(finished=finished):
@@ -43,4 +42,4 @@ class Agent:
                     self._say(protocol.BufferGrant(error="no memory", serial=serial))
 
     def _say(self, message: protocol.Message) -> None:
-        self._mine.send(wire.encode(message))
+        self._mine.send(protocol.encode(message))

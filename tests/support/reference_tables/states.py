@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reference_tables.markdown import check_names, code, page, table
 from rekindle.coordinator.machine.job_state import Phase
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.roster import Status
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.reporting import run_state
 

@@ -18,7 +18,6 @@ from rekindle.names import WIRE_VERSION
 from rekindle.profiling.steps import StepTimes
 from rekindle.profiling.switch import Switch
 from rekindle.protocol import agent as p
-from rekindle.protocol import codec as wire
 
 SPOILT = p.StepTimings(steps={0: (StepTimes(step=1, start=2**70, seconds=1.0, own=1.0),)})
 GOOD = p.Heartbeat(finished={0: 7})
@@ -72,7 +71,7 @@ class Line:
         self._tries += 1
         if self.sent:
             self._fails()
-        self.sent.append(wire.decode_from_agent(data))
+        self.sent.append(p.decode_from_agent(data))
 
     def __aiter__(self) -> Line:
         return self

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
-from rekindle.protocol import codec as wire
 
 DIRECTIONS = {
-    "from a rank": (p.FromRank, wire.decode_from_rank),
-    "to a rank": (p.ToRank, wire.decode_to_rank),
-    "from an agent": (p.FromAgent, wire.decode_from_agent),
-    "to an agent": (p.ToAgent, wire.decode_to_agent),
+    "from a rank": (p.FromRank, p.decode_from_rank),
+    "to a rank": (p.ToRank, p.decode_to_rank),
+    "from an agent": (p.FromAgent, p.decode_from_agent),
+    "to an agent": (p.ToAgent, p.decode_to_agent),
 }
 EVERY = sorted(
     {kind for union, _ in DIRECTIONS.values() for kind in get_args(union)},
@@ -81,7 +80,7 @@ def test_a_message_arrives_as_it_was_sent(message: p.Message) -> None:
     """In each valid direction, a decoded message is equal to the encoded message."""
     for direction, (_, decode) in DIRECTIONS.items():
         if type(message) in members(direction):
-            assert decode(wire.encode(message)) == message
+            assert decode(p.encode(message)) == message
 
 
 @given(messages, directions)
@@ -89,7 +88,7 @@ def test_a_message_of_another_direction_is_refused(message: p.Message, direction
     """A rank cannot send messages of a coordinator, and an agent cannot send messages of a rank."""
     if type(message) not in members(direction):
         with pytest.raises(ProtocolError, match="not a message of"):
-            DIRECTIONS[direction][1](wire.encode(message))
+            DIRECTIONS[direction][1](p.encode(message))
 
 
 @given(st.binary(max_size=200), directions)
@@ -113,7 +112,7 @@ def test_garbage_is_a_protocol_error(data: bytes, direction: str) -> None:
 @given(messages, st.data())
 def test_a_truncated_message_is_refused(message: p.Message, data: st.DataObject) -> None:
     """The decoder refuses a truncated message."""
-    encoded = wire.encode(message)
+    encoded = p.encode(message)
     cut = data.draw(st.integers(0, len(encoded) - 1))
     for _, decode in DIRECTIONS.values():
         with pytest.raises(ProtocolError):
@@ -125,7 +124,7 @@ def test_a_message_with_something_behind_it_is_refused(message: p.Message, rest:
     """The decoder refuses bytes after the message, because one frame has one message."""
     for _, decode in DIRECTIONS.values():
         with pytest.raises(ProtocolError):
-            decode(wire.encode(message) + rest)
+            decode(p.encode(message) + rest)
 
 
 @given(messages, st.data())
@@ -133,7 +132,7 @@ def test_a_message_with_a_flipped_byte_never_breaks_the_reader(
     message: p.Message, data: st.DataObject
 ) -> None:
     """For a damaged message, the decoder raises ProtocolError or returns a valid message."""
-    encoded = bytearray(wire.encode(message))
+    encoded = bytearray(p.encode(message))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     for direction, (_, decode) in DIRECTIONS.items():
         with contextlib.suppress(ProtocolError):
@@ -154,5 +153,5 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(head: bytes, tag: str, 
     data = b"\x82" + encode("type") + encode(tag) + encode(field) + head
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ProtocolError):
-        wire.decode_from_agent(data)
+        p.decode_from_agent(data)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024

@@ -12,7 +12,6 @@ import pytest
 from waiting import bound_s, join, wait_set
 
 from rekindle.protocol import agent as protocol
-from rekindle.protocol import codec as wire
 from rekindle.rank.channel import Channel
 
 
@@ -28,13 +27,15 @@ class Line:
 
     def answer(self, serial: int) -> None:
         """With one file, whose only name is the pipe's that it is an end of."""
-        message = wire.encode(protocol.BufferGrant(serial=serial))
+        message = protocol.encode(protocol.BufferGrant(serial=serial))
         socket.send_fds(self.agent, [message], [self.write_end])
 
     def all_heard(self, generation: int) -> None:
         """Wait until the channel has heard what was sent before."""
         self.heard.clear()
-        self.agent.send(wire.encode(protocol.GenerationEnded(generation=generation, finished=0)))
+        self.agent.send(
+            protocol.encode(protocol.GenerationEnded(generation=generation, finished=0))
+        )
         wait_set(self.heard)
 
 

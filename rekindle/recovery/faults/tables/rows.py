@@ -21,7 +21,7 @@ from rekindle.recovery.faults.tables.keys import (
     ascend_keys,
     shown,
 )
-from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
+from rekindle.recovery.faults.tables.verdict import Blame, Urgency
 from rekindle.user_file import FieldError
 
 Codes: TypeAlias = Annotated[
@@ -233,47 +233,3 @@ class ReasonRow(Row, frozen=True, kw_only=True):
     reasons: Texts
     kind: FaultKind
     says: str
-
-
-# An empty level: training cannot continue, and the place at fault is unknown.
-_PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
-
-
-def judge(
-    row: Row, text: str, *, code: str = "", level: LevelRow = _PLAIN, device: str = ""
-) -> Verdict:
-    """Return the verdict of an entry; its level supplies missing values."""
-    kind = row.kind or FaultKind.DEVICE
-    urgency = row.urgency or level.urgency
-    user_caused = kind is FaultKind.USER_CODE if row.user_caused is None else row.user_caused
-    at_fault = row.at_fault or level.at_fault
-    if user_caused or urgency is Urgency.NONE:
-        at_fault = Blame.NOTHING
-    return Verdict(
-        kind=kind,
-        urgency=urgency,
-        at_fault=at_fault,
-        explanation=text,
-        code=code,
-        level=level.name,
-        user_caused=user_caused,
-        counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
-        reset_helps=level.reset_helps if row.reset_helps is None else row.reset_helps,
-        device=device,
-    )
-
-
-def unlisted(
-    kind: FaultKind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
-) -> Verdict:
-    """Return the verdict without a table entry: no place is at fault."""
-    return Verdict(
-        kind=kind,
-        urgency=urgency,
-        at_fault=Blame.NOTHING,
-        explanation=text,
-        code=code,
-        user_caused=kind is FaultKind.USER_CODE,
-        listed=False,
-        device=device,
-    )

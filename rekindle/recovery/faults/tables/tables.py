@@ -19,13 +19,19 @@ from rekindle.recovery.faults.tables.rows import (
     AscendRow,
     DurationRow,
     FrequencyRow,
+    LevelRow,
     PatternRow,
     Row,
     XidRow,
-    judge,
+)
+from rekindle.recovery.faults.tables.verdict import (
+    Blame,
+    FaultOrigin,
+    Severity,
+    Urgency,
+    Verdict,
     unlisted,
 )
-from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency, Verdict
 
 
 class AscendCodes:
@@ -255,3 +261,31 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal, or not a signal
         return ""
+
+
+# An empty level: training cannot continue, and the place at fault is unknown.
+_PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
+
+
+def judge(
+    row: Row, text: str, *, code: str = "", level: LevelRow = _PLAIN, device: str = ""
+) -> Verdict:
+    """Return the verdict of an entry; its level supplies missing values."""
+    kind = row.kind or FaultKind.DEVICE
+    urgency = row.urgency or level.urgency
+    user_caused = kind is FaultKind.USER_CODE if row.user_caused is None else row.user_caused
+    at_fault = row.at_fault or level.at_fault
+    if user_caused or urgency is Urgency.NONE:
+        at_fault = Blame.NOTHING
+    return Verdict(
+        kind=kind,
+        urgency=urgency,
+        at_fault=at_fault,
+        explanation=text,
+        code=code,
+        level=level.name,
+        user_caused=user_caused,
+        counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
+        reset_helps=level.reset_helps if row.reset_helps is None else row.reset_helps,
+        device=device,
+    )

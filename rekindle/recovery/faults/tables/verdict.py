@@ -71,3 +71,19 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reset_helps: bool = False
     listed: bool = True
     device: str = ""
+
+
+def unlisted(
+    kind: FaultKind, text: str, urgency: Urgency = Urgency.NOW, *, code: str = "", device: str = ""
+) -> Verdict:
+    """Return the verdict without a table entry: no place is at fault."""
+    return Verdict(
+        kind=kind,
+        urgency=urgency,
+        at_fault=Blame.NOTHING,
+        explanation=text,
+        code=code,
+        user_caused=kind is FaultKind.USER_CODE,
+        listed=False,
+        device=device,
+    )

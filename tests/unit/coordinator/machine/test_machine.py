@@ -7,7 +7,7 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, sources, strategies, trained
 
 from rekindle.coordinator.machine.job_state import Phase
-from rekindle.coordinator.machine.ranks import Status
+from rekindle.coordinator.machine.roster import Status
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind

@@ -7,6 +7,7 @@ from rekindle.coordinator.machine.job_state import Incidents
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import Decided, FaultSeen, JobStarted
+from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import Policy, Strategy
 
@@ -14,7 +15,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
     """Nobody can answer what nobody was asked, however much more was done before."""
     policy = Policy(max_restarts=1, approve=(Strategy.RETRY,))
-    incidents = Incidents(policy, 0)
+    incidents = Incidents(0)
     wrong = Fault(
         kind=FaultKind.USER_CODE, message="rank 0 raised ValueError", rank=0, signature="x"
     )
@@ -22,7 +23,8 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
     for fault, expected in ((wrong, Strategy.RESTART), (broken, Strategy.RETRY)):
         incidents.note(fault)
         case = Situation(fault=fault, session=True, formed=True, newest=0, incident=1)
-        decision, told = incidents.decide(case)
+        decision = decide(policy, case)
+        told = incidents.decided(case, decision)
         assert (decision.strategy, told.strategy) == (expected, expected)
     assert (told.approval, told.lighter) == (True, False)
 
