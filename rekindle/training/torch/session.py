@@ -16,8 +16,7 @@ import torch
 from rekindle.rank.progress import phase_of
 from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
-from rekindle.training.torch.loop import Loop
-from rekindle.training.torch.step import Step
+from rekindle.training.torch.loop import Loop, Step
 
 
 class Session:
