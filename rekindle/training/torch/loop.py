@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from rekindle.rank.progress import ProgressReporter, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.data.sampler import StepSampler
-from rekindle.training.torch.arguments import Arguments, check_arguments, check_parts
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.injection import inject
@@ -31,6 +30,9 @@ from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
+if TYPE_CHECKING:
+    from rekindle.training.torch.session import Arguments
+
 
 class Loop:
     """The training loop of one rank. It ends with the run, and its generations end with faults.
@@ -39,15 +41,14 @@ class Loop:
     """
 
     def __init__(self, given: Arguments) -> None:
-        check_arguments(given.model, given.optimizer)
+        given.check()
         self.given = given
         slot, world = rank_environment.slot_of_world()
         device = rank_environment.number("LOCAL_RANK")
         self._profiler = TorchProfiler(slot, device, given.model)
         waits, parts = self._profiler.loading, given.keep_global_batch
         self.data = Data(given.sampler, given.loader, world, waits, in_parts=parts)
-        if parts:
-            check_parts(self.data.sampler, given.ddp)
+        given.check_parts(self.data.sampler)
         page = rank_environment.page()
         self.progress = ProgressReporter(page)
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
