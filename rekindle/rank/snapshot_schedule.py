@@ -181,7 +181,8 @@ class SnapshotSchedule:
     ) -> None:
         self._profiler = profiler
         self._channel = channel
-        self._writer = writer(channel, place) if channel else None
+        self._make_writer = writer
+        self._writer: SnapshotWriter | None = None  # until a snapshot is due
         # Replicas hold the same state: one rank of each node keeps it, and one rank of all nodes
         # writes it. This code does not know which other ranks of a node hold the same shard.
         snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
@@ -207,7 +208,7 @@ class SnapshotSchedule:
         last: training ends after it. position: the start of the next step's data. metrics: those
         that the last step has logged.
         """
-        if self._writer is None or self._channel is None:
+        if self._channel is None:
             return
         every = self._channel.settings.checkpoint_every
         if step < self._checkpointed:
@@ -223,7 +224,7 @@ class SnapshotSchedule:
             return
         began = time.time_ns()
         try:
-            taken = self._writer.take(
+            taken = self._writer_of(self._channel, place).take(
                 named,
                 place=place,
                 step=step,
@@ -259,16 +260,22 @@ class SnapshotSchedule:
         belongs to this step. A rank without other snapshots takes this one as well.
         False: the snapshot failed.
         """
-        if self._writer is None or not self._keeps:
+        if self._channel is None or not self._keeps:
             return True  # the job takes no snapshots
         notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
-        self._writer.outlast(holds)
+        writer = self._writer_of(self._channel, place)
+        writer.outlast(holds)
         try:
-            return self._writer.take(
+            return writer.take(
                 named, place=place, step=step, notes=notes, checkpoint=False, wait=False
             )
         except CheckpointError:  # the agent has no memory for it, and has reported that
             return False
+
+    def _writer_of(self, channel: Channel, place: RankPlace) -> SnapshotWriter:
+        if self._writer is None:
+            self._writer = self._make_writer(channel, place)
+        return self._writer
 
     def close(self) -> None:
         """Close the buffers; the agent keeps their contents."""
