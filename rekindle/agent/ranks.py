@@ -19,13 +19,12 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
-from rekindle.agent.environment import rank_environment, worker_environment
 from rekindle.agent.fork_server import Child, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
-from rekindle.agent.rank_process import RankProcess
-from rekindle.agent.rendezvous_process import StoreProcess, start_store
+from rekindle.agent.rank_process import RankProcess, rank_environment
+from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
