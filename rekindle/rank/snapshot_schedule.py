@@ -18,8 +18,8 @@ from rekindle.checkpoints.format import METADATA_METRICS, METADATA_POSITION
 from rekindle.errors import CheckpointError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import SnapshotWriter
 
 LIMIT_S = 5.0  # for the end of a running update; the agent kills the rank after 10 s

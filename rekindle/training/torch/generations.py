@@ -14,9 +14,8 @@ from rekindle import names
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import CurrentStep, HeldState, RankPlace
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
 from rekindle.training.torch.data.session_data import Data

@@ -15,9 +15,8 @@ from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import CurrentStep, HeldState
 from rekindle.rank.member import NOTICE_S, Member
-from rekindle.rank.progress import ProgressReporter, Records
+from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.data.sampler import StepSampler
