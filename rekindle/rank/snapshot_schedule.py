@@ -185,10 +185,8 @@ class SnapshotSchedule:
         self._writer: SnapshotWriter | None = None  # until a snapshot is due
         # Replicas hold the same state: one rank of each node keeps it, and one rank of all nodes
         # writes it. This code does not know which other ranks of a node hold the same shard.
-        snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
-        keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
-        self._snapshot_every = snapshot_every if keeps else 0
-        self._keeps = snapshot_every > 0
+        self._keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
+        self._snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._missed_checkpoint = False
         self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest checkpoint
@@ -218,13 +216,14 @@ class SnapshotSchedule:
         )
         if last and step == self._checkpointed:
             return  # the script left its loop early, after a step with a due checkpoint
-        if not checkpoint and not _is_due(step, self._snapshot_every):
+        if not checkpoint and not (self._keeps and _is_due(step, self._snapshot_every)):
             return
         if not last and time.monotonic() < self._rests_until:
             return
+        self._writer = self._writer or self._make_writer(self._channel, place)
         began = time.time_ns()
         try:
-            taken = self._writer_of(self._channel, place).take(
+            taken = self._writer.take(
                 named,
                 place=place,
                 step=step,
@@ -260,22 +259,17 @@ class SnapshotSchedule:
         belongs to this step. A rank without other snapshots takes this one as well.
         False: the snapshot failed.
         """
-        if self._channel is None or not self._keeps:
+        if self._channel is None or not self._snapshot_every:
             return True  # the job takes no snapshots
         notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
-        writer = self._writer_of(self._channel, place)
-        writer.outlast(holds)
+        self._writer = self._writer or self._make_writer(self._channel, place)
+        self._writer.outlast(holds)
         try:
-            return writer.take(
+            return self._writer.take(
                 named, place=place, step=step, notes=notes, checkpoint=False, wait=False
             )
         except CheckpointError:  # the agent has no memory for it, and has reported that
             return False
-
-    def _writer_of(self, channel: Channel, place: RankPlace) -> SnapshotWriter:
-        if self._writer is None:
-            self._writer = self._make_writer(channel, place)
-        return self._writer
 
     def close(self) -> None:
         """Close the buffers; the agent keeps their contents."""

@@ -47,7 +47,8 @@ class Loop:
         self._profiler = TorchProfiler(slot, device, given.model)
         waits, parts = self._profiler.loading, given.keep_global_batch
         self.data = Data(given.sampler, given.loader, world, waits, in_parts=parts)
-        given.check_parts(self.data.sampler)
+        if parts:
+            given.check_parts(self.data.sampler)
         page = rank_environment.page()
         self.progress = ProgressReporter(page)
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)

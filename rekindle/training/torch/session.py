@@ -201,12 +201,10 @@ class Arguments:
             )
 
     def check_parts(self, sampler: StepSampler | None) -> None:
-        """Check a step in parts. Raises SessionError: other arguments do not allow them.
+        """Check a kept global batch. Raises SessionError: other arguments do not allow it.
 
         sampler: the given one, or the loader's.
         """
-        if not self.keep_global_batch:
-            return
         if sampler is None:
             raise SessionError(
                 "keep_global_batch=True: give Session a sampler, Session(sampler=...)"
