@@ -87,7 +87,7 @@ class RankSupervisor:
         }
         self._from_ranks: dict[type[protocol.Message], Callable[[RankProcess, Any], None]] = {
             protocol.BufferRequest: self._on_snapshot_room,
-            protocol.SnapshotTaken: self._on_snapshot_taken,
+            protocol.SnapshotTaken: lambda _, taken: snapshots.taken(taken),
             protocol.Arrived: self._on_arrived,
             protocol.StepDone: self._on_step_done,
         }
@@ -121,7 +121,8 @@ class RankSupervisor:
         state.generation, state.profile = form.generation, form.settings.profile
         state.formed_ns = time.time_ns()
         self._waiting.clear()
-        self._snapshots.formed(form)
+        if form.shards > 1 or form.suspicions:  # otherwise all snapshots stay as they are
+            self._snapshots.formed(form)
         for rank in self._ranks.values():
             own = {rank.rank: form.ranks[rank.rank]}
             plan = {rank.rank: form.plan[rank.rank]}
@@ -132,7 +133,8 @@ class RankSupervisor:
         self._tell_all(order)
 
     def _over(self, over: protocol.GenerationEnded) -> None:
-        self._snapshots.break_off()
+        if self._shards:  # only snapshots of shards have replicas on other nodes
+            self._snapshots.break_off()
         self._tell_all(self._brought_up_to_date(over))
 
     def _dismiss(self, order: protocol.Dismiss) -> None:
@@ -300,9 +302,6 @@ class RankSupervisor:
 
     def _on_snapshot_room(self, rank: RankProcess, asked: protocol.BufferRequest) -> None:
         self._snapshots.room(asked, functools.partial(self._answer, rank))
-
-    def _on_snapshot_taken(self, _: RankProcess, taken: protocol.SnapshotTaken) -> None:
-        self._snapshots.taken(taken)
 
     def _on_arrived(self, _: RankProcess, arrived: protocol.Arrived) -> None:
         self._training.add(arrived.rank)
