@@ -201,8 +201,8 @@ class RankSupervisor:
     async def _spawn(self, spawn: protocol.Spawn) -> None:
         live: list[protocol.LiveRank] = []
         self._state.restart = spawn.restart
-        if self._store is not None:
-            self._store.serves(spawn.restart)
+        if self._store is not None and self._store.restart is None:
+            self._store.restart = spawn.restart
         try:
             for number in spawn.ranks:
                 if number in spawn.reset:

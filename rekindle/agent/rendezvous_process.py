@@ -97,26 +97,25 @@ async def start_store(
 
 
 class StoreProcess:
-    """The process of the ranks' store or of their scheduler. The fork server forks it."""
+    """The process of the ranks' store or of their scheduler. The fork server forks it.
+
+    restart: the first restart whose ranks use it; None: no ranks use it yet.
+    """
 
     def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
         self._pid, self._line = child.pid, child.line
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
-        self._restart: int | None = None  # the first restart whose ranks use it
+        self.restart: int | None = None
         asyncio.get_running_loop().add_reader(self._line, self._readable)
-
-    def serves(self, restart: int) -> None:
-        """Record that ranks of this restart use it."""
-        self._restart = restart if self._restart is None else self._restart
 
     def live(self, restart: int) -> protocol.LiveStore | None:
         """Return its port if it listens and serves the ranks of this restart; None: otherwise.
 
         If ranks cannot join others, each restart has its own store.
         """
-        if self._port == 0 or self._restart not in (None, restart):
+        if self._port == 0 or self.restart not in (None, restart):
             return None
         return protocol.LiveStore(serial=self._order.serial, port=self._port)
 
