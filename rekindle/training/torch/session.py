@@ -164,7 +164,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """The arguments of a Session, which describes them. Its checks refuse unusable ones."""
+    """The arguments of a Session, which describes them, with checks that refuse unusable ones."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
