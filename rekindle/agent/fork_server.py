@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
 from rekindle.errors import RekindleError
-from rekindle.job.spec import Framework
+from rekindle.job.ascend import ascend_environment
+from rekindle.job.spec import Framework, JobSpec
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import Exit
 
@@ -25,9 +26,21 @@ PRELOAD = {
     # Its import starts no thread that a fork would lose (2.10).
     Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
 }
-
-
 _REAP_S = 1.0
+
+
+def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+    """Return the environment in which the fork server imports torch and forks ranks.
+
+    Several processes on one node get one thread each, as under torchrun, unless the user sets
+    another number. torch reads the number at its import.
+    """
+    environment = {**base, **spec.environment}
+    environment |= ascend_environment(environment, spec.policy)
+    if spec.processes_per_node > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
 
 
 class Child:

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import functools
 import os
+import queue
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from rekindle import names
-from rekindle.agent.threads import Worker, started
+from rekindle.agent.threads import started
 from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
@@ -27,6 +30,7 @@ _LONGEST_LINE = 1 << 20  # bytes; the console shows longer lines in pieces, the 
 _MOST_WAITING = 4 << 20  # bytes of a stream; a rank that prints faster waits, as at any slow pipe
 _MOST_SHOWN = 64 << 20  # bytes that wait for the console
 _AGAIN_S = 0.05
+_LOOK_S = 0.1  # between two looks at a closing worker
 
 
 class Logs(NamedTuple):
@@ -61,6 +65,36 @@ def open_logs(directory: Path, metrics_file: Path) -> Logs:
             os.close(fd)
         raise UsageError(f"log directory {directory}: {error.strerror}") from error
     return Logs(directory, *opened)
+
+
+class Worker:
+    """One thread that does its work in order. done: the number of finished pieces of work."""
+
+    def __init__(self, name: str) -> None:
+        self.done = 0
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Add work to the thread's queue."""
+        self._waiting.put(work)
+
+    def close(self, limit_s: float) -> None:
+        """Wait for the end of all work, until the thread makes no progress for limit_s seconds."""
+        self._waiting.put(None)
+        looks, done = 0, -1
+        while self._thread.is_alive() and looks * _LOOK_S < limit_s:
+            looks, done = (looks + 1, done) if done == self.done else (0, self.done)
+            self._thread.join(_LOOK_S)
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            try:
+                work()
+            except Exception:  # an error must not lose the next work
+                traceback.print_exc()
+            self.done += 1
 
 
 class Target:

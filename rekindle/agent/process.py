@@ -28,7 +28,7 @@ from rekindle import names
 from rekindle.agent.coordinator_line import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
-from rekindle.agent.environment import agent_environment
+from rekindle.agent.fork_server import agent_environment
 from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader

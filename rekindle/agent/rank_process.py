@@ -1,4 +1,4 @@
-"""The agent's view of one rank: process, connection, heartbeat page, snapshots and output."""
+"""A rank's process, seen from its agent: environment, connection, heartbeat page and error file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,61 @@ from pathlib import Path
 from rekindle import names
 from rekindle.agent.fork_server import Child
 from rekindle.errors import ProtocolError
+from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
+
+
+def rank_environment(
+    spec: JobSpec,
+    spawn: protocol.Spawn,
+    *,
+    rank: int,
+    starts: int,
+    logs: Path,
+    metrics_file: str,
+) -> dict[str, str]:
+    """Return the variables that `rank` gets in addition to its agent's environment.
+
+    starts: how often this agent started the rank, including this start. logs: its directory.
+
+    Source of torchrun's names: torch/distributed/elastic/agent/server/local_elastic_agent.py.
+    """
+    per_node, world_size = spec.processes_per_node, spawn.world_size
+    node, local_rank = divmod(rank, per_node)
+    return spec.environment | {
+        "RANK": str(spawn.first + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "GROUP_RANK": str(spawn.first // per_node),
+        "GROUP_WORLD_SIZE": str(world_size // per_node),
+        "ROLE_NAME": spec.role,
+        "ROLE_RANK": str(spawn.first + local_rank),
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": spawn.store_host,
+        "MASTER_PORT": str(spawn.store_port),
+        "TORCHELASTIC_RESTART_COUNT": str(spawn.restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(spec.policy.max_restarts),
+        "TORCHELASTIC_RUN_ID": spec.job_id,
+        # The ranks' store is ours, also for rank 0. A program that is not Python hosts its own.
+        "TORCHELASTIC_USE_AGENT_STORE": str(spec.entry is not EntryKind.PROGRAM),
+        "TORCHELASTIC_ERROR_FILE": str(logs / names.ERROR_FILE),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        names.ENV_SCHEDULE_COUNT: str(spawn.placements),
+        names.ENV_START_COUNT: str(starts),
+        names.ENV_JOB_ID: spec.job_id,
+        names.ENV_NODE_RANK: str(node),
+        names.ENV_SLOT: str(rank),
+        names.ENV_JOINS: str(int(spawn.joins)),
+        names.ENV_FULL_WORLD: str(spec.world_size),
+        names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
+        names.ENV_METRICS_FILE: metrics_file,
+        names.ENV_PROFILING: str(Path(spec.directory, names.PROFILING_DIRECTORY)),
+        names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
+        names.ENV_CHECKPOINT_STORE: spec.checkpoint_store,
+    }
 
 
 class RankProcess:

@@ -19,13 +19,12 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
-from rekindle.agent.environment import rank_environment, worker_environment
 from rekindle.agent.fork_server import Child, ForkServer
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
-from rekindle.agent.rank_process import RankProcess
-from rekindle.agent.rendezvous_process import StoreProcess, start_store
+from rekindle.agent.rank_process import RankProcess, rank_environment
+from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
@@ -88,7 +87,7 @@ class RankSupervisor:
         }
         self._from_ranks: dict[type[protocol.Message], Callable[[RankProcess, Any], None]] = {
             protocol.BufferRequest: self._on_snapshot_room,
-            protocol.SnapshotTaken: self._on_snapshot_taken,
+            protocol.SnapshotTaken: lambda _, taken: snapshots.taken(taken),
             protocol.Arrived: self._on_arrived,
             protocol.StepDone: self._on_step_done,
         }
@@ -122,7 +121,8 @@ class RankSupervisor:
         state.generation, state.profile = form.generation, form.settings.profile
         state.formed_ns = time.time_ns()
         self._waiting.clear()
-        self._snapshots.formed(form)
+        if form.shards > 1 or form.suspicions:  # otherwise all snapshots stay as they are
+            self._snapshots.formed(form)
         for rank in self._ranks.values():
             own = {rank.rank: form.ranks[rank.rank]}
             plan = {rank.rank: form.plan[rank.rank]}
@@ -133,7 +133,8 @@ class RankSupervisor:
         self._tell_all(order)
 
     def _over(self, over: protocol.GenerationEnded) -> None:
-        self._snapshots.break_off()
+        if self._shards:  # only snapshots of shards have replicas on other nodes
+            self._snapshots.break_off()
         self._tell_all(self._brought_up_to_date(over))
 
     def _dismiss(self, order: protocol.Dismiss) -> None:
@@ -200,8 +201,8 @@ class RankSupervisor:
     async def _spawn(self, spawn: protocol.Spawn) -> None:
         live: list[protocol.LiveRank] = []
         self._state.restart = spawn.restart
-        if self._store is not None:
-            self._store.serves(spawn.restart)
+        if self._store is not None and self._store.restart is None:
+            self._store.restart = spawn.restart
         try:
             for number in spawn.ranks:
                 if number in spawn.reset:
@@ -301,9 +302,6 @@ class RankSupervisor:
 
     def _on_snapshot_room(self, rank: RankProcess, asked: protocol.BufferRequest) -> None:
         self._snapshots.room(asked, functools.partial(self._answer, rank))
-
-    def _on_snapshot_taken(self, _: RankProcess, taken: protocol.SnapshotTaken) -> None:
-        self._snapshots.taken(taken)
 
     def _on_arrived(self, _: RankProcess, arrived: protocol.Arrived) -> None:
         self._training.add(arrived.rank)

@@ -3,6 +3,9 @@
 MindSpore forms its collectives through a scheduler. On CPU a scheduler serves one set of processes
 only, and processes cannot meet again after an interrupted collective. So each start of all ranks
 has a new scheduler, at a new port; PyTorch's ranks have a new store.
+
+Sources of MindSpore's names: mindspore/python/mindspore/parallel/cluster (2.10), and the strings of
+its libraries.
 """
 
 from __future__ import annotations
@@ -16,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from rekindle.agent.environment import scheduler_environment
 from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
 from rekindle.errors import RekindleError
@@ -24,6 +26,43 @@ from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
 
 Send = Callable[[protocol.Message], None]
+
+# Agents find ranks that end, and the gate finds ranks that hang. MindSpore must not give up before
+# them. Its default limits (30 s) would also end ranks that compile for longer than others.
+PATIENCE_S = 1800
+
+
+def worker_environment(
+    spec: JobSpec, spawn: protocol.Spawn, rank: int, environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Return MindSpore's variables for a rank. environment: the rank's other variables."""
+    return {
+        **scheduler_environment(spec, environment),
+        "MS_ROLE": "MS_WORKER",
+        "MS_SCHED_HOST": spawn.store_host,
+        "MS_SCHED_PORT": str(spawn.store_port),
+        "MS_NODE_ID": str(rank),
+        "RANK_ID": str(rank),
+        "RANK_SIZE": str(spec.world_size),
+        "DEVICE_ID": str(rank % spec.processes_per_node),
+    }
+
+
+def scheduler_environment(spec: JobSpec, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the common variables of scheduler and ranks; the user's own limits have priority."""
+    limits = {
+        "MS_TOPO_TIMEOUT": str(round(spec.policy.join_timeout_s)),
+        "MS_CPU_COMM_OP_TIMEOUT": str(PATIENCE_S),
+        "MS_NODE_TIMEOUT": str(PATIENCE_S),
+        # By default they wait 3 to 5 s before they search for the scheduler again.
+        "MS_RETRY_INTERVAL_LOWER": "1",
+        "MS_RETRY_INTERVAL_UPPER": "1",
+    }
+    return {
+        **{name: environment.get(name, value) for name, value in limits.items()},
+        "MS_WORKER_NUM": str(spec.world_size),
+        "MS_LOCAL_WORKER": str(spec.processes_per_node),
+    }
 
 
 async def start_store(
@@ -58,26 +97,25 @@ async def start_store(
 
 
 class StoreProcess:
-    """The process of the ranks' store or of their scheduler. The fork server forks it."""
+    """The process of the ranks' store or of their scheduler. The fork server forks it.
+
+    restart: the first restart whose ranks use it; None: no ranks use it yet.
+    """
 
     def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
         self._pid, self._line = child.pid, child.line
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
-        self._restart: int | None = None  # the first restart whose ranks use it
+        self.restart: int | None = None
         asyncio.get_running_loop().add_reader(self._line, self._readable)
-
-    def serves(self, restart: int) -> None:
-        """Record that ranks of this restart use it."""
-        self._restart = restart if self._restart is None else self._restart
 
     def live(self, restart: int) -> protocol.LiveStore | None:
         """Return its port if it listens and serves the ranks of this restart; None: otherwise.
 
         If ranks cannot join others, each restart has its own store.
         """
-        if self._port == 0 or self._restart not in (None, restart):
+        if self._port == 0 or self.restart not in (None, restart):
             return None
         return protocol.LiveStore(serial=self._order.serial, port=self._port)
 

@@ -12,17 +12,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import queue
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Work = Callable[[], object]
-_LOOK_S = 0.1
 
 
 async def in_thread(work: Callable[..., T], *arguments: Any) -> T:
@@ -71,36 +67,6 @@ def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> 
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
-
-
-class Worker:
-    """One thread that does its work in order. done: the number of finished pieces of work."""
-
-    def __init__(self, name: str) -> None:
-        self.done = 0
-        self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def do(self, work: Work) -> None:
-        """Add work to the thread's queue."""
-        self._waiting.put(work)
-
-    def close(self, limit_s: float) -> None:
-        """Wait for the end of all work, until the thread makes no progress for limit_s seconds."""
-        self._waiting.put(None)
-        looks, done = 0, -1
-        while self._thread.is_alive() and looks * _LOOK_S < limit_s:
-            looks, done = (looks + 1, done) if done == self.done else (0, self.done)
-            self._thread.join(_LOOK_S)
-
-    def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            try:
-                work()
-            except Exception:  # an error must not lose the next work
-                traceback.print_exc()
-            self.done += 1
 
 
 class Problems:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import re
-import shutil
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from rekindle.agent import stacks
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
 from rekindle.agent.memory_limits import OomCounter
@@ -24,98 +18,6 @@ from rekindle.job.spec import JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
-from rekindle.rank import stacks
-from rekindle.rank.stacks import SIGNAL
-
-LIMIT_S = 0.8
-_TICK_S = 0.02
-_CALM_LOOKS = 5  # looks without growth; the process writes line by line
-# `py-spy dump` writes a line for each thread, and under it its frames: `    function (file:line)`.
-_THREAD = re.compile(r'^Thread .*?(?:: "(.*)")?$')
-_FRAME = re.compile(r"^    (.+) \((.*):(\d+)\)$")
-
-
-async def stack_of(pid: int, path: Path) -> str:
-    """Return the stacks of a process; empty: it writes none in time, and py-spy cannot read them.
-
-    path: the file to which the process writes its stacks.
-    """
-    with contextlib.suppress(asyncio.TimeoutError, ProcessLookupError):
-        # The thread may wait for a file system while the process ends: it signals no other one.
-        process = os.pidfd_open(pid)
-        written = await asyncio.wait_for(in_thread(_ask, pid, process, path), 2 * LIMIT_S)
-        if written:
-            return written
-    return await dump(pid, LIMIT_S)
-
-
-def _ask(pid: int, process: int, path: Path) -> str:
-    """Make a process write its stacks, and return them. Closes `process`, its pidfd."""
-    begin = _size(path)
-    try:
-        if not _listens(pid):
-            return ""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, SIGNAL)
-    finally:
-        os.close(process)
-    deadline = time.monotonic() + LIMIT_S
-    seen, calm = begin, 0
-    while calm < _CALM_LOOKS and time.monotonic() < deadline:
-        time.sleep(_TICK_S)
-        size = _size(path)
-        calm = calm + 1 if size == seen > begin else 0
-        seen = size
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(begin)
-        return file.read().decode(errors="replace")
-    return ""
-
-
-async def dump(pid: int, limit_s: float) -> str:
-    """Return the stacks of a process in faulthandler's form; empty: py-spy cannot read them."""
-    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
-    if tool is None:
-        return ""
-    arguments = ("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
-    written, error = await device_tools.run(limit_s, tool, *arguments)
-    if error and not written:  # the inspection continues without the stack
-        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
-    return translate(written)
-
-
-def translate(written: str) -> str:
-    """Convert py-spy's output to faulthandler's form, in which the main thread is the last."""
-    main, others, frames = "", list[str](), list[str]()
-    for line in reversed(written.splitlines()):
-        if frame := _FRAME.match(line):
-            frames.append(f'  File "{frame[2]}", line {frame[3]} in {frame[1]}')
-        elif thread := _THREAD.match(line):
-            stack = "\n".join((f"{line} (most recent call first):", *reversed(frames)))
-            frames = []
-            if thread[1] == "MainThread":
-                main = stack
-            else:
-                others.append(stack)
-    return "\n\n".join(filter(None, (*others, main)))
-
-
-def _listens(pid: int) -> bool:
-    """Return whether a process handles SIGNAL; the signal would end any other process."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # names are any bytes
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (SIGNAL - 1) & 1)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
 
 CLOSE_LOOK_S = 0.6  # the time for which an inspection observes processes
 AGAIN_S, SELDOM_S = 1.5, 30.0  # between two reports of late ranks; the pauses become longer
@@ -231,7 +133,7 @@ class Watchdog:
     async def _look(self) -> list[protocol.RankInspection]:
         processes = dict(self._ranks)
         waited = {rank: process.page.waiting_since_ns for rank, process in processes.items()}
-        asked = (stack_of(p.pid, p.stack_file) for p in processes.values())
+        asked = (stacks.stack_of(p.pid, p.stack_file) for p in processes.values())
         written = await asyncio.gather(*asked)  # before the measurement, which must not include it
         pids = [process.pid for process in processes.values()]
         before, began = await in_thread(activities, pids), time.monotonic()

@@ -30,8 +30,7 @@ from rekindle.protocol.rank import (
     StepFailed,
 )
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
 
 _LONGEST_TEXT = 500  # characters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import io
 import json
 import os
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle import names
-from rekindle.rank import stacks
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -52,7 +52,7 @@ def run(
     reseed()
     if kind == "program":
         execute(target, arguments, working_directory)
-    stacks.answer_signals(Path(environment[names.ENV_STACK_FILE]))
+    answer_signals(Path(environment[names.ENV_STACK_FILE]))
     try:
         os.chdir(working_directory)
         sys.argv = [target, *arguments]
@@ -101,6 +101,21 @@ def reseed() -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
+
+
+def answer_signals(path: Path) -> None:
+    """Make this process append its stacks to a file at each names.STACK_SIGNAL.
+
+    The handler is faulthandler's. It runs in C, even if the interpreter waits or another thread
+    holds the GIL. A process does not answer while it is stopped, or in a system call that nothing
+    interrupts.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:  # a full disk must not stop the training
+        print(f"rekindle: the rank cannot write its stacks: {error}", file=sys.stderr, flush=True)
+        return
+    faulthandler.register(names.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> None:

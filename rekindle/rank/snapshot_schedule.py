@@ -18,8 +18,8 @@ from rekindle.checkpoints.format import METADATA_METRICS, METADATA_POSITION
 from rekindle.errors import CheckpointError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import SnapshotWriter
 
 LIMIT_S = 5.0  # for the end of a running update; the agent kills the rank after 10 s
@@ -181,13 +181,12 @@ class SnapshotSchedule:
     ) -> None:
         self._profiler = profiler
         self._channel = channel
-        self._writer = writer(channel, place) if channel else None
+        self._make_writer = writer
+        self._writer: SnapshotWriter | None = None  # until a snapshot is due
         # Replicas hold the same state: one rank of each node keeps it, and one rank of all nodes
         # writes it. This code does not know which other ranks of a node hold the same shard.
-        snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
-        keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
-        self._snapshot_every = snapshot_every if keeps else 0
-        self._keeps = snapshot_every > 0
+        self._keeps = rank_environment.number("LOCAL_RANK") == 0 or place.shard is not None
+        self._snapshot_every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
         self._missed_checkpoint = False
         self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest checkpoint
@@ -207,7 +206,7 @@ class SnapshotSchedule:
         last: training ends after it. position: the start of the next step's data. metrics: those
         that the last step has logged.
         """
-        if self._writer is None or self._channel is None:
+        if self._channel is None:
             return
         every = self._channel.settings.checkpoint_every
         if step < self._checkpointed:
@@ -217,10 +216,11 @@ class SnapshotSchedule:
         )
         if last and step == self._checkpointed:
             return  # the script left its loop early, after a step with a due checkpoint
-        if not checkpoint and not _is_due(step, self._snapshot_every):
+        if not checkpoint and not (self._keeps and _is_due(step, self._snapshot_every)):
             return
         if not last and time.monotonic() < self._rests_until:
             return
+        self._writer = self._writer or self._make_writer(self._channel, place)
         began = time.time_ns()
         try:
             taken = self._writer.take(
@@ -259,9 +259,10 @@ class SnapshotSchedule:
         belongs to this step. A rank without other snapshots takes this one as well.
         False: the snapshot failed.
         """
-        if self._writer is None or not self._keeps:
+        if self._channel is None or not self._snapshot_every:
             return True  # the job takes no snapshots
         notes = {METADATA_POSITION: position, METADATA_METRICS: metrics}
+        self._writer = self._writer or self._make_writer(self._channel, place)
         self._writer.outlast(holds)
         try:
             return self._writer.take(

@@ -22,7 +22,7 @@ from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.recovery.policy.plan import Made
 
 STEP = "step"

@@ -21,8 +21,7 @@ import msgspec
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
-from rekindle.rank.held_state import HeldState
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
 
 Address = tuple[str, int]

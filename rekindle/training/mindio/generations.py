@@ -14,9 +14,8 @@ import msgspec
 
 from rekindle.errors import CheckpointError, SessionError
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
-from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers

@@ -16,9 +16,8 @@ from rekindle import names
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Member, text_of
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindio import enums as words

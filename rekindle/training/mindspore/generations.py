@@ -8,9 +8,8 @@ from typing import Any
 
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState, RankPlace
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter, RankPlace
 from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.mindspore.state import Parameters

@@ -25,11 +25,10 @@ from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState
 from rekindle.rank.injection import break_process, due
 from rekindle.rank.member import Member
 from rekindle.rank.profiler import Profiler
-from rekindle.rank.progress import ProgressReporter, Records, phase_of
+from rekindle.rank.progress import HeldState, ProgressReporter, Records, phase_of
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
 from rekindle.rank.step_vote import LOST, RunIdentity
 from rekindle.recovery.faults.fault import FaultKind

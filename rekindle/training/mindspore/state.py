@@ -20,7 +20,7 @@ from mindspore.nn import Optimizer
 from rekindle.checkpoints.format import METADATA_ORIGIN, read_header
 from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
 from rekindle.training.mindspore.optimizer import BEGUN
 

@@ -7,8 +7,8 @@ from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.data.elastic_stream import ElasticStream
 from rekindle.training.torch.data.session_data import MicroBatch
 from rekindle.training.torch.groups.script_groups import init_placeholder_group
+from rekindle.training.torch.loop import Step
 from rekindle.training.torch.session import Session
-from rekindle.training.torch.step import Step
 
 __all__ = [
     "ElasticStream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,12 +14,10 @@ from rekindle import names
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import CurrentStep, HeldState, RankPlace
 from rekindle.rank.member import Arrival
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
-from rekindle.training.torch.arguments import Arguments, check_shard
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
@@ -27,13 +25,15 @@ from rekindle.training.torch.groups.generation_group import Group, store_at
 from rekindle.training.torch.groups.script_groups import (
     ScriptGroups,
     in_placeholder,
-    is_zero,
     leave_placeholder,
 )
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
+
+if TYPE_CHECKING:
+    from rekindle.training.torch.session import Arguments
 
 
 def fetch_state(
@@ -94,11 +94,7 @@ class Generations:
             given.model, given.optimizer, given.make_groups, timeout_s=given.timeout_s
         )
         self.place = self.groups.place(self.slot, self.full_world, given.shard)
-        check_shard(
-            self.place.shard,
-            ddp=bool(given.ddp) and not is_zero(given.optimizer),
-            parts=given.keep_global_batch,
-        )
+        given.check_shard(self.place.shard)
         self.named = given.named(data.named)
         self.group = Group()
         self.repairs = Repairs(self.device, given.model, step)

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from waiting import wait_until
 
-from rekindle.agent import watchdog
+from rekindle.agent import stacks
 from rekindle.agent.process_activity import activities
-from rekindle.rank import stacks
 
 RESTS = "import signal; signal.pause()"
 COMPUTES = "while True: pass"
@@ -29,7 +28,7 @@ os.read(0, 1)
 IN_PYTHON = """
 import sys, threading, time
 from pathlib import Path
-from rekindle.rank import stacks
+from rekindle.rank import program
 
 def innermost_function():
     print("ready", flush=True)
@@ -37,7 +36,7 @@ def innermost_function():
 
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 if {answers}:
-    stacks.answer_signals(Path(sys.argv[1]))
+    program.answer_signals(Path(sys.argv[1]))
 innermost_function()
 """
 # prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY): if the kernel lets only ancestors read a process
@@ -127,7 +126,7 @@ def test_a_process_that_has_ended(start: Start) -> None:
 
 
 def ask(process: subprocess.Popen[bytes], path: Path) -> str:
-    return asyncio.run(watchdog.stack_of(process.pid, path))
+    return asyncio.run(stacks.stack_of(process.pid, path))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_a_process_that_would_die_of_it_is_not_asked(
 
     A rank can run any program.
     """
-    monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
     path = tmp_path / "stacks.log"
     process = start(IN_PYTHON.format(does="time.sleep(600)", answers=False), str(path), ready=True)
     assert ask(process, path) == ""
@@ -170,7 +169,7 @@ def test_a_stopped_process_says_nothing(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without py-spy the stack of a stopped process is empty, after the request's time limit."""
-    monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: None)
     path = tmp_path / "stacks.log"
     process = start(IN_PYTHON.format(does="time.sleep(600)", answers=True), str(path), ready=True)
     os.kill(process.pid, signal.SIGSTOP)
@@ -239,7 +238,7 @@ Thread 72 (active): "Thread-1 (serve)"
 
 def test_what_py_spy_writes_is_read_like_faulthandlers() -> None:
     """The translated stack of the main thread comes last and starts with its innermost frame."""
-    stack = stacks.main_thread(watchdog.translate(SPIED))
+    stack = stacks.main_thread(stacks.translate(SPIED))
     assert stacks.innermost(stack).startswith("wait (python3.11/threading.py:320) < innermost")
     assert len(stack.splitlines()) == 4
 

@@ -25,9 +25,8 @@ from rekindle.protocol.agent import (
     StepFailed,
 )
 from rekindle.protocol.heartbeat_page import HeartbeatPage
-from rekindle.rank.held_state import RankPlace
 from rekindle.rank.profiler import Profiler
-from rekindle.rank.progress import Records
+from rekindle.rank.progress import RankPlace, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.torch import Session, StepSampler

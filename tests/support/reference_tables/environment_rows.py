@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reference_tables.markdown import code
-from rekindle.agent.environment import PATIENCE_S
+from rekindle.agent.rendezvous_process import PATIENCE_S
 from rekindle.engines.kubernetes.manifests.ascend import TTP_PORT
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
 

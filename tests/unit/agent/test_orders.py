@@ -1,8 +1,10 @@
-"""The agent has a handler for each order of the coordinator."""
+"""The orders of the coordinator: each has a handler, and a generation concerns some snapshots."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import pytest
 from jobs.driver import spec_of
 
 from rekindle.agent.node_state import NodeState
@@ -18,3 +20,47 @@ def test_each_order_has_a_handler() -> None:
     snapshots: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), snapshots, print, {}, NodeState(1))
     assert set(ranks._orders) | BY_HAND == set(get_args(p.ToAgent))
+
+
+SUSPICIONS = ((1, 7),)
+
+
+@pytest.mark.parametrize(
+    ("shard", "shards", "suspicions", "told"),
+    [
+        (None, 1, (), []),
+        (None, 1, SUSPICIONS, ["formed"]),
+        (0, 1, (), ["break off"]),
+        (0, 2, (), ["formed", "break off"]),
+    ],
+    ids=["the whole state", "a suspicion", "one shard", "two shards"],
+)
+def test_a_generation_concerns_shards_and_suspicious_snapshots(
+    shard: int | None, shards: int, suspicions: Any, told: list[str]
+) -> None:
+    """Other snapshots stay as they are, and have no replicas."""
+    calls: list[str] = []
+    snapshots: Any = SimpleNamespace(
+        dump=print,
+        write_parts=print,
+        commit=print,
+        formed=lambda form: calls.append("formed"),
+        break_off=lambda: calls.append("break off"),
+    )
+    ranks = RankSupervisor(spec_of(nodes=1, processes=1), snapshots, print, {}, NodeState(1))
+    nobody: Any = None
+    ranks._on_message(nobody, p.Arrived(rank=0, generation=0, shard=shard))
+    form = p.FormGeneration(
+        generation=1,
+        world_size=1,
+        store_host="",
+        store_port=1,
+        step=0,
+        shards=shards,
+        suspicions=suspicions,
+        ranks={0: 0},
+        plan={},
+    )
+    asyncio.run(ranks.handle(form))
+    asyncio.run(ranks.handle(p.GenerationEnded(generation=1)))
+    assert calls == told

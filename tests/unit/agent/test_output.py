@@ -11,8 +11,8 @@ from jobs.driver import spec_of
 from waiting import turn_until
 
 from rekindle.agent import output
-from rekindle.agent.output import Output, Target, open_logs
-from rekindle.agent.threads import Worker, in_thread, started
+from rekindle.agent.output import Output, Target, Worker, open_logs
+from rekindle.agent.threads import in_thread, started
 from rekindle.errors import UsageError
 
 

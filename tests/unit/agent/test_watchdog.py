@@ -15,7 +15,7 @@ import pytest
 from jobs.driver import spec_of
 from waiting import finished, turn_until, turns
 
-from rekindle.agent import watchdog
+from rekindle.agent import stacks, watchdog
 from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
@@ -43,7 +43,7 @@ class Node:
         self.stack = ""
         monkeypatch.setattr(watchdog, "activities", self._activities)
         monkeypatch.setattr(watchdog, "CLOSE_LOOK_S", 0.001)
-        monkeypatch.setattr(watchdog, "stack_of", self._stack_of)
+        monkeypatch.setattr(stacks, "stack_of", self._stack_of)
 
     def _activities(self, pids: list[int]) -> dict[int, Activity]:
         if self.fails is not None:
@@ -243,17 +243,4 @@ def test_a_process_may_have_any_name(nonsense: int) -> None:
     """Others on the machine are none of our business, and ranks are known all the same."""
     assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
     assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
-    assert watchdog._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""
-
-
-@pytest.mark.process
-def test_a_py_spy_that_cannot_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """There is no stack then, and that is said."""
-    tool = tmp_path / "py-spy"
-    tool.write_text("no program")
-    tool.chmod(0o755)
-    monkeypatch.setattr(watchdog.shutil, "which", lambda *_, **__: str(tool))
-    assert asyncio.run(watchdog.dump(os.getpid(), 1.0)) == ""
-    assert f"Rekindle cannot run {tool}" in capsys.readouterr().err
+    assert stacks._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""

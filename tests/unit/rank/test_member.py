@@ -17,9 +17,8 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank import member as members
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import HeldState
 from rekindle.rank.member import Arrival, Member
-from rekindle.rank.progress import ProgressReporter
+from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 

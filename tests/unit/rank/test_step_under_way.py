@@ -15,8 +15,8 @@ from waiting import bound_s, join, wait_asleep, wait_until
 from rekindle import names
 from rekindle.protocol.agent import Arrived, FormGeneration
 from rekindle.protocol.heartbeat_page import HeartbeatPage
-from rekindle.rank import held_state as step_under_way
-from rekindle.rank.held_state import CurrentStep
+from rekindle.rank import progress
+from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.training.torch import Session
 
@@ -38,7 +38,7 @@ def test_the_wait_ends_with_the_step(
     ends: Callable[[CurrentStep], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However it ends."""
-    monkeypatch.setattr(step_under_way, "LIMIT_S", 2 * bound_s())
+    monkeypatch.setattr(progress, "STEP_LIMIT_S", 2 * bound_s())
     step = CurrentStep()
     step.begin()
     waiter = threading.Thread(target=step.wait_end, args=(4,))
@@ -79,7 +79,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
         names.ENV_FULL_WORLD: str(WORLD),
         names.ENV_HEARTBEAT_FD: str(HeartbeatPage.create("rank")),
     }
-    step_under_way.LIMIT_S = bound_s()
+    progress.STEP_LIMIT_S = bound_s()
     form = FormGeneration(
         generation=1,
         world_size=WORLD,

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
-from rekindle.rank.held_state import CurrentStep
 from rekindle.rank.member import UnusableError, chain_of, text_of
+from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
 from rekindle.training.torch import private

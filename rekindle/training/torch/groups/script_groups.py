@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.torch import private
 

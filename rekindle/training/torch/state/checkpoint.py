@@ -22,7 +22,7 @@ from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.resharding import Box, Excerpts, nearest, overlap, takes, without
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare

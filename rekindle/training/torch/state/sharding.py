@@ -13,7 +13,7 @@ from rekindle.checkpoints.format import METADATA_ORIGIN, Header
 from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState, Stateful
 from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of

@@ -21,7 +21,7 @@ from rekindle.protocol.snapshot_buffer import (
     digest,
 )
 from rekindle.rank.channel import Channel
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch import private

@@ -28,7 +28,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rekindle.rank.held_state import CurrentStep
+from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import Repairs
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import Captured
 from rekindle.training.torch.state.snapshot import PinnedMemory, TorchSnapshotWriter
 

@@ -20,7 +20,7 @@ from rekindle.checkpoints.format import plan_layout, read_header, state_file, wr
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.store import CheckpointFile
 from rekindle.errors import CorruptError, SessionError
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch import init_placeholder_group
 from rekindle.training.torch.state import checkpoint

@@ -14,7 +14,7 @@ from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.errors import CorruptError
 from rekindle.protocol.agent import BufferGrant, BufferRequest, SnapshotTaken
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.rank.held_state import RankPlace
+from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
 from rekindle.training.torch import private
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
