@@ -16,7 +16,7 @@ from rekindle.simulation.outcome import World
 from rekindle.simulation.progress import Cadence, Source
 from rekindle.simulation.trace import Cause, Strike
 
-# Seconds that each strategy takes here, and where its state comes from.
+# By strategy: its seconds here, where the state comes from, and whether the node moves.
 TIMES = {
     Strategy.RETRY: (1.0, Source.LIVE, False),
     Strategy.RECOVER_IN_PLACE: (2.0, Source.LIVE, False),
