@@ -71,8 +71,8 @@ POD_HOME = "/var/lib/rekindle"  # its REKINDLE_HOME
 POD_DESCRIBED = "/etc/rekindle/job"  # folder with SPEC_FILE and SECRET_FILE
 POD_PORT = 29600
 
-# HTTP paths of the coordinator. HEADER_SECRET repeats the job's secret, because Kubernetes' API
-# server does not pass on an Authorization header.
+# HTTP paths of the coordinator. All clients except agents send the job's secret in HEADER_SECRET,
+# because Kubernetes' API server does not pass on an Authorization header.
 HEADER_SECRET = "X-Rekindle-Authorization"
 HEADER_WIRE = "X-Rekindle-Wire"  # the sender's WIRE_VERSION
 PATH_AGENT = "/agent"

@@ -208,7 +208,7 @@ class Stream:
         return True
 
     def _report_loss(self, why: str) -> None:
-        text = f"rekindle: log of {self._prefix.decode()} {why}; lines of it are lost\n"
+        text = f"rekindle agent: log of {self._prefix.decode()} {why}; lines of it are lost\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
 

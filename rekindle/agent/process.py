@@ -89,7 +89,7 @@ class Agent:
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
         reader = ProfilingReader(records, environment, self.state, spec.world_size)
-        cap = limits_in(environment).cap_bytes
+        cap = limits_in(environment, "rekindle agent").cap_bytes
         own = lambda: self.state.ranks  # noqa: E731
         self._care = ProfilingFiles(records, own, self.send, reader.read, cap_bytes=cap)
         self.ranks = RankSupervisor(

@@ -7,6 +7,7 @@ import functools
 import json
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +126,7 @@ class RankProcess:
         except ProtocolError as error:
             # A script that writes to our descriptor has broken its connection. The agent can only
             # end it.
-            print(f"rekindle: rank {self.rank}: {error}", flush=True)
+            print(f"rekindle agent: rank {self.rank}: {error}", file=sys.stderr, flush=True)
             self.signal(signal.SIGKILL)
         else:
             on_message(self, message)

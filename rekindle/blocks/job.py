@@ -181,7 +181,7 @@ class TrainingJob(BaseModel):
         return job
 
     def to_spec(self, job_id: str) -> JobSpec:
-        """Return the job's description for the runtime, with absolute paths.
+        """Return the job's description for its engine, with absolute paths.
 
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """

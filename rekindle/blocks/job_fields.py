@@ -103,5 +103,5 @@ class CheckpointDirectory(BaseModel):
 
     @property
     def interval(self) -> int | Literal["auto"]:
-        """Return the steps between two checkpoints, or "auto", for the runtime."""
+        """Return the steps between two checkpoints, or "auto", for the description of the job."""
         return AUTO if self.automatic else self.every

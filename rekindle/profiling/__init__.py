@@ -1,1 +1,4 @@
-"""Record where the time of ranks goes, and analyse the records. The formats are those of TaskD."""
+"""Record where the time of ranks goes, and analyse the records. The formats are those of TaskD.
+
+This package may not import another package of Rekindle.
+"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -27,21 +28,24 @@ class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
     flush_s: float = 5.0
 
 
-def limits_in(environment: Mapping[str, str]) -> RecordLimits:
+def limits_in(environment: Mapping[str, str], reader: str = "rekindle") -> RecordLimits:
     """Return the limits from the environment; report and ignore invalid values.
 
-    A wrong limit of records must not end training.
+    A wrong limit of records must not end training. The report begins with `reader`.
     """
     usual = RecordLimits()
-    cap = _figure(environment, names.ENV_PROFILING_CAP_MB, usual.cap_bytes / MEBIBYTE, _MOST_MB)
-    file = _figure(environment, names.ENV_PROFILING_FILE_MB, usual.file_bytes / MEBIBYTE, _MOST_MB)
-    flush_s = _figure(environment, names.ENV_PROFILING_FLUSH_S, usual.flush_s, MOST_FLUSH_S)
+    figure = functools.partial(_figure, reader, environment)
+    cap = figure(names.ENV_PROFILING_CAP_MB, usual.cap_bytes / MEBIBYTE, _MOST_MB)
+    file = figure(names.ENV_PROFILING_FILE_MB, usual.file_bytes / MEBIBYTE, _MOST_MB)
+    flush_s = figure(names.ENV_PROFILING_FLUSH_S, usual.flush_s, MOST_FLUSH_S)
     return RecordLimits(
         cap_bytes=int(cap * MEBIBYTE), file_bytes=int(file * MEBIBYTE), flush_s=flush_s
     )
 
 
-def _figure(environment: Mapping[str, str], name: str, usual: float, most: float) -> float:
+def _figure(
+    reader: str, environment: Mapping[str, str], name: str, usual: float, most: float
+) -> float:
     text = environment.get(name, "")
     if not text:
         return usual
@@ -55,7 +59,7 @@ def _figure(environment: Mapping[str, str], name: str, usual: float, most: float
         f"{name} is {text!r}, which is not a number above 0 and at most {most:g}; Rekindle uses "
         f"{usual:g}"
     )
-    print(f"rekindle: {why}", file=sys.stderr, flush=True)
+    print(f"{reader}: {why}", file=sys.stderr, flush=True)
     return usual
 
 

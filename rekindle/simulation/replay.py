@@ -10,7 +10,7 @@ import msgspec
 
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import INNER, LATE_S, Strategy
+from rekindle.recovery.policy.policy import INNER, LADDER, LATE_S, Strategy
 from rekindle.simulation.costs import StrategyRow
 from rekindle.simulation.job import Job, Setting
 from rekindle.simulation.memory import RecoveryBudgets
@@ -149,7 +149,7 @@ class Repair(msgspec.Struct):
     roll_back: bool = False
     anew: bool = False
     ended: bool = False
-    heaviest: Strategy = Strategy.RETRY
+    heaviest: Strategy = LADDER[0]
 
     def nodes_at(self, now: float) -> float:
         """Return when all nodes have arrived, and drop those that have arrived by `now`."""

@@ -3,6 +3,8 @@
 The fixture `rekindle_run` comes with the installed package. It starts a `Run`, whose result is a
 `Report`. A `JobHandle` has the same waits for a job that another process has started. The events of
 a job are in `journal`.
+
+This package may not import Prefect, flows, tasks or coordinator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""docs/architecture.md agrees with the source: its picture, its folders, and its names."""
+"""docs/architecture.md agrees with the source: its picture, its tables, and its names.
+
+The files that docs/extend/new-parts.md names exist.
+"""
 
 import re
 
@@ -7,19 +10,24 @@ from architecture.hops import hops_of
 from architecture.picture import (
     PACKAGE,
     PAGE,
+    PROCESSES,
     graph_of_folders,
     layers_of_folders,
+    processes_of,
     reachable,
     with_picture,
     without_detours,
 )
+from jobs.driver import Driver
 from repository import ROOT
 from traced.fault import lines_of
 
+from rekindle import names
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
 
 TEXT = PAGE.read_text()
+STEPS = (ROOT / "docs" / "extend" / "new-parts.md").read_text()
 FILE = re.compile(r"`([\w./-]+/[\w.-]+\.(?:py|toml|md))`")
 
 
@@ -50,7 +58,46 @@ def test_each_folder_has_its_row() -> None:
     }
 
 
-@pytest.mark.parametrize("name", sorted(set(FILE.findall(TEXT))))
+def test_each_folder_has_its_processes() -> None:
+    """The column "loaded by" has the processes of the picture; `all` stands for every one."""
+    section = TEXT.partition("| folder | layer | loaded by |")[2].partition("\n\n")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| \d+ \| ([^|]+) \|", section, re.M))
+    assert {name: processes_in(cell) for name, cell in rows.items()} == {
+        name: set(processes) for name, processes in processes_of().items()
+    }
+
+
+def processes_in(cell: str) -> set[str]:
+    """Read a list of processes, `all`, or `all except one`."""
+    first, _, other = cell.partition(" except ")
+    return set(PROCESSES) - {other} if first == "all" else set(cell.split(", "))
+
+
+def test_each_part_of_the_machine_has_its_row() -> None:
+    """The table has the attributes of the coordinator's machine, in the order of its parts."""
+    section = TEXT.partition("| part | work |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]+) \|", section, re.M)))
+    parts = [name for name in vars(Driver().machine) if not name.startswith("_")]
+    assert named == parts
+
+
+def test_each_path_of_the_http_api_has_its_row() -> None:
+    """The table has the paths that `rekindle.names` defines."""
+    section = TEXT.partition("| path | for |")[2].partition("\n\n")[0]
+    first = " ".join(re.findall(r"^\| ([^|]+) \|", section, re.M))
+    paths = {value for name, value in vars(names).items() if name.startswith("PATH_")}
+    assert set(re.findall(r"/\w+", first)) == paths
+
+
+@pytest.mark.parametrize("folder", ["agent", "coordinator"])
+def test_a_process_of_the_job_names_itself(folder: str) -> None:
+    """Its messages begin as the table of log lines has it: `rekindle:` alone is a command."""
+    assert f"| `rekindle {folder}:` |" in TEXT
+    for path in (PACKAGE / folder).rglob("*.py"):
+        assert '"rekindle: ' not in path.read_text(), path
+
+
+@pytest.mark.parametrize("name", sorted(set(FILE.findall(TEXT + STEPS))))
 def test_each_file_exists(name: str) -> None:
     """A file that the page names is in the repository, or in the package."""
     assert (ROOT / name).is_file() or (PACKAGE / name).is_file() or "NAME" in name

@@ -50,6 +50,7 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         kind = verdict.kind if verdict.listed else FaultKind.USER_CODE
     else:
         verdict = judge.exit(exit_)
+        # "rank 1 was ended by signal 9 (SIGKILL)", "rank 1 ended with exit status 3"
         ended = "was ended by" if exit_.signal is not None else "ended with"
         message, kind = f"rank {rank} {ended} {exit_}", verdict.kind
         if no_memory:

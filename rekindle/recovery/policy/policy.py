@@ -68,7 +68,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[Strategy, ...],
         Meta(
             description="The strategies that the job may use, in the order in which it tries "
-            "them. Four strategies keep the job running. With retry, all ranks "
+            "them. Some strategies keep the job running. With retry, all ranks "
             "repeat the step. With recover-in-place, the agent restarts a failed "
             "rank on its node. With recover, a new node replaces a lost node. With "
             "shrink, training continues without the lost node, if min_nodes allows "

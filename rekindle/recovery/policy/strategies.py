@@ -44,8 +44,9 @@ _IN_PLACE = (
     FaultKind.DEVICE_OOM,
     FaultKind.UNKNOWN,
 )
-_STAYS = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
+STARTS_NO_PROCESS = (Strategy.RETRY,)  # these do not help against the end of a rank
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
+_STAYS = tuple(strategy for strategy in INNER if strategy not in _MOVES)
 _GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)  # the node does not exist any longer
 _NEEDS_NO_START = (
     FaultKind.HANG,
@@ -250,8 +251,13 @@ def _comes_back(policy: Policy, case: Situation) -> str:
 
 
 def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
+    """Return why a strategy of INNER is not available; empty: it is. Each rung of INNER calls it.
+
+    The strategy needs a Session and a formed generation. It uses up `max_recoveries` and
+    `max_in_row`.
+    """
     moves = strategy in _MOVES
-    if strategy is not Strategy.RETRY and case.session and not case.joins:
+    if strategy not in STARTS_NO_PROCESS and case.session and not case.joins:
         return "a new process cannot join the collectives of the running processes"
     why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
     if why_not or moves:

@@ -27,26 +27,28 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN = "<!-- written by architecture.picture: begin -->\n"
 END = "<!-- written by architecture.picture: end -->\n"
 
-# The modules with which each process starts. The fork server names the modules of the frameworks in
-# strings, so no import leads to them.
+# The modules with which each process starts, or that it loads by a name in a string. A package
+# stands for all its modules.
 PROCESSES = {
-    "flow": ("rekindle.flows.train",),
-    "command": ("rekindle.cli.main",),
-    "coordinator": ("rekindle.coordinator.process", "rekindle.coordinator.pod_process"),
+    "flow run": ("rekindle.flows",),
+    "command": ("rekindle.cli",),
+    "user's test": ("rekindle.testing",),
+    "Prefect server": ("rekindle.blocks.saved",),
+    "coordinator": ("rekindle.coordinator",),
     "agent": ("rekindle.agent.process",),
-    "rank": (
+    "fork server": (
         "rekindle.agent.fork_server_process",
         "rekindle.training.torch",
         "rekindle.training.mindspore",
-        "rekindle.training.mindio",
     ),
+    "rank": ("rekindle.rank.program", "rekindle.training"),
 }
-_LAUNCHERS = {"flow", "command"}
+_OUTSIDE = {"flow run", "command", "user's test", "Prefect server"}  # not processes of a job
 _GROUPS = {
-    "launcher": "flow run, command line, user's tests",
+    "outside": "outside of the job",
     "coordinator": "coordinator",
-    "node": "agent and ranks of a node",
-    "shared": "all processes",
+    "node": "agent, fork server and ranks of a node",
+    "shared": "inside and outside of the job",
 }
 
 Graph = Mapping[str, frozenset[str]]
@@ -140,17 +142,19 @@ def graph_of_folders() -> Graph:
 def processes_of() -> dict[str, list[str]]:
     """Return for each folder the processes that load a module of it."""
     found: dict[str, list[str]] = {folder: [] for folder in folders_in_order()}
-    for process, starts in PROCESSES.items():
-        loaded = {m for start in starts for m in reachable(graph_of_modules(), start)}
+    graph = graph_of_modules()
+    for process, names in PROCESSES.items():
+        starts = (m for m in graph for name in names if f"{m}.".startswith(f"{name}."))
+        loaded = {module for start in starts for module in reachable(graph, start)}
         for folder in {folder_of(module) for module in loaded} & found.keys():
             found[folder].append(process)
     return found
 
 
 def _group_of(processes: list[str]) -> str:
-    job = set(processes) - _LAUNCHERS
+    job = set(processes) - _OUTSIDE
     if not job:
-        return "launcher"
+        return "outside"
     if job == {"coordinator"}:
         return "coordinator"
     return "node" if "coordinator" not in job else "shared"
@@ -164,7 +168,7 @@ def drawn() -> str:
         lines.append(f'  subgraph of_{group}["{title}"]')
         for folder, loaded_by in processes.items():
             if _group_of(loaded_by) == group:
-                which = ", ".join(loaded_by) if group == "node" else ""
+                which = ", ".join(loaded_by) if group in ("outside", "node") else ""
                 lines.append(f'    {folder}["{folder}{f"<br/>in: {which}" if which else ""}"]')
         lines.append("  end")
     for folder, ends in without_detours(graph_of_folders()).items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from reference_tables.markdown import code
+from reference_tables.markdown import code, codes
 from rekindle.agent.rendezvous_process import PATIENCE_S
 from rekindle.engines.kubernetes.manifests.ascend import TTP_PORT
 from rekindle.profiling.switch import MEBIBYTE, RecordLimits
+from rekindle.recovery.policy.policy import INNER
 
 _LIMITS = RecordLimits()
+_INNER = codes(strategy.value for strategy in INNER)
 Row = tuple[str, str, str, str, str]
 
 # (set by, read by, unit, default, meaning)
@@ -305,7 +307,7 @@ _ASCEND: dict[str, Row] = {
         "",
         "`0` on NPUs if the policy allows one of these strategies",
         "Whether a failed collective ends its process: 0, 1 or 2. Rekindle refuses 1 and 2 if the "
-        "policy allows `retry`, `recover-in-place`, `recover` or `shrink`, as it does by default.",
+        f"policy allows one of {_INNER}, as it does by default.",
     ),
     "PYTORCH_NO_NPU_MEMORY_CACHING": (
         "user",

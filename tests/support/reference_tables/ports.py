@@ -24,8 +24,9 @@ _LISTENERS = [
         f"`--listen`, by default {code(names.LOOPBACK)}; in a pod {_ALL}",
         f"`--listen`, by default {_ANY}; in a pod {code(names.POD_PORT)}",
         _NONE,
-        f"yes: each request has `{names.HEADER_SECRET}: Bearer SECRET` with the job's secret, in "
-        "plain text",
+        "yes: each request has the job's secret in plain text. Agents send `Authorization: Bearer "
+        f"SECRET`, commands and flows send `{names.HEADER_SECRET}: Bearer SECRET`. The coordinator "
+        "accepts both headers from all clients",
     ),
     (
         "ranks' store (torch's TCPStore), on the first node",

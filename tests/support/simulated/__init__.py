@@ -16,8 +16,7 @@ from rekindle.simulation.outcome import World
 from rekindle.simulation.progress import Cadence, Source
 from rekindle.simulation.trace import Cause, Strike
 
-# The seconds of each strategy here, the source of its state, and whether it leaves the faulty
-# place.
+# By strategy: its seconds here, where the state comes from, and whether the node moves.
 TIMES = {
     Strategy.RETRY: (1.0, Source.LIVE, False),
     Strategy.RECOVER_IN_PLACE: (2.0, Source.LIVE, False),

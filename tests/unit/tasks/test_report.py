@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
+import logging
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
+import pytest
 
 from rekindle.names import SPARE
 from rekindle.recovery.faults.fault import Fault, FaultKind
@@ -17,6 +21,7 @@ from rekindle.recovery.journal.journal import (
     CheckpointSkipped,
     Decided,
     Ended,
+    Event,
     FaultSeen,
     FinalCheckpoint,
     FirstStep,
@@ -33,7 +38,7 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.recovery.policy.policy import Strategy
-from rekindle.reporting.event_text import incident_row, sentence
+from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.reporting.timeline import figure as timeline
@@ -233,8 +238,32 @@ def test_each_incident_step_is_told_once() -> None:
     assert steps == ["detected", "decided", "regrouped", "restored", "closed"]
 
 
-def test_every_event_has_a_sentence() -> None:
-    """Every event of a run has a sentence."""
+@pytest.mark.parametrize("kind", sorted(get_args(AnyEvent), key=lambda kind: kind.__name__))
+def test_every_event_has_a_sentence(kind: type[Event]) -> None:
+    """Each member of `AnyEvent` has words and a level."""
+    event = example_of(kind)
+    assert sentence(event)[0].isupper()
+    assert level(event) in (logging.DEBUG, logging.INFO, logging.WARNING)
+
+
+def example_of(kind: type[Any]) -> Any:
+    """Return a structure with a value in each text, and in each field without a default."""
+    hints = get_type_hints(kind)
+    fields = msgspec.structs.fields(kind)
+    names = [field.name for field in fields if field.required or hints[field.name] is str]
+    return kind(**{name: _value_of(hints[name]) for name in names})
+
+
+def _value_of(hint: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return example_of(hint)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next(iter(hint))
+    return {int: 1, float: 1.0, str: "why"}.get(hint) or (get_origin(hint) or hint)()
+
+
+def test_sentences_of_nodes_and_final_checkpoints_differ() -> None:
+    """A spare, a node, a reason and an error have words of their own."""
     more = events(
         (0.0, NodeJoined(node=SPARE, address="a", pid=7)),
         (0.0, NodeWanted(node=SPARE)),
@@ -246,9 +275,7 @@ def test_every_event_has_a_sentence() -> None:
         (0.0, FinalCheckpoint(node=0, step=10, path="there")),
         (0.0, FinalCheckpoint(node=0, step=10, error="disk full")),
     )
-    sentences = [sentence(event) for event in (*RUN, *more)]
-    assert all(text[0].isupper() for text in sentences)
-    assert len(set(sentences[-len(more) :])) == len(more)
+    assert len({sentence(event) for event in more}) == len(more)
 
 
 def test_the_table_row_has_plain_values() -> None:

@@ -1,27 +1,45 @@
 """A strategy is in all places that need it; a failure names the missing edit."""
 
+import re
+from typing import get_type_hints
+
 import pytest
+import simulated
 from jobs.driver import Driver
 from repository import ROOT
 
-from rekindle.recovery.policy.policy import INNER, LADDER, OUTER, RESTARTS, Strategy
-from rekindle.recovery.policy.strategies import RUNGS
+from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.policy.history import Situation
+from rekindle.recovery.policy.policy import (
+    ALLOWABLE,
+    INNER,
+    LADDER,
+    OUTER,
+    RESTARTS,
+    Policy,
+    Strategy,
+)
+from rekindle.recovery.policy.strategies import RUNGS, STARTS_NO_PROCESS
 from rekindle.reporting.run_state import STATES
+from rekindle.settings import declared
 from rekindle.simulation.costs import load
 
 POLICY = "rekindle/recovery/policy/policy.py"
+PAGE = "docs/recover/policy.md"
 LAST = (Strategy.DUMP, Strategy.FAIL)  # they end the job and are not in the ladder
 
 
 def edits_of(strategy: Strategy) -> dict[str, bool]:
     """Return the edits that a strategy needs, and whether each was made."""
-    page = (ROOT / "docs" / "recover" / "policy.md").read_text()
     groups = (INNER, RESTARTS, OUTER, LAST)
     return {
         f"name it in one of INNER, RESTARTS and OUTER in {POLICY}": sum(
             strategy in group for group in groups
         )
         == 1,
+        f"name it in the description of Policy.strategies in {POLICY}": strategy.value
+        in described()
+        or strategy is Strategy.FAIL,
         "add its rung to RUNGS in rekindle/recovery/policy/strategies.py": strategy
         in {*RUNGS, *LAST},
         "add it to Recovery.ways in rekindle/coordinator/machine/recovery.py": strategy
@@ -29,7 +47,33 @@ def edits_of(strategy: Strategy) -> dict[str, bool]:
         "name the job's state in STATES in rekindle/reporting/run_state.py": strategy in STATES,
         "add its [[strategy]] to rekindle/simulation/data/times.toml": strategy
         in load().strategies,
-        "add its row to the table of docs/recover/policy.md": f"| `{strategy.value}` |" in page,
+        "add it to TIMES in tests/support/simulated/__init__.py": strategy in simulated.TIMES,
+        **edits_of_page(strategy),
+    }
+
+
+def described() -> list[str]:
+    """Return the words of the description of `Policy.strategies`."""
+    meta = declared(get_type_hints(Policy, include_extras=True)["strategies"])
+    assert meta is not None
+    return re.findall(r"[a-z-]+", str(meta.description))
+
+
+def edits_of_page(strategy: Strategy) -> dict[str, bool]:
+    """Return the edits of the user's page: which lines name the strategy, and which do not."""
+    lines = (ROOT / PAGE).read_text().splitlines()
+    inner = strategy in INNER
+    wanted = {
+        f"| `{strategy.value}` |": True,
+        "| `strategies` |": strategy not in Policy().strategies,
+        "- Only a script with a [Session]": inner,
+        "- A job of MindSpore": inner and strategy not in STARTS_NO_PROCESS,
+        **({"| `max_recoveries` |": True} if inner else {}),
+    }
+    return {
+        f"{'add it to' if named else 'remove it from'} the line {begin!r} of {PAGE}": named
+        == any(line.startswith(begin) and f"`{strategy.value}`" in line for line in lines)
+        for begin, named in wanted.items()
     }
 
 
@@ -38,6 +82,15 @@ def test_no_edit_is_missing(strategy: Strategy) -> None:
     """Decision, execution, state name, simulation and page know each strategy."""
     missing = [edit for edit, done in edits_of(strategy).items() if not done]
     assert not missing, f"{strategy.value}: " + "; ".join(missing)
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+@pytest.mark.parametrize("strategy", STARTS_NO_PROCESS)
+def test_a_dead_rank_needs_a_process(strategy: Strategy, kind: FaultKind) -> None:
+    """A strategy that starts no process does not help against the end of a rank."""
+    fault = Fault(kind=kind, message="it ended", rank=1, node=0)
+    case = Situation(fault=fault, session=True, formed=True, newest=5, dead=True)
+    assert RUNGS[strategy](Policy(strategies=ALLOWABLE), case) is None
 
 
 def test_the_enumeration_has_the_order_of_the_ladder() -> None:
