@@ -88,7 +88,7 @@ def test_each_complete_program_is_run() -> None:
 
 
 def test_the_changes_to_a_script_are_those_of_the_complete_script() -> None:
-    """Both sides of the diff are Python, and the new side is part of the script that a test runs."""
+    """Both sides of the diff are Python. A complete script, which a test runs, has the new side."""
     page = "docs/start/first-recovery.md"
     [diff] = re.findall(r"^```diff\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.M)
     old, new = (
