@@ -63,6 +63,9 @@ def incidents(options: argparse.Namespace) -> None:
     if options.json:
         print(msgspec.json.encode(found).decode())
         return
+    if not found:
+        print(f"job {options.job}: no incident")
+        return
     rows = [
         (
             one.number,

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from repository import ROOT
 
-_FENCE = re.compile(r"^```(python|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```(python|diff|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_DEEP = " " * 16  # indentation of the loop's body with a Session
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 # These parts of an output differ between runs.
@@ -70,9 +71,21 @@ def programs() -> Iterator[Program]:
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         page = path.read_text()
         for found in _FENCE.finditer(page):
-            if found[1] == "python" and is_complete(found[2]):
+            text = new_side(found[2]) if found[1] == "diff" else found[2]
+            if found[1] != "console" and is_complete(text):
                 line = page[: found.start()].count("\n") + 2
-                yield Program(str(path.relative_to(ROOT)), line, found[2])
+                yield Program(str(path.relative_to(ROOT)), line, text)
+
+
+def new_side(diff: str) -> str:
+    """Return the program after the changes of a diff."""
+    return "".join(line[1:] or "\n" for line in diff.splitlines(True) if line[0] != "-")
+
+
+def old_side(diff: str) -> str:
+    """Return the program before the changes. The unchanged lines of the new loop are deeper."""
+    lines = [line[1:] or "\n" for line in diff.splitlines(True) if line[0] != "+"]
+    return "".join(line.removeprefix("    ") if line.startswith(_DEEP) else line for line in lines)
 
 
 def program(page: str, number: int) -> str:

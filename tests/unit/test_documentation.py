@@ -87,20 +87,6 @@ def test_each_complete_program_is_run() -> None:
     assert places == set(documented_blocks.HOW)
 
 
-def test_the_changes_to_a_script_are_those_of_the_complete_script() -> None:
-    """Both sides of the diff are Python. A complete script, which a test runs, has the new side."""
-    page = "docs/start/first-recovery.md"
-    [diff] = re.findall(r"^```diff\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.M)
-    old, new = (
-        [line[1:] for line in diff.splitlines() if line[:1] != other] for other in ("+", "-")
-    )
-    new_lines = iter(documented_blocks.program(page, 1).splitlines())
-    assert all(line in new_lines for line in new)
-    compile("\n".join(new), page, "exec")
-    outer = {"optimizer.zero_grad()", "loss.backward()", "optimizer.step()"}  # shown as in the new
-    compile("\n".join(line[4:] if line.strip() in outer else line for line in old), page, "exec")
-
-
 def test_command_lines_parse() -> None:
     """Each documented command and option exists; code blocks have all required arguments."""
     wrong, seen = [], 0

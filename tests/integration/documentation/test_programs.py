@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from documented_blocks import HOW, program
+from documented_blocks import HOW, new_side, old_side, program
 from mindspore_jobs.job import MindSporeJob, needs_mindspore
 from repository import ROOT
 from waiting import bound_s, run_command
@@ -59,6 +59,26 @@ def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
     [incident] = report.incidents
     assert (incident.strategies, incident.steps_lost) == ([Strategy.RECOVER_IN_PLACE], 0)
     assert report.processes == {0: 1, 1: 2}
+
+
+def test_the_script_before_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun runs the script that the page changes. Both scripts print the same epochs."""
+    page = (ROOT / "docs" / "start" / "first-recovery.md").read_text()
+    monkeypatch.setenv("REKINDLE_HOME", str(tmp_path / "home"))
+    [diff] = re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    seen = []
+    for name, text in (("old.py", old_side(diff)), ("new.py", new_side(diff))):
+        script = tmp_path / name
+        script.write_text(text)
+        launcher = ["torch.distributed.run"] if name == "old.py" else ["rekindle.cli.main", "run"]
+        command = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", str(script)]
+        done = run_command(command, 4 * bound_s(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        seen.append(re.findall(r"epoch \d", done.stdout + done.stderr))
+        assert (tmp_path / "model.pt").exists()
+        (tmp_path / "model.pt").unlink()
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 5
 
 
 @pytest.mark.parametrize("place", places("pytest"), ids=str)
