@@ -71,10 +71,8 @@ def launch(options: argparse.Namespace) -> int:
                 _tell_how_to_join(directory, f"{host}:{endpoint.port}")
 
         attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
-        foreground.say(
-            f"rekindle: job {spec.job_id} starts: attempt {attempt}, world size {spec.world_size}; "
-            f"its files are in {directory.path}"
-        )
+        if not (options.job_id or options.rdzv_id):
+            foreground.say(f"rekindle: job {spec.job_id} starts; files are in {directory.path}")
         return foreground.run(engine, directory, attempt=attempt, launched=launched)
 
 

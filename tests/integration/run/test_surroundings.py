@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jobs import Place, Run
+from waiting import run_command
 
 from rekindle.recovery.journal import journal
 
@@ -73,6 +76,18 @@ def test_odd_output(place: Place) -> None:
     assert shown.count(b"x") == 3_000_000 + b"no text".count(b"x")
     assert shown.endswith(prefix + b"first half, second half\r\n" + prefix + b"no end of line\n")
     assert run.err.read_bytes() == prefix + "ä split\n".encode()
+
+
+def test_a_run_without_an_id(place: Place) -> None:
+    """`rekindle run` prints the id that it chose; the other commands accept it."""
+    command = [sys.executable, "-m", "rekindle.cli.main"]
+    run = [*command, "run", "--no-python", "/bin/true"]
+    done = run_command(run, env=place.environment(), cwd=place.folder)
+    found = re.fullmatch(r"rekindle: job (run-\S+) starts; files are in (.+)\n", done.stderr)
+    assert found, done.stderr
+    assert Path(found[2]).name == found[1]
+    shown = run_command([*command, "incidents", found[1]], env=place.environment())
+    assert shown.stdout == f"job {found[1]}: no incident\n"
 
 
 HANGS = """
