@@ -121,10 +121,11 @@ class TrainingJob(BaseModel):
     )
     node_check: NodeCheck = Field(
         default=NodeCheck(),
-        description="Whether the job checks nodes before they train, and its limits.",
+        description="Whether the job checks nodes before they train, and the limits of the check.",
     )
     kubernetes: KubernetesPods | None = Field(
         default=None,
+        title="Kubernetes",  # pydantic gives a union none, and Prefect then shows "Field"
         description="How the nodes become pods of a cluster; all paths are then paths in their "
         "image. Empty: the nodes are processes of this machine.",
     )

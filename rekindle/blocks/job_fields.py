@@ -18,7 +18,7 @@ from rekindle.recovery.policy.policy import Policy
 class NodeCheck(BaseModel):
     """The check of each node before it takes part in training."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", title="Node Check")
 
     enabled: bool = Field(
         default=False,

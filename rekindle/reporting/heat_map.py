@@ -38,7 +38,7 @@ def draw(task: Task, window: list[int], path: Path) -> None:
     axes.set_ylabel("rank")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title("compute of each rank, in times of the step's median")
+    axes.set_title("compute time of each rank, relative to the median of the step")
     figure.colorbar(image, ax=axes, extend="both", ticks=[0.5, 0.75, 1, 1.25, 1.5, 2])
     figure.savefig(path, dpi=120)
     plt.close(figure)

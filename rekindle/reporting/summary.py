@@ -160,7 +160,7 @@ def _times(summary: Summary) -> str:
     ]
     if summary.steps_lost:
         rows.append((f"repeating {summary.steps_lost} lost steps", summary.repeating_s))
-    rows.append(("in all", summary.wall_s))
+    rows.append(("total", summary.wall_s))
     wall = summary.wall_s or 1.0
     lines = ["| time spent | seconds | share |", "|---|---:|---:|"]
     lines += [f"| {name} | {seconds:.2f} | {seconds / wall:.1%} |" for name, seconds in rows]
@@ -181,7 +181,7 @@ def _incidents(found: list[Incident]) -> str:
         "## Incidents",
         "",
         "| # | detected (UTC) | fault | strategy | regrouped | restored | first good step | "
-        "steps lost | state from |",
+        "steps lost | state |",
         "|---:|---|---|---|---:|---:|---:|---:|---|",
     ]
     for one in found:

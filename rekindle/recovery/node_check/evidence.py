@@ -135,8 +135,8 @@ class NodeCheckLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Meta(
             gt=0,
             le=86_400,
-            description="Seconds that a node may take for one task of the check; after that it has "
-            "failed.",
+            description="Seconds that a node may take for one task of the check; after that the "
+            "node has failed.",
         ),
     ] = 120.0
 

@@ -196,8 +196,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             description="The reaction when light profiling shows that a node has become slow. "
             "With warn, the job prints a warning. With isolate, the job checks the "
-            "node when all ranks wait the next time, and replaces it if the check "
-            "fails. With replace, the job pauses training between two steps for "
+            "node the next time that all ranks wait, and replaces it if it is faulty "
+            "or slow. With replace, the job pauses training between two steps for "
             "that check."
         ),
     ] = Stragglers.WARN

@@ -131,8 +131,8 @@ def draw_ranks(axes: Axes, run: Run) -> None:
     ]
     handles.append(Line2D([], [], marker=">", color="black", linestyle="", label="rank started"))
     if run.found:
-        broke = Line2D([], [], marker="x", color=FAULT_COLOUR, linestyle="", label="broke")
-        handles.append(broke)
+        fault = Line2D([], [], marker="x", color=FAULT_COLOUR, linestyle="", label="fault")
+        handles.append(fault)
     legend_below(axes, handles, inches=0.28)
 
 

@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from rekindle.errors import JobError
 from rekindle.protocol.agent import Approval
 from rekindle.recovery.journal.journal import Decided
+from rekindle.reporting.event_text import capital
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 
@@ -37,9 +38,9 @@ class ApprovalForm(RunInput):
 
     # The answer has no default. Prefect refuses a resume without a filled-in form.
     answer: Literal["approve", "refuse"] = Field(
-        description="With approve, the job carries out the proposed strategy. With refuse, the "
-        "job ends. A person can rerun it. It then continues from its newest "
-        "checkpoint or its final checkpoint."
+        description="With approve, the job uses the proposed strategy. With refuse, the job ends, "
+        "and writes a final checkpoint if it has a snapshot. A person can rerun it. It then "
+        "continues from its newest checkpoint."
     )
     name: str = Field(
         default="",
@@ -104,8 +105,8 @@ class ApprovalQuestion:
         """Return the question in Markdown, which Prefect shows above the form."""
         one = self._decided
         return (
-            f"**Job {self._job_id}, incident {one.incident}: may the job carry out "
-            f"`{one.strategy.value}`?**\n\n{one.reason}."
+            f"**Job {self._job_id}, incident {one.incident}: may the job use the strategy "
+            f"`{one.strategy.value}`?**\n\n{capital(one.reason)}."
         )
 
     def _run(self, settings: SettingsContext) -> None:

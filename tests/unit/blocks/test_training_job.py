@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,20 @@ def test_every_field_is_explained() -> None:
         if "description" not in field
     ]
     assert not silent
+
+
+def test_the_form_shows_a_readable_name_of_every_field() -> None:
+    """Prefect shows the title of a field, or else of its model; without both it shows "Field"."""
+    schema = TrainingJob.model_json_schema()
+    models = schema["$defs"]
+    unreadable = []
+    for model in (schema, *models.values()):
+        for name, field in model["properties"].items():
+            of_model = models.get(field.get("$ref", "").rpartition("/")[2], {})
+            title = field.get("title") or of_model.get("title", "")
+            if not title or re.fullmatch(r"\w*[a-z][A-Z]\w*", title):
+                unreadable.append((model["title"], name, title))
+    assert not unreadable
 
 
 def test_the_spec_says_what_the_description_says(tmp_path: Path) -> None:
