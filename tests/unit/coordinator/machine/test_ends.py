@@ -207,7 +207,7 @@ def test_an_untouched_script_is_never_late() -> None:
 
 
 def test_a_lost_node_of_an_untouched_script_without_restarts_ends_the_job() -> None:
-    """Only a restart could help, and the policy allows none, so the job fails."""
+    """If a node is lost and no restart is allowed, the job fails and requests no other node."""
     job = Driver(nodes=2, processes=1)
     job.start()
     job.lose(1)
