@@ -1,4 +1,4 @@
-"""The coordinator's lines: who is silent, and who only seems so because we were busy."""
+"""The coordinator's connections: silent agents, and agents that only seem silent to a busy loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.coordinator.process import LOOK_S, LOST_AFTER, PING_AFTER, AgentCo
 
 
 class Socket:
-    """A websocket that remembers what was sent."""
+    """A websocket that records the data that was sent."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
@@ -29,7 +29,7 @@ class Socket:
 
 
 class Transport:
-    """A transport that remembers whether it was cut."""
+    """A transport that records whether it was aborted."""
 
     cut = False
 
@@ -38,21 +38,21 @@ class Transport:
 
 
 def simulated() -> tuple[AgentConnection, Socket, Transport]:
-    """A line without a network."""
+    """Return a connection without a network."""
     socket, transport = Socket(), Transport()
     line = AgentConnection(cast(web.WebSocketResponse, socket), cast(Any, transport))
     return line, socket, transport
 
 
 async def sent_by(line: AgentConnection) -> None:
-    """Let the line send all that it has to."""
+    """Let the connection send its whole queue."""
     task = asyncio.create_task(line.send_all())
     await turns()
     task.cancel()
 
 
 def test_a_silent_agent_is_asked_and_then_cut_off() -> None:
-    """A ping after 3 s, the end of the line after 4.5 s."""
+    """A silent agent gets a ping after 3 s, and its connection ends after 4.5 s."""
 
     async def run() -> None:
         line, socket, transport = simulated()
@@ -69,7 +69,7 @@ def test_a_silent_agent_is_asked_and_then_cut_off() -> None:
 
 
 def test_whoever_says_something_is_not_asked() -> None:
-    """A beat every 2 s, the slowest there is, spares the pings."""
+    """A heartbeat every 2 s, the slowest rate, makes pings unnecessary."""
 
     async def run() -> None:
         line, socket, transport = simulated()
@@ -85,7 +85,7 @@ def test_whoever_says_something_is_not_asked() -> None:
 
 
 def test_all_is_sent_in_order() -> None:
-    """Messages and answers to pings go out as they were given."""
+    """Messages and answers to pings keep their order."""
 
     async def run() -> None:
         line, socket, _ = simulated()
@@ -99,7 +99,7 @@ def test_all_is_sent_in_order() -> None:
 
 
 def test_a_busy_coordinator_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long it was busy, it counts as one look."""
+    """A busy period of the event loop counts as one check, whatever its length."""
 
     async def run() -> None:
         line, socket, transport = simulated()

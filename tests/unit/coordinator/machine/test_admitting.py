@@ -1,4 +1,4 @@
-"""Nodes that were checked: the healthy come in, the sick do not, and others are asked for."""
+"""A healthy checked node joins the job. A faulty node does not, and the job requests another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backlog of sharded checkpoints: one under way, the newest waits, all shards of one step."""
+"""Sharded checkpoints: the store writes one, the newest waits, all shards have the same step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def all_due(backlog: DueCheckpoints, step: int) -> tuple[int, int] | None:
 
 
 def test_written_once_all_shards_are_ready() -> None:
-    """Not before; each node writes what it has."""
+    """A checkpoint starts when all shards of its step are ready.
+
+    Each node writes its own shards.
+    """
     backlog = DueCheckpoints()
     due(backlog, 5, 1)
     assert backlog.next() is None
@@ -36,7 +39,7 @@ def test_written_once_all_shards_are_ready() -> None:
 
 
 def test_the_newest_waits() -> None:
-    """What waited before is left out, and what was not due on all ranks is forgotten."""
+    """A newer step replaces the step that waits. A step that is not due on all ranks is dropped."""
     backlog = DueCheckpoints()
     all_due(backlog, 5)
     assert backlog.next()
@@ -53,7 +56,7 @@ def test_the_newest_waits() -> None:
 
 
 def test_a_generation_begins_with_nothing() -> None:
-    """Also lower steps count again."""
+    """A new generation starts with an empty backlog, and lower steps count again."""
     backlog = DueCheckpoints()
     all_due(backlog, 10)
     assert backlog.next()
@@ -72,7 +75,7 @@ events = st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["next", "done"])
 
 @given(events)
 def test_any_order(order: list[object]) -> None:
-    """Of what all shards were ready for each is written, left out, or waits, and once."""
+    """In any order, each complete step is written, left out or waits, exactly once."""
     backlog, steps = DueCheckpoints(), dict.fromkeys(range(4), 0)
     done: list[int] = []
     left_out: list[int] = []

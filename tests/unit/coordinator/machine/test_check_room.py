@@ -1,4 +1,4 @@
-"""Agents that wait while their nodes are checked: who does what with whom, and what comes of it."""
+"""The node check: the orders that agents get, the pairs that they form, and the verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ WELL = {Measurement.COMPUTE: 1.0, Measurement.MEMORY: 1.0}
 
 
 class Visit:
-    """A check, and agents that do what they are told; their nodes are their connections."""
+    """A node check and simulated agents that obey its orders.
+
+    Node numbers are connection numbers.
+    """
 
     def __init__(self, nodes: int, spares: int = 0, *, beside_ranks: bool = False) -> None:
         self.commands: list[Send | SetTimer | CancelTimer] = []
@@ -77,7 +80,7 @@ class Visit:
                     self.orders.append((connection, order))
 
     def work(self) -> None:
-        """Have all orders carried out, until none is left."""
+        """Let the agents carry out all orders, until no order is left."""
         while self.orders:
             agent, order = self.orders.pop(0)
             if agent in self.silent:
@@ -176,7 +179,7 @@ def test_those_whose_collectives_fail_are_named() -> None:
     assert found.pop(2) is Health.FAULTY
     assert set(found.values()) == {Health.HEALTHY}
     assert "host-" in visit.judged[2].verdict.reason
-    assert list(visit.judged)[-1] == 2  # last: the others may be there to take its place
+    assert list(visit.judged)[-1] == 2  # the last, so that other agents can replace it
 
 
 def test_one_that_dies_is_stopped_being_waited_for() -> None:
@@ -276,7 +279,7 @@ def test_verdicts_survive_the_journal() -> None:
 
 
 def test_whose_partner_has_no_memory_is_not_blamed() -> None:
-    """Also where the partner is the first to say that they have not met."""
+    """A node has no fault if its partner runs out of memory, even if the node reports first."""
     visit = all_come(2)
     for agent, order in list(visit.orders):
         visit.answer(agent, order)
@@ -290,7 +293,7 @@ def test_whose_partner_has_no_memory_is_not_blamed() -> None:
 
 @pytest.mark.parametrize("beside_ranks", [True, False])
 def test_checkers_are_told_whether_ranks_hold_the_devices(beside_ranks: bool) -> None:
-    """All orders say so: ranks do while they train, and do not before."""
+    """Each order of a check states whether ranks hold the devices: only while they train."""
     visit = Visit(4, beside_ranks=beside_ranks)
     visit.come(*range(4))
     told: list[bool] = []

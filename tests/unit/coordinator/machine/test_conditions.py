@@ -1,4 +1,4 @@
-"""The machine and what agents read of their devices: codes that come and go are signs."""
+"""Device conditions that agents read: a fault code that appears or disappears is a health event."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
 
 
 def reads(job: Driver, *codes: str, device: int = 1, health: int = 2) -> None:
-    """The agent of node 0 reads these codes of a device."""
+    """Let the agent of node 0 read these fault codes of a device."""
     job.say(0, p.Conditions(devices={device: Condition(Severity(health), codes)}))
 
 
 def signs(job: Driver) -> list[tuple[str, int, bool]]:
-    """What was written down: code, device, whether it is over."""
+    """Return what the journal recorded of each health event: code, device, whether it is over."""
     seen = [event.sign for event in job.recorded(journal.SignSeen)]
     return [(sign.what, sign.device, sign.gone) for sign in seen]
 
 
 def test_a_code_that_a_table_lists_is_answered() -> None:
-    """Its device is reset, although no rank has said or done anything."""
+    """A listed code resets its device, although no rank reports a fault."""
     job = untouched(AUTO)
     reads(job, RESET)
     assert strategies(job) == [Strategy.RESTART]
@@ -49,7 +49,7 @@ def test_what_stays_is_one_sign_and_what_goes_another() -> None:
 
 
 def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
-    """Up to minor it is let be."""
+    """An unlisted code is as severe as its device's health. Up to minor, the job ignores it."""
     job = trained()
     reads(job, UNLISTED, health=1)
     assert job.last(journal.SignSeen).urgency is Urgency.NONE
@@ -75,7 +75,10 @@ def test_while_a_device_is_reset_nothing_counts_and_what_is_left_is_news() -> No
 
 
 def test_what_somebody_else_has_reported_stays() -> None:
-    """A person, or MindCluster, knows of it elsewhere; DCMI may never list it."""
+    """A code that another source reported stays, because DCMI may never list it.
+
+    The other source is a person or MindCluster.
+    """
     job = trained()
     assert report(job, EventSource.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
     before = signs(job)

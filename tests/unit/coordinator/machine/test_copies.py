@@ -1,4 +1,4 @@
-"""The coordinator's machine and copies of snapshots: who makes them, and what they are good for."""
+"""Copies of snapshots on other nodes: which node keeps them, and how recovery uses them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ POLICY = Policy(node_timeout_s=5.0)
 
 
 def arrive(driver: Driver, finished: int | None = None, shards: int = 4) -> None:
-    """Every rank that does not wait yet arrives with its shard."""
+    """Let every rank that does not wait yet arrive with its shard."""
     for rank in driver.ranks:
         if driver.status(rank) is not driver.status(rank).WAITING:
             driver.arrive([rank], finished, shard=rank % shards)
 
 
 def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)) -> Driver:
-    """A job of four ranks that has copies of these steps, where the plan asks for them."""
+    """Return a job of four ranks with copies of these steps on the nodes that the plan names."""
     kept = tuple((step, 1) for step in steps)
     driver = Driver(nodes=nodes, processes=4 // nodes, policy=POLICY)
     for node in range(nodes):
@@ -44,7 +44,7 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
 
 
 def lose(driver: Driver, *nodes: int, **hello: object) -> None:
-    """Nodes are lost, and others come in their place; all ranks arrive."""
+    """Lose these nodes, replace each with another agent, and let all ranks arrive."""
     for node in nodes:
         driver.lose(node)
     for node in nodes:
@@ -67,7 +67,7 @@ def sources(driver: Driver) -> list[str]:
 
 
 def test_the_plan_says_who_keeps_what_and_where() -> None:
-    """Each agent is told the replica servers that its own ranks need."""
+    """Each agent gets the addresses of the replica servers that its own ranks need."""
     driver = Driver(nodes=2, processes=2)
     for node in range(2):
         driver.hello(node, replica_port=7000 + node)
@@ -84,7 +84,7 @@ def test_the_plan_says_who_keeps_what_and_where() -> None:
 
 
 def test_replicas_need_no_copies() -> None:
-    """Both shards are on both nodes."""
+    """If both nodes hold both shards, the plan requests no copies."""
     driver = Driver(nodes=2, processes=2)
     driver.start()
     arrive(driver, shards=2)
@@ -94,7 +94,7 @@ def test_replicas_need_no_copies() -> None:
 
 
 def test_a_lost_node_comes_from_its_replica() -> None:
-    """All go back to the newest step that is there of every shard."""
+    """After a lost node, all ranks return to the newest step that every shard has."""
     driver = trained()
     lose(driver, 1)
     assert sources(driver) == ["snapshot", "snapshot", "replica", "replica"]
@@ -110,18 +110,18 @@ def test_a_lost_node_comes_from_its_replica() -> None:
 
 
 def test_copies_are_lost_with_their_node() -> None:
-    """Two other nodes lost at once are a shard lost for good; others are not."""
+    """A shard is lost if its node and the node with its copy are lost together, otherwise not."""
     driver = trained(nodes=4)
     lose(driver, 1, 2)  # node 2 had the copies of rank 1
     assert not driver.told(p.FormGeneration)
-    assert sorted(driver.doomed) == [0, 3]  # all begin anew
+    assert sorted(driver.doomed) == [0, 3]  # all ranks restart
     driver = trained(nodes=4)
     lose(driver, 1, 3)
     assert sources(driver) == ["snapshot", "replica", "snapshot", "replica"]
 
 
 def test_a_refused_copy() -> None:
-    """The older one is next, and then the checkpoint."""
+    """If a copy is refused, the plan takes the older copy, then the checkpoint."""
     driver = trained()
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there", shards=4))
     lose(driver, 1, checkpoints=((4, 1),))
@@ -138,7 +138,7 @@ def test_a_refused_copy() -> None:
 
 
 def test_copies_that_are_forgotten() -> None:
-    """After all went back to step 5, the agents say what is left; the plan counts nothing else."""
+    """After a return to step 5, the plan counts only the snapshots that the agents report."""
     driver = trained()
     driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
@@ -152,7 +152,7 @@ def test_copies_that_are_forgotten() -> None:
 
 
 def test_a_copy_is_better_than_a_snapshot_that_is_missing() -> None:
-    """A rank whose own agent has none of the step fetches it from the other node."""
+    """A rank whose agent lacks the snapshot of the step gets its copy from the other node."""
     driver = trained()
     driver.say(1, p.Snapshots(kept={2: ((5, 1),)}))
     driver.exits(2, signal=9)
@@ -164,7 +164,7 @@ def test_a_copy_is_better_than_a_snapshot_that_is_missing() -> None:
 
 
 def test_another_coordinator_is_told() -> None:
-    """With its hello each agent says what it keeps, and where."""
+    """In its hello to a new coordinator, an agent lists its snapshots, copies and replica port."""
     driver = trained()
     driver.lose_coordinator()
     for node in range(2):
@@ -189,7 +189,10 @@ def test_another_coordinator_is_told() -> None:
 
 
 def test_final_checkpoint_of_a_lost_node() -> None:
-    """Its other node is asked to write them, beside its own."""
+    """The node with the copies writes the lost node's shards of the final checkpoint.
+
+    It also writes its own shards.
+    """
     driver = trained()
     driver.lose(1)
     driver.stop()
@@ -200,7 +203,7 @@ def test_final_checkpoint_of_a_lost_node() -> None:
 
 
 def test_final_checkpoint_are_every_nodes_own() -> None:
-    """Copies are written only where there is nothing else."""
+    """Each node writes its own shards. The job uses copies only if a shard has no other source."""
     driver = trained()
     driver.stop()
     driver.killed()
@@ -218,7 +221,7 @@ def test_final_checkpoint_are_every_nodes_own() -> None:
 
 
 def test_what_people_see() -> None:
-    """The view says which copies there are."""
+    """The job view lists the copies that each node keeps."""
     view = job_view(trained().machine, "")
     assert [node.copies for node in view.nodes] == [
         {2: (5, 10), 3: (5, 10)},
@@ -228,7 +231,7 @@ def test_what_people_see() -> None:
 
 @pytest.mark.parametrize("rank", [4, -1])
 def test_ranks_that_the_job_has_not(rank: int) -> None:
-    """Whoever speaks of them is no agent of ours."""
+    """An agent that names ranks outside the job breaks the protocol, and a hello is refused."""
     driver = trained()
     with pytest.raises(ProtocolError, match="ranks that the job does not have"):
         driver.machine.on_message(

@@ -1,4 +1,4 @@
-"""Who is to blame for a hang: what agents have seen in, a name out."""
+"""The cause of a hang: `judge` names a rank from the inspections of all agents."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from rekindle.coordinator.machine.hangs import PAUSE_S, judge
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 
-MARKS = (11, 22, 33)  # of collectives, in the order of the script
+MARKS = (11, 22, 33)  # marks of collectives, in the order of the script
 
 
 def look(rank: int, **seen: Any) -> RankInspection:
-    """A rank that is late in step 8."""
+    """Return the inspection of a rank that is late in step 8."""
     seen = {"finished": 7, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | seen
     return RankInspection(rank=rank, **seen)
 
 
 def waits(rank: int, operations: int = 3, **seen: Any) -> RankInspection:
-    """A rank that waits for others in the last of so many collectives."""
+    """Return the inspection of a rank that waits for others in its last collective.
+
+    `operations` is the number of collectives that it has started.
+    """
     seen = {"where": "all_reduce (train.py:9)", "recent": MARKS[:operations]} | seen
     return look(rank, waiting=True, operations=operations, **seen)
 
 
 def all_but(*looks: RankInspection, of: int = 4) -> list[RankInspection]:
-    """These, while all others wait."""
+    """Return these inspections. All other ranks wait."""
     given = {each.rank: each for each in looks}
     return [given.get(rank) or waits(rank) for rank in range(of)]
 
@@ -43,7 +46,7 @@ def all_but(*looks: RankInspection, of: int = 4) -> list[RankInspection]:
     ],
 )
 def test_the_rank_that_did_not_join_the_others(culprit: RankInspection, says: str) -> None:
-    """Whatever it does instead."""
+    """The one rank that did not join the others' collective is the cause, in any activity."""
     verdict = judge(all_but(culprit))
     assert verdict is not None
     assert verdict.rank == 2
@@ -64,34 +67,43 @@ def test_the_rank_that_did_not_join_the_others(culprit: RankInspection, says: st
     ids=["evaluation", "checkpoint", "went on", "waits go on", "all compute", "all rest", "alone"],
 )
 def test_ranks_that_have_time_left_do_not_hang(looks: list[RankInspection]) -> None:
-    """Whoever waits for them is late through no fault of theirs; and all may compute for long."""
+    """Ranks with time left do not hang, and a rank that waits for them is not at fault.
+
+    All ranks may also compute for a long time.
+    """
     assert judge(looks) is None
 
 
 @pytest.mark.parametrize(("busy", "limit_s"), [(True, BUSY_S), (False, PAUSE_S)])
 def test_what_all_ranks_do_has_an_end(busy: bool, limit_s: float) -> None:
-    """Half an hour if they compute, five minutes if they rest."""
+    """If all ranks compute for half an hour or rest for five minutes, they hang without a cause."""
     verdict = judge([look(rank, busy=busy, elapsed_s=limit_s) for rank in range(4)])
     assert verdict is not None
     assert verdict.rank == -1
 
 
 def test_one_of_two_absent_ranks_has_time_left() -> None:
-    """The other one has not."""
+    """If one of two absent ranks has time left, the other rank is the cause."""
     verdict = judge(all_but(look(0, late=False, doing=RankActivity.CHECKPOINT), look(3)))
     assert verdict is not None
     assert verdict.rank == 3
 
 
 def test_of_several_that_are_absent_the_one_behind() -> None:
-    """The others may be held up by it in a way that nobody sees."""
+    """If several ranks are absent, the rank with fewer finished steps is the cause.
+
+    It may delay the others in a way that the inspections do not show.
+    """
     verdict = judge(all_but(look(1), look(3, finished=6)))
     assert verdict is not None
     assert verdict.rank == 3
 
 
 def test_of_ranks_that_show_no_collectives_the_odd_one() -> None:
-    """As on accelerators, where a collective is only asked for."""
+    """If no rank shows a collective, the rank at another place in the code is the cause.
+
+    This occurs on accelerators, where a rank only enqueues a collective.
+    """
     looks = [look(rank, where="item (train.py:40)") for rank in range(4)]
     looks[1] = look(1, where="read (data.py:3)")
     verdict = judge(looks)
@@ -100,7 +112,10 @@ def test_of_ranks_that_show_no_collectives_the_odd_one() -> None:
 
 
 def test_nobody_is_blamed_where_all_are_alike() -> None:
-    """A broken network, or a file system that most wait for."""
+    """If all or most ranks look alike, the verdict names no rank.
+
+    The cause may be a broken network, or a file system that most ranks wait for.
+    """
     most = [look(0), look(1), look(2), waits(3)]
     for looks in ([waits(rank) for rank in range(4)], most):
         verdict = judge(looks)
@@ -109,7 +124,10 @@ def test_nobody_is_blamed_where_all_are_alike() -> None:
 
 
 def test_another_collective_than_the_others() -> None:
-    """Found at the first one that differs, however far some of the others came behind it."""
+    """A rank in another collective is the cause, even if other ranks are further behind.
+
+    The first collective that differs decides.
+    """
     looks = [waits(0, 2), waits(1), waits(2, 2, recent=(11, 99)), waits(3)]
     verdict = judge(looks)
     assert verdict is not None
@@ -117,7 +135,7 @@ def test_another_collective_than_the_others() -> None:
 
 
 def test_a_collective_that_a_rank_has_left_out() -> None:
-    """It waits in the next one, and the others in the one before."""
+    """A rank that skipped a collective is the cause: it waits in the next one."""
     looks = [waits(0, 2), waits(1, 2), waits(2, 2, recent=(11, 33)), waits(3, 2)]
     verdict = judge(looks)
     assert verdict is not None
@@ -125,14 +143,17 @@ def test_a_collective_that_a_rank_has_left_out() -> None:
 
 
 def test_two_ranks_of_which_one_began_less() -> None:
-    """Where there is no majority."""
+    """If two ranks wait, the rank that started fewer collectives is the cause."""
     verdict = judge([waits(0, 1), waits(1, 2)])
     assert verdict is not None
     assert verdict.rank == 0
 
 
 def test_a_script_without_a_session_hangs_when_all_its_ranks_rest() -> None:
-    """Not before; then the one that is elsewhere is to blame."""
+    """A script without a Session hangs only when all its ranks rest.
+
+    The rank at another place in the code is then the cause.
+    """
     rests = {"doing": RankActivity.OUTSIDE, "elapsed_s": 400.0}
     looks = [waits(rank, 0, **rests) for rank in range(3)]
     stuck = look(3, where="read (data.py:3)", **rests)
@@ -147,7 +168,7 @@ READS = "read (data.py:3)"
 
 @pytest.mark.parametrize("late", [[2], [1, 3]])
 def test_nobody_is_blamed_for_what_all_miss(late: list[int]) -> None:
-    """A data source that stalls: some are late a moment before the others are."""
+    """A data source that stalls all ranks is not a hang, even if some ranks are late earlier."""
     looks = [look(rank, where=READS, late=rank in late) for rank in range(4)]
     assert judge(looks) is None
     assert judge([look(rank, where=READS) for rank in range(4)]) is None
@@ -155,7 +176,11 @@ def test_nobody_is_blamed_for_what_all_miss(late: list[int]) -> None:
 
 @pytest.mark.parametrize("elsewhere", [[1], [1, 2]])
 def test_of_ranks_that_all_compute_the_one_elsewhere(elsewhere: list[int]) -> None:
-    """On an accelerator who waits for others computes, too; several that differ tell nothing."""
+    """If all ranks compute, one rank at another place is the cause, with less certainty.
+
+    On an accelerator, a rank that waits for others also computes. If several ranks differ, there is
+    no verdict.
+    """
     looks = [look(rank, busy=True, where="item (train.py:40)") for rank in range(5)]
     for rank in elsewhere:
         looks[rank] = look(rank, busy=True, where=f"spin (train.py:{rank})")
@@ -169,7 +194,7 @@ def test_of_ranks_that_all_compute_the_one_elsewhere(elsewhere: list[int]) -> No
 
 
 def test_the_one_that_rests_while_others_compute() -> None:
-    """Also where there are but two."""
+    """If the other rank computes, the rank that rests is the cause, even with only two ranks."""
     spins = look(0, busy=True, where="item (train.py:40)")
     verdict = judge([spins, look(1, doing=RankActivity.BETWEEN, where=READS)])
     assert verdict is not None
@@ -177,7 +202,7 @@ def test_the_one_that_rests_while_others_compute() -> None:
 
 
 def test_all_stopped_ranks_are_to_blame() -> None:
-    """None of them can leave its step."""
+    """All ranks that a signal has stopped are causes, because none of them can leave its step."""
     verdict = judge(all_but(look(1, stopped=True), look(3, stopped=True)))
     assert verdict is not None
     assert [verdict.rank, *(more.rank for more in verdict.more)] == [1, 3]
@@ -185,7 +210,7 @@ def test_all_stopped_ranks_are_to_blame() -> None:
 
 
 def test_ranks_that_have_just_moved_on_do_not_hang() -> None:
-    """One of them was late, and then all entered the next collective."""
+    """If all other ranks have just entered the next collective, a late rank does not hang."""
     looks = [waits(0), *(waits(rank, elapsed_s=0.1, late=False) for rank in (1, 2, 3))]
     assert judge(looks) is None
 
@@ -195,7 +220,7 @@ def test_ranks_that_have_just_moved_on_do_not_hang() -> None:
     [(RankActivity.STEP, True), (RankActivity.FIRST, True), (RankActivity.BETWEEN, False)],
 )
 def test_between_steps_it_takes_a_second_look(doing: RankActivity, sure: bool) -> None:
-    """A script may do there what it likes."""
+    """Between steps, a first inspection is not sure, because a script may do anything there."""
     verdict = judge(all_but(look(2, doing=doing)))
     assert verdict is not None
     assert (verdict.rank, verdict.sure) == (2, sure)

@@ -1,9 +1,8 @@
 """The machine gives the same commands as before in 10,000 random walks (`jobs.walks`).
 
-The digests leave out sentences, so a change of wording keeps them.
-
-A change that alters what the machine decides writes the digests anew, and its commit names the
-reason. A change of structure alone keeps them.
+The digests leave out sentences, so a change of wording keeps them. A change that alters what the
+machine decides rewrites the digests, and its commit states the reason. A change of structure alone
+keeps them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ QUICK = 1_000
 
 
 def differing(seeds: range, pairs: Pairs) -> list[int]:
-    """Return the seeds whose walks give other commands than those recorded."""
+    """Return the seeds whose walks differ from the recorded commands."""
     return [seed for seed in seeds if walk(seed, pairs) != RECORDED[seed]]
 
 

@@ -1,4 +1,4 @@
-"""The machine at the end: the script's own errors, scripts without a Session, stop."""
+"""The end of a job: errors of the script, scripts without a Session, stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-# ---- the script's own errors
+# ---- errors of the script
 
 
 def test_an_exception_of_the_script_fails_the_job() -> None:
-    """Without a restart budget the error of the script ends all ranks and is the reason."""
+    """Without a restart budget, an error of the script ends all ranks and is the job's reason."""
     job = trained(5, processes=3)
     job.raises(1, "ZeroDivisionError: division by zero")
     assert job.phase is Phase.STOPPING
@@ -29,7 +29,7 @@ def test_an_exception_of_the_script_fails_the_job() -> None:
 
 
 def test_the_first_failing_rank_by_time_is_the_reason() -> None:
-    """Ranks raise nearly at once, and the news comes in another order: the earliest counts."""
+    """If ranks raise almost together, the earliest error is the reason, in any order of arrival."""
     job = trained(5, processes=3)
     job.raises(2, "ConnectionError: peer", at=1001.5)
     job.raises(0, "KeyError: 'first'", at=1000.5)
@@ -42,7 +42,7 @@ def test_the_first_failing_rank_by_time_is_the_reason() -> None:
 
 
 def test_the_error_of_one_rank_outweighs_the_broken_links_of_the_others() -> None:
-    """Peers see the failure first as a broken link; the script's error is still the cause."""
+    """The script's error is the cause, even if peers first report a broken link."""
     job = trained(5, processes=3)
     job.fail_step(0)
     job.fail_step(2)
@@ -52,7 +52,7 @@ def test_the_error_of_one_rank_outweighs_the_broken_links_of_the_others() -> Non
 
 
 def test_restarts_are_counted() -> None:
-    """Each error of the script takes one restart; when none is left the job fails."""
+    """Each error of the script uses one restart. With no restart left, the job fails."""
     job = trained(5, policy=Policy(max_restarts=2))
     for number in (1, 2):
         job.raises(0, f"ValueError: try {number}")
@@ -72,7 +72,10 @@ def test_restarts_are_counted() -> None:
 
 
 def test_the_same_error_after_a_restart_fails_the_job() -> None:
-    """Same rank, same step, same error: another restart cannot help, whatever the budget."""
+    """The same error of the same rank at the same step again fails the job.
+
+    A restart cannot help.
+    """
     job = trained(5, policy=Policy(max_restarts=5))
     for _ in range(2):
         job.raises(0, "ValueError: always")
@@ -86,7 +89,7 @@ def test_the_same_error_after_a_restart_fails_the_job() -> None:
 
 
 def test_a_fault_during_a_restart_does_not_take_another() -> None:
-    """Whoever dies while all are being ended has ended: the restart goes on."""
+    """A rank that is killed while a restart ends all ranks has ended. The restart continues."""
     job = trained(5, processes=3, policy=Policy(max_restarts=1))
     job.raises(0)
     job.exits(1, signal=SIGKILL)
@@ -96,7 +99,7 @@ def test_a_fault_during_a_restart_does_not_take_another() -> None:
 
 
 def test_a_node_is_lost_during_a_restart() -> None:
-    """The restart waits for the node to be replaced, then starts all ranks."""
+    """A restart waits for the replacement of a lost node, then starts all ranks."""
     job = trained(5, nodes=2, processes=1, policy=Policy(max_restarts=1))
     job.raises(0)
     job.lose(1)
@@ -108,7 +111,7 @@ def test_a_node_is_lost_during_a_restart() -> None:
 
 
 def test_the_time_limit_for_a_node_passes_during_a_restart() -> None:
-    """A node that never comes ends the job also when its limit passes while ranks are ended."""
+    """If a node does not arrive in time, the job ends, also if the limit ends during a restart."""
     job = trained(5, nodes=3, processes=1, policy=Policy(max_restarts=1))
     job.raises(0)
     job.lose(1)
@@ -122,7 +125,7 @@ def test_the_time_limit_for_a_node_passes_during_a_restart() -> None:
 
 
 def test_a_rank_that_cannot_be_started_fails_the_job() -> None:
-    """What keeps a process from being started would keep it again: no restart is tried."""
+    """A rank that cannot start fails the job without a restart, which would fail the same way."""
     job = Driver(processes=2, policy=Policy(max_restarts=3))
     job.hello(0)
     job.store_up()
@@ -133,7 +136,7 @@ def test_a_rank_that_cannot_be_started_fails_the_job() -> None:
 
 
 def test_ranks_that_cannot_be_started_do_not_keep_a_job_from_stopping() -> None:
-    """A rank whose start fails while the job stops has ended."""
+    """A rank whose start fails during a stop counts as ended."""
     job = Driver(processes=2)
     job.hello(0)
     job.store_up()
@@ -147,7 +150,7 @@ def test_ranks_that_cannot_be_started_do_not_keep_a_job_from_stopping() -> None:
 
 
 def test_an_untouched_script_runs_to_its_end() -> None:
-    """Ranks that never arrive simply run; all ended well: the job has succeeded."""
+    """If all ranks of a script without a Session exit with status 0, the job succeeds."""
     job = Driver(nodes=2, processes=1)
     job.start()
     job.exits(0, code=0)
@@ -159,7 +162,7 @@ def test_an_untouched_script_runs_to_its_end() -> None:
 
 
 def test_an_untouched_script_is_restarted_as_a_whole() -> None:
-    """One rank killed: all are ended and started anew, also one that had ended well."""
+    """If one rank is killed, all ranks restart, including a rank that exited with status 0."""
     job = Driver(processes=3, policy=Policy(max_restarts=1))
     job.start()
     job.exits(2, code=0)
@@ -178,7 +181,7 @@ def test_an_untouched_script_is_restarted_as_a_whole() -> None:
 
 
 def test_an_untouched_script_that_ends_at_once_after_its_restart() -> None:
-    """The incident is over when the last rank was started, though others have ended by then."""
+    """The incident closes when the last rank starts, even if other ranks have already ended."""
     job = Driver(nodes=2, processes=1, policy=Policy(max_restarts=1))
     job.start()
     job.raises(1)
@@ -195,7 +198,7 @@ def test_an_untouched_script_that_ends_at_once_after_its_restart() -> None:
 
 
 def test_an_untouched_script_is_never_late() -> None:
-    """The limit to reach a Session does not hold for scripts that have none."""
+    """The time limit to reach a Session does not apply to a script without a Session."""
     job = Driver()
     job.start()
     job.fire("join")
@@ -204,7 +207,7 @@ def test_an_untouched_script_is_never_late() -> None:
 
 
 def test_a_lost_node_of_an_untouched_script_without_restarts_ends_the_job() -> None:
-    """Nothing but a restart could help, and none is allowed."""
+    """If a node is lost and no restart is allowed, the job fails and requests no other node."""
     job = Driver(nodes=2, processes=1)
     job.start()
     job.lose(1)
@@ -219,7 +222,10 @@ def test_a_lost_node_of_an_untouched_script_without_restarts_ends_the_job() -> N
 
 
 def test_ranks_are_dismissed_when_all_are_done() -> None:
-    """All have finished all steps: Dismiss, and their exits make the job a success."""
+    """When all ranks have finished all steps, the job dismisses them.
+
+    It succeeds when they exit.
+    """
     job = trained(9)
     job.arrive([0], finished=10, done=True)
     assert not job.told(p.Dismiss)
@@ -232,7 +238,10 @@ def test_ranks_are_dismissed_when_all_are_done() -> None:
 
 
 def test_a_rank_dies_when_others_are_done_already() -> None:
-    """Those who wait at the end give the dead one's successor its state; then all are let go."""
+    """Ranks that wait at the end give their state to a replaced rank.
+
+    The job then dismisses all.
+    """
     job = trained(9, processes=3)
     job.arrive([0, 1], finished=10, done=True)
     job.exits(2, signal=SIGKILL, finished=9)
@@ -248,7 +257,7 @@ def test_a_rank_dies_when_others_are_done_already() -> None:
 
 
 def test_a_second_loop_of_steps_forms_again_after_the_dismissal() -> None:
-    """A script may open another Session: the ranks arrive again and train on."""
+    """After the dismissal, a script may open another Session. The ranks form a generation again."""
     job = trained(9)
     job.arrive(job.ranks, finished=10, done=True)
     job.arrive(job.ranks)
@@ -256,7 +265,7 @@ def test_a_second_loop_of_steps_forms_again_after_the_dismissal() -> None:
 
 
 def test_a_rank_that_ends_well_too_early_is_the_scripts_error() -> None:
-    """Exit 0 of one rank while others train: their broken collective is traced back to it."""
+    """If a rank exits with status 0 while others train, it causes their broken collective."""
     job = trained(5, processes=3)
     job.exits(0, code=0, finished=5)
     assert job.phase is Phase.TRAINING
@@ -268,7 +277,7 @@ def test_a_rank_that_ends_well_too_early_is_the_scripts_error() -> None:
 
 
 def test_a_rank_that_ends_well_while_others_wait_at_the_end() -> None:
-    """Exit 0 of one rank and no collective left that could fail: the job still ends."""
+    """If a rank exits with status 0 and all others wait at the end, the job fails."""
     job = trained(9, processes=3)
     job.exits(0, code=0, finished=10)
     job.arrive([1, 2], finished=10, done=True)
@@ -278,7 +287,7 @@ def test_a_rank_that_ends_well_while_others_wait_at_the_end() -> None:
 
 
 def test_a_rank_that_ends_well_after_the_others_wait_at_the_end() -> None:
-    """The same in the other order."""
+    """The job also fails if the others already wait at the end when the rank exits."""
     job = trained(9, processes=3)
     job.arrive([1, 2], finished=10, done=True)
     job.exits(0, code=0, finished=10)
@@ -287,7 +296,7 @@ def test_a_rank_that_ends_well_after_the_others_wait_at_the_end() -> None:
 
 
 def test_a_rank_without_a_session_ends_while_its_peers_wait_at_theirs() -> None:
-    """A script that opens its Session on some ranks only cannot train; the job says so."""
+    """If only some ranks open a Session, the job fails and names the rank that ended early."""
     job = Driver(processes=2)
     job.start()
     job.arrive([0])
@@ -298,7 +307,7 @@ def test_a_rank_without_a_session_ends_while_its_peers_wait_at_theirs() -> None:
 
 
 def test_a_rank_that_ends_well_while_its_peers_regroup() -> None:
-    """A rank that leaves the script instead of arriving is the script's error, too."""
+    """A rank that exits with status 0 instead of arriving is an error of the script."""
     job = trained(5, processes=3)
     job.exits(2, signal=SIGKILL, finished=5)
     job.exits(0, code=0, finished=5)
@@ -311,7 +320,7 @@ def test_a_rank_that_ends_well_while_its_peers_regroup() -> None:
 
 
 def test_stop_lets_the_ranks_end_in_peace() -> None:
-    """SIGTERM with grace to all; the job ends, stopped, when the last has ended."""
+    """A stop sends SIGTERM with grace to all ranks. The job ends when the last rank has ended."""
     job = trained(5, nodes=2, processes=1)
     job.stop()
     assert {kill.grace_s > 0 for kill in job.told(p.Kill).values()} == {True}
@@ -324,7 +333,7 @@ def test_stop_lets_the_ranks_end_in_peace() -> None:
 
 
 def test_stop_twice_kills_at_once() -> None:
-    """The second stop does not wait for the grace of the first."""
+    """A repeated stop does nothing. An immediate stop kills the ranks without grace."""
     job = trained(5)
     job.stop()
     job.stop()
@@ -337,7 +346,7 @@ def test_stop_twice_kills_at_once() -> None:
 
 @pytest.mark.parametrize("reached", ["nothing", "nodes", "store", "spawning", "regrouping"])
 def test_stop_at_any_moment_of_the_start(reached: str) -> None:
-    """Whatever has been started so far ends, and the job with it."""
+    """A stop during the start ends all processes that have started, and then the job."""
     job = Driver()
     if reached != "nothing":
         job.hello(0)
@@ -352,7 +361,7 @@ def test_stop_at_any_moment_of_the_start(reached: str) -> None:
 
 
 def test_stop_during_a_restart() -> None:
-    """No rank is started any more."""
+    """After a stop during a restart, no rank starts."""
     job = trained(5, policy=Policy(max_restarts=1))
     job.raises(0)
     job.stop()
@@ -362,7 +371,7 @@ def test_stop_during_a_restart() -> None:
 
 
 def test_a_node_lost_while_stopping_has_ended() -> None:
-    """Nobody waits for ranks whose agent is gone."""
+    """A stop does not wait for the ranks of a lost agent."""
     job = trained(5, nodes=2, processes=1)
     job.stop()
     job.lose(1)
@@ -372,7 +381,7 @@ def test_a_node_lost_while_stopping_has_ended() -> None:
 
 
 def test_links_that_a_restart_has_answered_are_not_decided_about_again() -> None:
-    """New processes form a generation: the broken links of the old ones cost no second restart."""
+    """New processes form a generation, so the broken links of old ones use no second restart."""
     job = trained(5, policy=Policy(max_restarts=1, max_in_row=1))
     for _ in range(2):
         job.fail_step(1)
@@ -387,7 +396,7 @@ def test_links_that_a_restart_has_answered_are_not_decided_about_again() -> None
 
 
 def test_an_agent_comes_with_ended_ranks_while_all_are_restarted() -> None:
-    """Its ranks start again with all others."""
+    """An agent that joins with ended ranks during a restart starts them with all others."""
     job = Driver(nodes=2, processes=1, policy=Policy(max_restarts=2))
     job.start()  # a script without a Session
     job.exits(0, code=0)
@@ -402,7 +411,10 @@ def test_an_agent_comes_with_ended_ranks_while_all_are_restarted() -> None:
 
 
 def test_the_last_checkpoint_is_written_while_all_are_restarted() -> None:
-    """All ranks of the world had ended well already, so the job has succeeded."""
+    """The job succeeds after its last checkpoint.
+
+    All its ranks had already exited with status 0.
+    """
     job = Driver(nodes=3, processes=1, least=2, policy=Policy(max_restarts=2))
     for node in (0, 1):
         job.hello(node)

@@ -1,4 +1,4 @@
-"""The machine, when faults meet: a second one, lost nodes, another coordinator."""
+"""Faults that overlap: a second fault, lost nodes, another coordinator."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-# ---- a second fault while the first is dealt with
+# ---- a second fault during a recovery
 
 
 def test_a_second_rank_dies_while_regrouping() -> None:
-    """It joins the incident, is started as well, and one generation is formed."""
+    """A second rank that dies joins the incident and restarts, and one generation forms."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -33,7 +33,7 @@ def test_a_second_rank_dies_while_regrouping() -> None:
 
 
 def test_the_new_rank_dies_before_it_arrives() -> None:
-    """The process that replaces a dead one may die as well: another is started."""
+    """If the new process of a rank dies before it arrives, the agent starts another."""
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -42,7 +42,7 @@ def test_the_new_rank_dies_before_it_arrives() -> None:
 
 
 def test_a_second_rank_dies_while_restoring() -> None:
-    """The formed generation is over, and the next plan does not count on the dead one."""
+    """A death during restore ends the new generation, and the next plan excludes the dead rank."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -60,7 +60,7 @@ def test_a_second_rank_dies_while_restoring() -> None:
 
 
 def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
-    """A rank that dies each time before its step is tried once elsewhere, and not for ever."""
+    """If a rank always dies before its step, another node tries once. Then the job fails."""
     job = trained(5)
     for _ in range(3):
         job.exits(0, signal=SIGKILL, finished=5)
@@ -80,7 +80,7 @@ def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
 
 
 def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
-    """NodeWanted, Over to the others; the new agent's ranks are started and take live state."""
+    """Ranks of a lost node start on the new agent with live state, while the healthy ranks wait."""
     job = trained(5, nodes=2, processes=2)
     job.lose(1)
     assert job.told(p.GenerationEnded) == {
@@ -102,7 +102,7 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
 
 
 def test_the_node_of_the_store_is_lost() -> None:
-    """Another node is asked for a new store, and the generation meets there."""
+    """If the node of the store is lost, another node hosts a new store for the next generation."""
     job = trained(5, nodes=2, processes=1)
     job.lose(0)
     assert list(job.told(p.HostStore)) == [1]
@@ -116,7 +116,7 @@ def test_the_node_of_the_store_is_lost() -> None:
 
 
 def test_a_dead_store_is_replaced_when_the_next_generation_needs_it() -> None:
-    """While ranks train nobody misses the store; the next fault asks for another."""
+    """Ranks that train do not need the store. The next fault requests a new one."""
     job = trained(5)
     job.say(0, p.StoreDown(serial=1))
     assert not job.commands
@@ -128,7 +128,7 @@ def test_a_dead_store_is_replaced_when_the_next_generation_needs_it() -> None:
 
 
 def test_a_store_that_cannot_listen_fails_the_job() -> None:
-    """A taken master port is told in the reason; nothing is started."""
+    """If the master port is in use, the reason states it, and no rank starts."""
     job = Driver()
     job.hello(0)
     job.store_up(port=0, error="port 29500: Address already in use")
@@ -137,7 +137,7 @@ def test_a_store_that_cannot_listen_fails_the_job() -> None:
 
 
 def test_all_nodes_are_lost_and_come_back() -> None:
-    """Nothing lives: all is started anew where it was, from the newest checkpoint."""
+    """If all nodes are lost, all ranks start on their nodes again from the newest checkpoint."""
     job = trained(5, nodes=2, processes=1)
     job.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
     job.lose(0)
@@ -153,7 +153,7 @@ def test_all_nodes_are_lost_and_come_back() -> None:
 
 
 def test_no_node_comes_in_time() -> None:
-    """A node that nobody brings ends the job with a reason that names it."""
+    """A node that does not arrive in time ends the job, and the reason names the node."""
     job = trained(5, nodes=2, processes=1)
     job.lose(1)
     job.fire("node")
@@ -164,7 +164,7 @@ def test_no_node_comes_in_time() -> None:
 
 
 def test_no_node_comes_at_the_start() -> None:
-    """A job whose nodes never come ends, and the reason says so."""
+    """If a node does not join at the start, the job ends and the reason names it."""
     job = Driver(nodes=2)
     job.hello(0)
     job.fire("node")
@@ -176,7 +176,10 @@ def test_no_node_comes_at_the_start() -> None:
 
 
 def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> None:
-    """Nothing is started anew and no step is lost; generations and incidents go on rising."""
+    """A new coordinator starts no rank again and loses no step.
+
+    The numbers of generations and incidents continue to rise.
+    """
     job = trained(5, nodes=2, processes=2)
     take_over(job)
     assert job.phase is Phase.REGROUPING
@@ -196,7 +199,10 @@ def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> N
 
 
 def test_another_coordinator_starts_what_has_died_meanwhile() -> None:
-    """A rank that no agent tells of is dead: it is started, with the state of a live one."""
+    """A rank that no agent reports is dead.
+
+    The new coordinator starts it with a live peer's state.
+    """
     job = trained(5, processes=3)
     take_over(job, dead=(1,))
     job.store_up()
@@ -208,7 +214,7 @@ def test_another_coordinator_starts_what_has_died_meanwhile() -> None:
 
 
 def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
-    """The first fault and its decision are in the journal; the same incident is closed."""
+    """The new coordinator reads the open incident from the journal and closes the same incident."""
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     take_over(job, dead=(0,))
@@ -224,7 +230,7 @@ def test_another_coordinator_goes_on_with_the_incident_that_was_open() -> None:
 
 
 def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
-    """A budget is not renewed by the death of who keeps it."""
+    """A new coordinator does not renew the restart budget."""
     job = trained(5, policy=Policy(max_restarts=1))
     job.raises(0)
     job.killed()
@@ -240,7 +246,7 @@ def test_another_coordinator_knows_the_restarts_that_are_used() -> None:
 
 
 def test_ranks_of_before_a_restart_do_not_come_back() -> None:
-    """A node whose line was cut finds all ranks being started anew: it ends with those it has."""
+    """During a restart, an agent that reconnects with its old ranks is refused."""
     job = trained(5, nodes=2, processes=1, policy=Policy(max_restarts=1))
     old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
     job.raises(0)
@@ -257,7 +263,7 @@ def test_ranks_of_before_a_restart_do_not_come_back() -> None:
 
 
 def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
-    """They arrive with the state they have, and nothing is said of a coordinator's death."""
+    """An agent that reconnects with its ranks keeps their state. Only the lost node is a fault."""
     job = trained(5, nodes=2, processes=1)
     old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
     job.lose(1)
@@ -272,7 +278,10 @@ def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
 
 
 def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:
-    """Ranks without a Session go on, those that ended well included: no incident, no start."""
+    """Ranks without a Session continue under a new coordinator, without an incident or a start.
+
+    The ranks that ended well keep their result.
+    """
     job = Driver(processes=3)
     job.start()
     job.exits(2, code=0)
@@ -287,7 +296,7 @@ def test_another_coordinator_of_an_untouched_script_waits_for_its_end() -> None:
 
 
 def test_an_agent_that_does_not_come_to_another_coordinator_is_replaced() -> None:
-    """It may have died at the same time: after a moment its node is wanted."""
+    """If an agent does not reach the new coordinator in time, the job requests its node."""
     job = trained(5, nodes=2, processes=1)
     job.lose_coordinator()
     job.hello(0, generation=1, ranks=(p.LiveRank(rank=0, pid=job.pids[0], training=True),))
@@ -297,7 +306,7 @@ def test_an_agent_that_does_not_come_to_another_coordinator_is_replaced() -> Non
 
 @pytest.mark.parametrize("why", ["failed", "stopped"])
 def test_another_coordinator_does_not_revive_a_job_that_was_ending(why: str) -> None:
-    """The dead one had begun to end the job: the next one ends it, and starts nothing."""
+    """If the old coordinator was ending the job, the new one ends it and starts nothing."""
     job = trained(5, processes=3)
     if why == "failed":
         job.raises(0)

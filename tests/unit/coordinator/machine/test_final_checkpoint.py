@@ -1,4 +1,4 @@
-"""The coordinator's machine at the end of a job that did not succeed: final checkpoint."""
+"""The final checkpoint of a job that did not succeed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 
 def trained(*, policy: Policy | None = None, **snapshots: int) -> Driver:
-    """A job of two nodes that trains; node0=5 says that node 0 has a snapshot of step 5."""
+    """Return a job of two nodes that trains. `node0=5` gives node 0 a snapshot of step 5."""
     driver = Driver(nodes=2, processes=1, policy=policy)
     driver.train(finished=7)
     for name, step in snapshots.items():
@@ -21,18 +21,18 @@ def trained(*, policy: Policy | None = None, **snapshots: int) -> Driver:
 
 
 def broken(driver: Driver) -> None:
-    """The script raises, and no restart is left."""
+    """Let the script raise when no restart is left."""
     driver.raises(1)
     driver.killed()
 
 
 def asked(driver: Driver) -> dict[int, int]:
-    """Which node was asked by the last commands for which snapshot."""
+    """Return the step of the snapshot that the last commands ordered from each node."""
     return {node: dump.step for node, dump in driver.told(p.WriteFinalCheckpoint).items()}
 
 
 def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
-    """A node has written the final checkpoint, or says why not."""
+    """Let a node report that it has written the final checkpoint, or its error."""
     path = "" if error else "there"
     driver.say(
         node, p.CheckpointWritten(step=step, generation=1, path=path, error=error, final=True)
@@ -40,7 +40,7 @@ def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
 
 
 def test_the_newest_snapshot_is_written() -> None:
-    """When all ranks have ended, and before the job does."""
+    """The newest snapshot is written after all ranks have ended and before the job ends."""
     driver = trained(node0=5, node1=6)
     driver.raises(1)
     assert asked(driver) == {}
@@ -64,7 +64,7 @@ def test_the_newest_snapshot_is_written() -> None:
 
 
 def test_a_node_that_cannot_write() -> None:
-    """The next node is asked, and without one the job ends, and does not claim what is not."""
+    """If a node cannot write, the next node is asked. If none can, the reason states the error."""
     driver = trained(node0=5, node1=6)
     broken(driver)
     answer(driver, 1, 6, error="disk full")
@@ -80,7 +80,7 @@ def test_a_node_that_cannot_write() -> None:
 
 
 def test_a_node_that_is_lost_or_silent() -> None:
-    """It is not waited for, nor for longer than the limit."""
+    """The job does not wait for a lost node, nor for a silent node beyond the limit."""
     driver = trained(node0=5, node1=6)
     broken(driver)
     driver.lose(1)
@@ -92,7 +92,7 @@ def test_a_node_that_is_lost_or_silent() -> None:
 
 
 def test_all_that_had_one_are_gone() -> None:
-    """The end does not promise what was decided when there still was a snapshot."""
+    """If the only node with a snapshot is lost, the reason reports no final checkpoint."""
     driver = trained(node0=5)
     driver.raises(1)
     driver.lose(0)
@@ -101,7 +101,7 @@ def test_all_that_had_one_are_gone() -> None:
 
 
 def test_another_checkpoint_is_no_last_word() -> None:
-    """One that was under way is noted, and more is waited for."""
+    """An older checkpoint is recorded, and the job still waits for the final checkpoint."""
     driver = trained(node0=5)
     broken(driver)
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
@@ -113,7 +113,7 @@ def test_another_checkpoint_is_no_last_word() -> None:
 
 
 def test_a_checkpoint_is_as_new() -> None:
-    """Then there is nothing to save."""
+    """If a checkpoint is as new as the snapshots, the job writes no final checkpoint."""
     driver = trained(node0=5, node1=5)
     driver.say(0, p.CheckpointWritten(step=5, generation=1, path="there"))
     broken(driver)
@@ -122,14 +122,14 @@ def test_a_checkpoint_is_as_new() -> None:
 
 
 def test_no_snapshot() -> None:
-    """Then there is nothing to write."""
+    """Without a snapshot, the job writes no final checkpoint."""
     driver = trained()
     broken(driver)
     assert driver.outcome is False
 
 
 def test_not_allowed() -> None:
-    """A policy without `dump` means it."""
+    """Without `dump` in the policy, the job writes no final checkpoint."""
     driver = trained(policy=Policy(strategies=INNER), node0=5)
     broken(driver)
     assert driver.last(journal.Decided).strategy is Strategy.FAIL
@@ -137,7 +137,7 @@ def test_not_allowed() -> None:
 
 
 def test_stopped() -> None:
-    """A job that is stopped writes a final checkpoint as well, unless it has to be quick."""
+    """A stopped job also writes a final checkpoint."""
     driver = trained(node0=5)
     driver.stop()
     driver.killed()
@@ -147,7 +147,7 @@ def test_stopped() -> None:
 
 
 def test_stopped_twice() -> None:
-    """The second signal does not wait for final checkpoint."""
+    """A second stop does not wait for the final checkpoint."""
     driver = trained(node0=5)
     driver.stop()
     driver.stop(at_once=True)
@@ -164,7 +164,7 @@ def test_stopped_twice() -> None:
 
 
 def test_nobody_is_asked_for_while_it_is_written() -> None:
-    """Time limits of the start mean nothing to a job that ends."""
+    """While the job writes its final checkpoint, time limits of the start request no node."""
     driver = Driver(nodes=2, processes=1)
     driver.hello(spare=True)
     driver.train()
@@ -180,7 +180,7 @@ def test_nobody_is_asked_for_while_it_is_written() -> None:
 
 
 def test_succeeded() -> None:
-    """A job that succeeded has said all it had to say."""
+    """A job that succeeded writes no final checkpoint."""
     driver = trained(node0=5)
     for rank in driver.ranks:
         driver.exits(rank, code=0)
@@ -189,7 +189,7 @@ def test_succeeded() -> None:
 
 
 def test_agents_that_come_while_it_is_written() -> None:
-    """They are sent away."""
+    """While the job writes its final checkpoint, it refuses new agents."""
     driver = trained(node0=5)
     broken(driver)
     driver.hello(spare=True)

@@ -1,4 +1,4 @@
-"""The coordinator's machine and nodes that come to a world that goes on without them."""
+"""Nodes that return to a world that continued without them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rekindle.recovery.policy.policy import Strategy
 
 
 def test_the_world_grows_when_all_ranks_of_a_node_have_arrived() -> None:
-    """Training goes on until then; afterwards the new ranks get the state of that step."""
+    """The world grows when all ranks of a node have arrived. Training continues until then.
+
+    The new ranks then get the state of that step.
+    """
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.step_of([0, 1, 4, 5], 6)
@@ -38,7 +41,10 @@ def test_the_world_grows_when_all_ranks_of_a_node_have_arrived() -> None:
 
 
 def test_a_node_that_comes_while_the_ranks_regroup() -> None:
-    """It is started when training goes on, and taken in with the next generation."""
+    """A node that arrives during a regroup starts when training resumes.
+
+    It joins in the next generation.
+    """
     driver = trained()
     driver.lose(1)
     driver.hello(1)
@@ -56,7 +62,7 @@ def test_a_node_that_comes_while_the_ranks_regroup() -> None:
 
 
 def test_a_returning_node_that_cannot_take_part() -> None:
-    """Its failure is no fault of the job; it is sent home, and not asked for again."""
+    """If a returning node fails, it leaves the job without an incident or another request."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.hello(1)
@@ -71,7 +77,7 @@ def test_a_returning_node_that_cannot_take_part() -> None:
 
 
 def test_a_returning_node_is_lost_again() -> None:
-    """Nobody misses it."""
+    """If a returning node is lost again, training continues and the job requests the node again."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.hello(1)
@@ -87,7 +93,7 @@ def test_a_returning_node_is_lost_again() -> None:
 
 
 def test_training_is_over_before_a_node_is_taken_in() -> None:
-    """Its ranks are not kept waiting for steps that will not come."""
+    """If training ends before a returning node joins, the node leaves the job."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.hello(1)
@@ -102,7 +108,7 @@ def test_training_is_over_before_a_node_is_taken_in() -> None:
 
 
 def test_ranks_of_a_node_that_was_left_out_come_back() -> None:
-    """Their state is of a world that is gone: they are ended, and started anew."""
+    """Ranks that return with the state of an old world are killed and started again."""
     driver = shrunk()
     old = tuple(p.LiveRank(rank=r, pid=900 + r, training=True) for r in (2, 3))
     driver.ready([0, 1, 4, 5])
@@ -114,7 +120,7 @@ def test_ranks_of_a_node_that_was_left_out_come_back() -> None:
 
 
 def test_a_newcomer_fails_before_its_first_step() -> None:
-    """The others go on without it, and no budget is charged."""
+    """If a new node fails before its first step, the others continue without a new incident."""
     driver = grown()
     driver.raises(2)
     assert driver.last(journal.NodeLeft).node == 1
@@ -126,7 +132,10 @@ def test_a_newcomer_fails_before_its_first_step() -> None:
 
 
 def test_a_newcomer_that_nobody_can_talk_to() -> None:
-    """Links that break before the first step with it are its fault: it may try again, outside."""
+    """If links break before the first step with a new node, the world continues without the node.
+
+    The node may try again outside the world.
+    """
     driver = grown()
     driver.fail_step(0)
     driver.arrive([0, 1, 4, 5], finished=9)
@@ -140,7 +149,7 @@ def test_a_newcomer_that_nobody_can_talk_to() -> None:
 
 
 def test_a_member_dies_and_its_links_break_first() -> None:
-    """The newcomer is not blamed for it."""
+    """If a member dies after its links break, the new node stays in the world."""
     driver = grown()
     driver.fail_step(0)
     driver.exits(5, signal=SIGKILL)
@@ -152,7 +161,7 @@ def test_a_member_dies_and_its_links_break_first() -> None:
 
 
 def test_newcomers_that_are_needed() -> None:
-    """When the others are gone, a newcomer is a member as any other."""
+    """When the other nodes are gone, an error on a new node fails the job like any other error."""
     driver = grown()
     driver.lose(0)
     driver.lose(2)
@@ -163,7 +172,7 @@ def test_newcomers_that_are_needed() -> None:
 
 
 def test_a_newcomer_is_lost_when_all_others_wait() -> None:
-    """Nobody waits for it any more, nor for the store that it was asked for."""
+    """If a new node is lost while all others wait, the next generation forms without it."""
     driver = grown()
     driver.exits(5, signal=SIGKILL)
     driver.spawned()
@@ -174,7 +183,10 @@ def test_a_newcomer_is_lost_when_all_others_wait() -> None:
 
 
 def test_a_node_at_the_door_counts() -> None:
-    """With it enough are left: the world takes it in instead of the one that is lost."""
+    """A node that waits to join counts toward the least number of nodes.
+
+    The world takes it instead of the lost node.
+    """
     driver = shrunk(least=2)
     driver.ready([0, 1, 4, 5])
     driver.step_of([0, 1, 4, 5], 6)
@@ -187,7 +199,7 @@ def test_a_node_at_the_door_counts() -> None:
 
 
 def test_a_script_error_after_training_is_none_of_a_newcomer() -> None:
-    """Trials end with the training."""
+    """After the end of training, an error on a new node's rank is an error of the script."""
     driver = grown()
     driver.ready(driver.ranks)
     driver.arrive(driver.ranks, finished=9, done=True)
@@ -197,7 +209,7 @@ def test_a_script_error_after_training_is_none_of_a_newcomer() -> None:
 
 
 def test_a_newcomer_is_lost_before_its_first_step() -> None:
-    """As if it had never come; another one is asked for."""
+    """If a new node is lost before its first step, the world continues without a new incident."""
     driver = grown()
     driver.lose(1)
     driver.arrive([0, 1, 4, 5], finished=9)
@@ -206,14 +218,14 @@ def test_a_newcomer_is_lost_before_its_first_step() -> None:
 
 
 def test_a_member_fails_while_newcomers_are_taken_in() -> None:
-    """That is a fault as any other."""
+    """A fault of a member while new nodes join is an ordinary fault."""
     driver = grown()
     driver.exits(5, signal=SIGKILL)
     assert driver.last(journal.Decided).strategy is Strategy.RECOVER_IN_PLACE
 
 
 def test_the_world_grows_once_a_step_at_most() -> None:
-    """Nodes that come one by one do not keep it from going on."""
+    """Nodes that arrive one after the other join in one regroup, so training pauses only once."""
     driver = trained(nodes=4)
     driver.lose(1)
     driver.lose(2)
@@ -235,7 +247,7 @@ def test_the_world_grows_once_a_step_at_most() -> None:
 
 
 def test_nobody_is_taken_in_when_the_first_are_done() -> None:
-    """A script that ends is not disturbed."""
+    """When the first ranks have ended, a returning node does not interrupt training."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.step_of([0, 1, 4, 5], 6)
@@ -248,7 +260,7 @@ def test_nobody_is_taken_in_when_the_first_are_done() -> None:
 
 
 def test_a_returning_node_that_never_arrives() -> None:
-    """It is sent home when its time is over."""
+    """A returning node that does not arrive in time leaves the job."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.hello(1)
@@ -259,7 +271,7 @@ def test_a_returning_node_that_never_arrives() -> None:
 
 
 def test_a_node_that_comes_while_too_few_are_left() -> None:
-    """Whichever it is, the job goes on as soon as enough are there."""
+    """The job continues as soon as enough nodes are present, whether they are new or old."""
     driver = trained(least=2)
     driver.lose(1)
     driver.lose(2)
@@ -274,7 +286,7 @@ def test_a_node_that_comes_while_too_few_are_left() -> None:
 
 
 def test_a_line_that_is_used_again() -> None:
-    """Who was sent home is forgotten with its line."""
+    """When the connection of a dismissed node closes, the job drops its entry."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     line = driver.hello(1)
@@ -286,7 +298,7 @@ def test_a_line_that_is_used_again() -> None:
 
 
 def test_a_coming_rank_ends_when_the_job_does() -> None:
-    """Its end holds nobody up, and is no news after the end."""
+    """A rank of a returning node does not delay the end of the job and adds no later event."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.hello(1)

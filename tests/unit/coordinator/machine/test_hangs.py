@@ -1,4 +1,4 @@
-"""The machine and ranks that make no progress: who is asked, and what is done with the answers."""
+"""Ranks that make no progress: the inspections, and the decision that follows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def training(**settings: Any) -> Driver:
-    """A job of two nodes with two ranks each, all in a step."""
+    """Return a job of two nodes with two ranks each, all in a step."""
     driver = Driver(nodes=2, processes=2, **settings)
     driver.train(finished=5)
     return driver
@@ -26,33 +26,36 @@ def training(**settings: Any) -> Driver:
 def stall(
     driver: Driver, rank: int = 0, generation: int | None = None
 ) -> dict[int, p.InspectRanks]:
-    """An agent says that a rank is late; return who is asked to look."""
+    """Let an agent report that a rank is late. Return the orders to inspect ranks, per node."""
     of = driver.machine.job.generation if generation is None else generation
     driver.say(driver.node_of(rank), p.RankStalled(rank=rank, generation=of))
     return driver.told(p.InspectRanks)
 
 
 def look(rank: int, **seen: Any) -> p.RankInspection:
-    """A rank that waits for others for too long."""
+    """Return the inspection of a rank that waits for others for too long."""
     seen = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | seen
     return p.RankInspection(rank=rank, **{"waiting": True, **seen})
 
 
 def answer(driver: Driver, asked: dict[int, p.InspectRanks], *looks: p.RankInspection) -> None:
-    """All nodes that were asked tell what they see."""
+    """Let all nodes that got the order report their inspections."""
     for node, order in asked.items():
         own = tuple(each for each in looks if driver.node_of(each.rank) == node)
         driver.say(node, p.RanksInspected(serial=order.serial, looks=own))
 
 
 def culprit(rank: int, of: int = 4) -> list[p.RankInspection]:
-    """One does something else while all others wait."""
+    """Return inspections in which one rank reads data and all others wait."""
     stuck = look(rank, waiting=False, where="read (data.py:3)", stack="File data.py")
     return [stuck if each == rank else look(each) for each in range(of)]
 
 
 def test_the_culprit_is_replaced() -> None:
-    """All agents look at their ranks; the one that did not join is started anew in its place."""
+    """All agents inspect their ranks.
+
+    The rank that did not join the others restarts on its node.
+    """
     driver = training()
     asked = stall(driver)
     assert set(asked) == {0, 1}
@@ -68,7 +71,10 @@ def test_the_culprit_is_replaced() -> None:
 
 
 def test_nobody_to_blame() -> None:
-    """All ranks are started anew; three times in a row, and the job fails."""
+    """If no rank is the cause, all ranks restart.
+
+    After three such hangs, a fourth fails the job.
+    """
     driver = training()
     for _ in range(3):
         answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
@@ -86,7 +92,7 @@ def test_nobody_to_blame() -> None:
 
 
 def test_ranks_that_do_not_hang() -> None:
-    """Nothing follows, and they can be looked at again."""
+    """If no rank hangs, the job does nothing, and a later report starts another inspection."""
     driver = training()
     answer(driver, stall(driver), *(look(rank, late=False) for rank in driver.ranks))
     assert not driver.recorded(journal.FaultSeen)
@@ -94,7 +100,7 @@ def test_ranks_that_do_not_hang() -> None:
 
 
 def test_one_look_at_a_time() -> None:
-    """Every agent reports that its ranks are late; answers to an earlier look count nothing."""
+    """Only one inspection runs at a time. Answers to an earlier inspection are ignored."""
     driver = training()
     asked = stall(driver)
     assert not stall(driver, rank=2)
@@ -109,7 +115,7 @@ def test_one_look_at_a_time() -> None:
 
 
 def test_an_agent_that_does_not_answer_is_judged_without() -> None:
-    """The others have seen enough."""
+    """If an agent does not answer in time, the verdict uses the other answers."""
     driver = training()
     asked = stall(driver)
     answer(driver, {1: asked[1]}, *culprit(2))
@@ -118,7 +124,7 @@ def test_an_agent_that_does_not_answer_is_judged_without() -> None:
 
 
 def test_a_regroup_meanwhile_answers_it() -> None:
-    """What was seen is of a generation that is over."""
+    """A regroup ends the inspection, because the answers belong to the old generation."""
     driver = training()
     asked = stall(driver)
     driver.fail_step(1)
@@ -128,13 +134,13 @@ def test_a_regroup_meanwhile_answers_it() -> None:
 
 
 def test_an_older_generation_cannot_stall() -> None:
-    """Its ranks are in another one by now."""
+    """A report about an older generation starts no inspection."""
     driver = training()
     assert not stall(driver, generation=0)
 
 
 def test_ranks_that_meet_have_other_limits() -> None:
-    """Nobody is asked while a generation is formed."""
+    """While a generation forms, a report of a late rank starts no inspection."""
     driver = training()
     driver.fail_step(1)
     assert driver.phase is Phase.REGROUPING
@@ -143,7 +149,7 @@ def test_ranks_that_meet_have_other_limits() -> None:
 
 @pytest.mark.parametrize("resting", [4, 3])
 def test_a_script_without_a_session(resting: int) -> None:
-    """It hangs when all its ranks rest, and all are started anew."""
+    """A script without a Session hangs when all its ranks rest. All ranks then restart."""
     driver = Driver(nodes=2, processes=2)
     driver.start()
     seen = {"doing": RankActivity.OUTSIDE, "elapsed_s": 300.0}
@@ -157,7 +163,10 @@ def test_a_script_without_a_session(resting: int) -> None:
 
 
 def test_an_agent_that_is_slow_has_more_time_where_all_others_wait() -> None:
-    """For whom they wait is among its ranks; if it never answers, nobody is blamed."""
+    """If all inspected ranks wait, a slow agent gets more time: the cause is among its ranks.
+
+    If it does not answer, the verdict names no rank.
+    """
     driver = training()
     asked = stall(driver)
     answer(driver, {0: asked[0]}, *culprit(2))
@@ -174,7 +183,7 @@ def test_an_agent_that_is_slow_has_more_time_where_all_others_wait() -> None:
 
 
 def test_nobody_is_blamed_by_some_of_the_answers() -> None:
-    """Whether all ranks are alike, those tell that were not seen."""
+    """A missing answer may show a rank that differs, so the partial answers cause no fault."""
     driver = training()
     asked = stall(driver)
     looks = [look(0, waiting=False, where="read"), look(1, waiting=False, busy=True)]
@@ -186,7 +195,10 @@ def test_nobody_is_blamed_by_some_of_the_answers() -> None:
 
 
 def test_an_agent_that_could_not_look_has_not_answered() -> None:
-    """It is not waited for, though."""
+    """An agent that could not inspect its ranks counts as unanswered.
+
+    The job does not wait for it.
+    """
     driver = training()
     asked = stall(driver)
     driver.say(1, p.RanksInspected(serial=asked[1].serial, looks=(), error="no file descriptors"))
@@ -197,13 +209,13 @@ def test_an_agent_that_could_not_look_has_not_answered() -> None:
 
 @pytest.mark.parametrize("still", [True, False])
 def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
-    """It may have done nothing for a moment only."""
+    """Between steps, two inspections must agree, because a rank may rest for only a moment."""
     driver = training()
     rests = look(2, waiting=False, doing=RankActivity.BETWEEN)
     others = [look(rank) for rank in (0, 1, 3)]
     answer(driver, stall(driver), rests, *others)
     assert not driver.recorded(journal.FaultSeen)
-    assert not stall(driver, rank=3)  # it will be looked at soon
+    assert not stall(driver, rank=3)  # a second inspection follows soon
     driver.fire("again")
     asked = driver.told(p.InspectRanks)
     computes = look(2, waiting=False, doing=RankActivity.BETWEEN, busy=True, late=False)
@@ -213,7 +225,10 @@ def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
 
 
 def test_looks_that_find_nothing_come_less_and_less_often() -> None:
-    """However many agents say that ranks are late; what is new is looked at at once."""
+    """Inspections without a result become rarer, however many agents report late ranks.
+
+    A newly late rank or a finished step causes an immediate inspection.
+    """
     driver = training()
     evaluates = [look(0, waiting=False, doing=RankActivity.EVALUATE, late=False), look(1), look(2)]
     looked = []
@@ -232,7 +247,10 @@ def test_looks_that_find_nothing_come_less_and_less_often() -> None:
 
 
 def test_a_look_does_not_outlive_the_ranks_that_it_was_about() -> None:
-    """A restart of an untouched script leaves the generation as it is."""
+    """A restart of a script without a Session ends the inspection.
+
+    The generation stays the same.
+    """
     driver = Driver(nodes=2, processes=2, policy=Policy(max_restarts=1))
     driver.start()
     asked = stall(driver)
@@ -250,7 +268,10 @@ def test_a_look_does_not_outlive_the_ranks_that_it_was_about() -> None:
 
 
 def test_all_wait_for_a_rank_that_ended_well() -> None:
-    """Where links do not break, nothing else tells that it has left too early."""
+    """If all ranks wait for a rank that ended with status 0, that rank is the cause.
+
+    Links that do not break give no other evidence that it left too early.
+    """
     driver = training()
     driver.exits(2, code=0)
     answer(driver, stall(driver), *(look(rank) for rank in (0, 1, 3)))
@@ -260,7 +281,7 @@ def test_all_wait_for_a_rank_that_ended_well() -> None:
 
 
 def test_all_stopped_ranks_are_replaced_at_once() -> None:
-    """Several faults of one incident."""
+    """All stopped ranks restart in one incident, with one fault for each."""
     driver = training()
     stopped = {rank: look(rank, waiting=False, stopped=True) for rank in (0, 3)}
     answer(driver, stall(driver), *(stopped.get(rank) or look(rank) for rank in driver.ranks))

@@ -1,4 +1,4 @@
-"""A coordinator that takes over knows what was decided, about what, and what was left to do."""
+"""A coordinator that takes over knows the decisions, their causes, and the unfinished actions."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ PLACED_ANEW = Policy(
 
 
 def report(job: Driver, what: str, *, node: int = 0, device: int = 1, **more: object) -> None:
-    """Somebody reports a code of a device."""
+    """Report a fault code of a device."""
     sign = HealthEvent(source=EventSource.ASCEND, what=what, node=node, device=device, **more)
     assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
 
 def answer(job: Driver, granted: bool) -> None:
-    """A person answers what waits."""
+    """Let a person answer the request that waits."""
     said = p.Approval(incident=job.machine.job.incidents.open, granted=granted, by="ann")
     assert job.machine.recovery.approve(said) == ""
     job.collect()
 
 
 def end(job: Driver) -> str:
-    """Its agent comes to another coordinator, which refuses it; return how the attempt ends."""
+    """Let the agent meet another coordinator, which refuses it. Return how the attempt ends."""
     take_over(job, dead=(1,))
     job.fire("late")
     return job.last(journal.Ended).outcome
 
 
-# ---- how the attempt is to end
+# ---- the outcome of the attempt
 
 
 def test_a_job_that_is_being_placed_anew_goes_on_to_be() -> None:
-    """Another attempt follows."""
+    """After a decision to reschedule the job, a new coordinator ends the attempt as rescheduled."""
     job = trained(5, policy=PLACED_ANEW)
     job.exits(1, code=3)
     assert strategies(job) == [Strategy.RESCHEDULE_JOB]
@@ -55,7 +55,7 @@ def test_a_job_that_is_being_placed_anew_goes_on_to_be() -> None:
 
 
 def test_what_was_refused_is_not_done_after_all() -> None:
-    """The last that was decided is the reschedule that a person has not approved."""
+    """If a person refused the reschedule, a new coordinator ends the attempt as failed."""
     asks = msgspec.structs.replace(PLACED_ANEW, approve=(Strategy.RESCHEDULE_JOB,))
     job = trained(5, policy=asks)
     job.exits(1, code=3)
@@ -66,7 +66,7 @@ def test_what_was_refused_is_not_done_after_all() -> None:
 
 @pytest.mark.parametrize("when", ["while it waits", "during the reschedule"])
 def test_a_job_that_a_person_has_stopped_stays_so(when: str) -> None:
-    """However it would have ended otherwise."""
+    """A job that a person stopped ends as stopped, whatever the decision before was."""
     waits = when == "while it waits"
     asks = (Strategy.RESCHEDULE_JOB,) if waits else ()
     job = trained(5, policy=msgspec.structs.replace(PLACED_ANEW, approve=asks))
@@ -77,7 +77,7 @@ def test_a_job_that_a_person_has_stopped_stays_so(when: str) -> None:
 
 
 def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
-    """They are given up, and no attempt follows."""
+    """A second stop during the final checkpoint ends the job as stopped, without a new attempt."""
     job = trained(12, policy=PLACED_ANEW)
     job.say(0, p.Snapshots(kept=dict.fromkeys(job.ranks, ((10, 1),))))
     job.exits(1, code=3)
@@ -87,18 +87,21 @@ def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
     assert job.last(journal.Ended).outcome == "stopped"
 
 
-# ---- what was decided, and about what
+# ---- decisions and their causes
 
 
 def sick(job: Driver, node: int) -> None:
-    """A node is found to be sick."""
+    """Report that the pod of a node has the reason NodeLost."""
     sign = HealthEvent(source=EventSource.POD_REASON, what="NodeLost", node=node)
     assert job.machine.health.on_sign(sign, job.now) == ""
     job.collect()
 
 
 def test_the_fault_that_waits_for_a_person_is_the_one_that_was_asked_about() -> None:
-    """Of three sick nodes one is granted, one waits for an answer, one for the answer to that."""
+    """After a takeover, an approval still applies to the fault that it was requested for.
+
+    Three nodes fail: a person approves the first, is asked about the second, and the third waits.
+    """
     job = trained(5, nodes=4, processes=1, policy=Policy(approve=(Strategy.RECOVER,)))
     for node in (1, 2, 3):
         sick(job, node)
@@ -114,7 +117,10 @@ def test_the_fault_that_waits_for_a_person_is_the_one_that_was_asked_about() -> 
 
 
 def test_the_cause_that_was_decided_about_is_not_the_last_that_was_seen() -> None:
-    """Two ranks tell of a broken link, and one dies of it: the first was the cause."""
+    """The inherited cause is the fault that was decided about, not the last fault.
+
+    Two ranks report a broken link, and one of them dies.
+    """
     job = trained(5, processes=3)
     job.fail_step(2)
     job.raises(0, "RuntimeError: [gloo] Connection closed by peer", at=job.now + 1)
@@ -130,7 +136,7 @@ def test_the_cause_that_was_decided_about_is_not_the_last_that_was_seen() -> Non
 
 
 def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
-    """It uses up a budget, also after the coordinator's death; people see the heavier one."""
+    """A lighter decision uses its budget, also after a takeover. Users see the heavier decision."""
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.fail_step(1, kind=FaultKind.TRANSIENT)
@@ -147,7 +153,10 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
 
 
 def test_an_attempt_that_a_person_begins_has_budgets_of_its_own() -> None:
-    """Decisions of an attempt that failed do not count, not even before the next one is noted."""
+    """Decisions of a failed attempt do not count in an attempt that a person starts.
+
+    The next attempt does not need to be in the journal yet.
+    """
     job = trained(5, policy=Policy(max_restarts=1))
     job.exits(0, code=3, finished=5)
     assert earlier(job.history).past
@@ -157,12 +166,15 @@ def test_an_attempt_that_a_person_begins_has_budgets_of_its_own() -> None:
     assert earlier([*job.history, again]).past == earlier(job.history).past
 
 
-# ---- what was left to do
+# ---- unfinished actions
 
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_device_is_reset_by_whoever_takes_over(asked: bool) -> None:
-    """Its rank is not started without a reset, nor reset again when it was started."""
+    """A new coordinator resets a device that the old one decided to reset, exactly once.
+
+    The rank starts only together with the reset.
+    """
     policy = Policy(approve=(Strategy.RECOVER_IN_PLACE,) if asked else ())
     job = trained(5, policy=policy)
     report(job, "80E18005")
@@ -179,7 +191,7 @@ def test_a_device_is_reset_by_whoever_takes_over(asked: bool) -> None:
 
 
 def test_a_device_that_could_not_be_reset_is_not_reset_again() -> None:
-    """Its rank is placed on another node."""
+    """If a reset fails, a new coordinator does not repeat it. Another node gets the rank."""
     job = trained(5, nodes=2)
     report(job, "80E18005", node=1)
     job.killed()
@@ -190,18 +202,18 @@ def test_a_device_that_could_not_be_reset_is_not_reset_again() -> None:
 
 
 def test_memory_that_was_damaged_just_before_the_death_is_answered() -> None:
-    """No rank has met it, and the one that may still lives: its process is replaced."""
+    """If a rank has not met the damaged memory before a takeover, its process is replaced."""
     job = trained(5)
     report(job, "80E01801")
     take_over(job)
     job.fire("signs")
     assert strategies(job)[-1] is Strategy.RECOVER_IN_PLACE
     assert job.last(journal.FaultSeen).fault.code == "80E01801"
-    assert job.machine.health.signs_unmet == ()  # once, however often its agent comes
+    assert job.machine.health.signs_unmet == ()  # only once, however often the agent reconnects
 
 
 def test_memory_of_a_process_that_has_ended_is_not_missed() -> None:
-    """It is what the process has died of, and a new one has no use of it."""
+    """If the process with the damaged memory has ended, a new coordinator ignores the damage."""
     job = trained(5)
     report(job, "80E01801")
     job.exits(1, signal=SIGKILL, finished=5)
@@ -212,7 +224,7 @@ def test_memory_of_a_process_that_has_ended_is_not_missed() -> None:
 
 
 def test_a_code_that_stays_too_long_is_watched_by_the_next_coordinator() -> None:
-    """And answered once, however many there are."""
+    """A new coordinator watches a code that stays too long, and isolates the host only once."""
     job = trained(5)
     report(job, "81078603")
     take_over(job)
@@ -225,7 +237,10 @@ def test_a_code_that_stays_too_long_is_watched_by_the_next_coordinator() -> None
 
 
 def test_a_process_of_the_same_number_on_another_attempt_is_another_placement() -> None:
-    """Numbers of processes come again, in containers often."""
+    """The same process number in another attempt is another placement.
+
+    Process numbers repeat, often in containers.
+    """
     first = Driver(nodes=1, processes=1)
     first.hello(0, pid=7)
     again = journal.JobStarted(job_id="j", attempt=1, nodes=1, processes_per_node=1, pid=1)
@@ -233,11 +248,11 @@ def test_a_process_of_the_same_number_on_another_attempt_is_another_placement() 
     assert len(earlier([*first.history, again, came]).placements[0]) == 2
 
 
-# ---- deaths of coordinators in a row
+# ---- consecutive losses of coordinators
 
 
 def meet(job: Driver, finished: int) -> None:
-    """All ranks meet at the next coordinator, as long as there is something to decide."""
+    """Let all ranks arrive at the next coordinator. If it orders a store, form the generation."""
     job.arrive(job.ranks, finished)
     if job.stores:
         job.store_up()
@@ -245,7 +260,7 @@ def meet(job: Driver, finished: int) -> None:
 
 
 def test_steps_between_two_deaths_of_coordinators_end_the_row() -> None:
-    """A job may lose any number of them, as long as it trains in between."""
+    """A job may lose any number of coordinators if it finishes a step after each."""
     job = trained(1)
     for finished in range(2, 9):
         take_over(job)
@@ -255,7 +270,7 @@ def test_steps_between_two_deaths_of_coordinators_end_the_row() -> None:
 
 
 def test_deaths_of_coordinators_without_a_step_between_are_a_row() -> None:
-    """The policy limits them."""
+    """The policy limits the losses of coordinators without a step between them."""
     job = trained(5)
     for _ in range(4):
         take_over(job)

@@ -1,4 +1,4 @@
-"""The coordinator's machine and faults that are injected: to whom, when, and when not."""
+"""Injected faults: the rank that gets them, the time, and the cases that are refused."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ KILL = InjectionKind.KILL
 
 
 def allowed() -> Driver:
-    """A job of two nodes that lets itself be broken; nothing has come yet."""
+    """Return a job of two nodes that allows injection. No agent has joined yet."""
     return Driver(nodes=2, processes=1, allow_injection=True)
 
 
 def inject(driver: Driver, rank: int, step: int | None = None) -> str:
-    """Order a fault; return why not."""
+    """Order a fault. Return the reason if the job refuses it."""
     refused = driver.machine.injections.inject(Inject(rank=rank, kind=KILL, step=step))
     driver.collect()
     return refused
 
 
 def test_at_once() -> None:
-    """A rank that trains is told at once."""
+    """A rank that trains gets the order immediately."""
     driver = allowed()
     driver.train()
     assert inject(driver, 1) == ""
@@ -32,7 +32,7 @@ def test_at_once() -> None:
 
 
 def test_before_there_are_ranks() -> None:
-    """It waits until its rank trains, and is told once."""
+    """An order for a later rank waits until the rank trains, and is sent once."""
     driver = allowed()
     assert inject(driver, 1, step=3) == ""
     driver.start()
@@ -50,7 +50,7 @@ def test_before_there_are_ranks() -> None:
 
 
 def test_for_the_next_process() -> None:
-    """What a process did not live to see strikes the next one; what struck it does not."""
+    """A new process gets only the order that the old process did not reach."""
     driver = allowed()
     driver.train()
     for step in (3, 8):
@@ -65,7 +65,7 @@ def test_for_the_next_process() -> None:
 
 
 def test_lost_with_its_node() -> None:
-    """How far its ranks had come is not known: nothing strikes twice."""
+    """If a node is lost, its order is dropped, because the progress of its ranks is unknown."""
     driver = allowed()
     driver.train()
     inject(driver, 1, step=8)
@@ -79,7 +79,7 @@ def test_lost_with_its_node() -> None:
 
 
 def test_a_step_that_is_past_when_the_rank_begins() -> None:
-    """A job that is resumed behind it does not suffer it."""
+    """If the job resumes after the step of an order, the order is dropped."""
     driver = allowed()
     inject(driver, 0, step=2)
     driver.hello(0, checkpoints=((5, 0),))
@@ -96,26 +96,26 @@ def test_a_step_that_is_past_when_the_rank_begins() -> None:
     [(2, None, "not have a rank 2"), (-1, None, "not have a rank -1"), (0, 3, "step 3 is over")],
 )
 def test_what_cannot_be(rank: int, step: int | None, words: str) -> None:
-    """Who asks is told why not."""
+    """An impossible order returns the reason."""
     driver = allowed()
     driver.train(finished=5)
     assert words in inject(driver, rank, step)
 
 
 def test_without_a_step_the_rank_must_train() -> None:
-    """ "The next step" of a rank that is not in one means nothing."""
+    """An order for "the next step" is refused if the rank is not in a step."""
     assert "is not in a step, but absent" in inject(allowed(), 0)
 
 
 def test_a_job_that_does_not_allow_it() -> None:
-    """It is named what would."""
+    """A job without injection refuses the order and names the option that allows it."""
     driver = Driver()
     driver.train()
     assert "--allow-injection" in inject(driver, 0)
 
 
 def test_a_job_that_ends() -> None:
-    """Nothing waits for a rank that will not come."""
+    """A job that ends refuses an order for a later step."""
     driver = allowed()
     driver.train()
     driver.stop()

@@ -1,4 +1,4 @@
-"""A node that leaves its host: what takes its place does not come from there again."""
+"""A node that leaves an isolated host: its replacement must not start on the same host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOVES_JOBS = Policy(
 
 
 def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> tuple[Driver, str]:
-    """A job of two nodes; a device of node 1 falls off the bus. With it: its host."""
+    """Return a job of two nodes and the host of node 1, whose device fell off the bus."""
     job = trained(5, nodes=2, keeps_off=keeps_off, policy=policy, **world)
     host = job.machine.job.roster.nodes[1].host
     assert report(job, EventSource.XID, "79", node=1, device=0) == ""
@@ -31,7 +31,7 @@ def broken(keeps_off: KeepsOff, policy: Policy = RECOVERS, **world: object) -> t
 
 
 def left(keeps_off: KeepsOff) -> tuple[Driver, str]:
-    """As above, and its agent has ended."""
+    """Return the same job and host after the agent of node 1 has ended."""
     job, host = broken(keeps_off)
     job.end(1)
     return job, host
@@ -52,7 +52,7 @@ def test_it_ends_with_a_status_that_has_another_one_come() -> None:
 
 
 def test_an_agent_of_an_isolated_host_is_refused() -> None:
-    """Whether as a node or as a spare; one from elsewhere is taken in, and training goes on."""
+    """An isolated host's agent is refused as a node and as a spare. Another host's agent joins."""
     job, host = left(KeepsOff.AT_ONCE)
     for spare in (False, True):
         job.hello(-1, host=host, spare=spare)
@@ -70,7 +70,7 @@ def test_another_coordinator_refuses_it_too() -> None:
 
 
 def test_an_agent_that_is_a_node_may_go_on_where_it_is() -> None:
-    """As the other node of a host of two: the fault was not its own."""
+    """Another node of an isolated host may reconnect, because the fault was not its own."""
     job, host = broken(KeepsOff.AT_ONCE)
     job.lose(0)
     job.hello(0, host=host)
@@ -85,9 +85,12 @@ def test_a_machine_of_its_own_is_all_there_is() -> None:
 
 
 def test_no_more_is_waited_for_than_two_of_them() -> None:
-    """The first may be the old one; then whoever places them will do it again."""
+    """After two agents from the isolated host, the job stops waiting for a node.
+
+    The first may be the old agent. The second shows that the scheduler uses the host again.
+    """
     job, host = broken(KeepsOff.RESTARTS)
-    assert strategies(job) == [Strategy.RECOVER]  # the policy has nothing else
+    assert strategies(job) == [Strategy.RECOVER]  # the policy has no other strategy
     job.hello(-1, host=host)
     assert job.timers["node"] > 0
     job.hello(-1, host=host)
@@ -100,7 +103,7 @@ def test_no_more_is_waited_for_than_two_of_them() -> None:
 
 
 def test_one_that_comes_from_elsewhere_in_between() -> None:
-    """After it, two more are needed."""
+    """An agent from another host resets the count: the job again waits for two refusals."""
     job, host = left(KeepsOff.RESTARTS)
     job.hello(-1, host=host)
     job.hello(-1, host="another")
@@ -110,7 +113,10 @@ def test_one_that_comes_from_elsewhere_in_between() -> None:
 
 
 def test_where_it_can_be_kept_off_more_are_refused() -> None:
-    """Each time it is asked for again; five of them say that the host is not kept off after all."""
+    """If the scheduler can exclude a host, each refusal requests the node again.
+
+    Five refusals show that it does not exclude the host.
+    """
     job, host = broken(KeepsOff.AT_ONCE)
     for _ in range(4):
         job.hello(-1, host=host)
@@ -121,12 +127,12 @@ def test_where_it_can_be_kept_off_more_are_refused() -> None:
 
 
 def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
-    """A pod that comes again and again from the host that was left is none of its business."""
+    """Refused pods of an isolated host do not end the wait for a node that was lost otherwise."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.RESTARTS, policy=RECOVERS, spares=1)
     job.hello(-1, spare=True, host="another")
     host = job.machine.job.roster.nodes[1].host
     report(job, EventSource.XID, "79", node=1, device=0)
-    job.hello(-1, host=host)  # before the spare has come
+    job.hello(-1, host=host)  # before the spare has arrived
     job.hello(-1, host=host)
     assert job.recorded(journal.NodeWanted)[-1].node == SPARE
     job.hello(1, host="another")
@@ -138,7 +144,7 @@ def test_one_that_was_lost_for_another_reason_is_waited_for() -> None:
 
 
 def test_two_hosts_that_are_left() -> None:
-    """One refusal of each says nothing."""
+    """With two isolated hosts, one refusal of each does not end the wait."""
     job = trained(5, nodes=3, keeps_off=KeepsOff.RESTARTS, policy=RECOVERS)
     hosts = [job.machine.job.roster.nodes[node].host for node in (1, 2)]
     for node in (1, 2):
@@ -162,7 +168,7 @@ def test_another_coordinator_knows_who_was_to_leave() -> None:
 
 
 def test_a_spare_that_waits_there_is_no_help() -> None:
-    """It ends as the node does, and so does what it says before it hears of that."""
+    """A spare on the isolated host also leaves, and the job requests replacements."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.AT_ONCE, policy=RECOVERS, spares=2)
     host = job.machine.job.roster.nodes[1].host
     sick = job.hello(-1, spare=True, host=host)
@@ -192,7 +198,10 @@ def test_spares_on_a_machine_of_ones_own_stay() -> None:
     ],
 )
 def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
-    """A new node may come from elsewhere; another rung would cost more, and may come there too."""
+    """A new node may start on another host, so the job takes no costlier strategy.
+
+    A costlier strategy may also place it on the same host.
+    """
     job, host = broken(KeepsOff.RESTARTS, policy)
     assert strategies(job) == [Strategy.RECOVER]
     assert job.last(journal.Isolated).host == host
@@ -202,7 +211,7 @@ def test_what_would_stay_on_the_host_is_not_better(policy: Policy) -> None:
     ("keeps_off", "spares", "wanted"),
     [
         (KeepsOff.AT_ONCE, 0, Strategy.RECOVER),
-        (KeepsOff.RESTARTS, 1, Strategy.RECOVER),  # the spare is elsewhere
+        (KeepsOff.RESTARTS, 1, Strategy.RECOVER),  # the spare is on another host
         (KeepsOff.RESTARTS, 0, Strategy.RESCHEDULE_JOB_ISOLATED),
     ],
 )
@@ -222,7 +231,7 @@ def test_the_reason_is_told() -> None:
 
 
 def test_a_lost_node_needs_no_other_host() -> None:
-    """Nobody knows that the host is to blame: its pod may come there again."""
+    """A lost node may return on the same host, because the host is not known to be faulty."""
     job = trained(5, nodes=2, keeps_off=KeepsOff.RESTARTS, policy=MOVES_JOBS)
     host = job.machine.job.roster.nodes[1].host
     job.lose(1)

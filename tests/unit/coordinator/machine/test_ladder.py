@@ -1,4 +1,4 @@
-"""The machine and the upper rungs: placed anew, reset, isolated, and asked of a person first."""
+"""The outer strategies: reschedule, reset, isolation, and the approval of a person."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OUTER_ONLY = Policy(
 )
 
 
-# ---- the job is placed anew
+# ---- the job is rescheduled
 
 
 def test_a_job_that_is_placed_anew_ends_its_attempt() -> None:
-    """Its coordinator ends with "rescheduled", after the final checkpoint is written."""
+    """A reschedule of the job ends the attempt as rescheduled and isolates no host."""
     job = untouched(msgspec.structs.replace(OUTER_ONLY, max_restarts=0))
     job.exits(1, code=3)
     assert strategies(job) == [Strategy.RESCHEDULE_JOB]
@@ -34,7 +34,7 @@ def test_a_job_that_is_placed_anew_ends_its_attempt() -> None:
 
 
 def test_a_job_that_is_stopped_meanwhile_is_not_placed_anew() -> None:
-    """A person's stop is stronger."""
+    """If a person stops the job during a reschedule, it ends as stopped."""
     job = untouched(msgspec.structs.replace(OUTER_ONLY, max_restarts=0))
     job.exits(1, code=3)
     job.machine.endings.stop("enough")
@@ -44,7 +44,7 @@ def test_a_job_that_is_stopped_meanwhile_is_not_placed_anew() -> None:
 
 
 def test_a_lost_node_is_isolated_and_the_job_placed_anew() -> None:
-    """The host is named, for nothing more is to be placed there."""
+    """A lost node's host is isolated, so that the scheduler places nothing more there."""
     job = untouched(msgspec.structs.replace(OUTER_ONLY, max_restarts=0), nodes=2)
     job.lose(1)
     assert strategies(job) == [Strategy.RESCHEDULE_JOB_ISOLATED]
@@ -55,7 +55,10 @@ def test_a_lost_node_is_isolated_and_the_job_placed_anew() -> None:
 
 
 def test_a_pod_alone_is_placed_anew_and_counted() -> None:
-    """Another host fills the node's place; the script is told how often that has happened."""
+    """If only a pod is rescheduled, the order to start its ranks has the number of placements.
+
+    The other node keeps its number.
+    """
     policy = msgspec.structs.replace(OUTER_ONLY, max_pod_reschedules=1)
     job = untouched(policy, nodes=2)
     assert {spawn.placements for spawn in job.told(p.Spawn).values()} <= {1}
@@ -75,7 +78,7 @@ ASKS = Policy(approve=(Strategy.RECOVER_IN_PLACE,))
 
 
 def test_nothing_is_done_before_a_person_agrees() -> None:
-    """The ranks leave their step and wait; then the strategy is carried out."""
+    """The ranks leave their step and wait. After the approval, the strategy runs."""
     job = trained(5, policy=ASKS)
     job.exits(0, signal=SIGKILL, finished=5)
     assert job.last(journal.Decided).approval
@@ -94,7 +97,7 @@ def test_nothing_is_done_before_a_person_agrees() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_is_refused_or_not_answered_ends_the_job(late: bool) -> None:
-    """The reason names who refused it, or that nobody answered."""
+    """If a person refuses or does not answer in time, the job fails."""
     job = trained(5, policy=ASKS)
     job.exits(0, signal=SIGKILL, finished=5)
     if late:
@@ -110,7 +113,7 @@ def test_what_is_refused_or_not_answered_ends_the_job(late: bool) -> None:
 
 
 def test_an_answer_must_be_meant_for_what_waits() -> None:
-    """One that comes too early, twice, or for another incident is refused."""
+    """An answer is refused if no incident waits, or if it is for another incident."""
     job = trained(5, policy=ASKS)
     yes = p.Approval(incident=1, granted=True, by="ann")
     assert "no incident waits" in job.machine.recovery.approve(yes)
@@ -123,7 +126,7 @@ def test_an_answer_must_be_meant_for_what_waits() -> None:
 
 
 def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
-    """It belongs to the incident, and is not forgotten."""
+    """A fault during a request for approval joins the incident and is decided after the answer."""
     job = trained(5, policy=ASKS, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.exits(1, signal=SIGKILL, finished=5)
@@ -138,7 +141,7 @@ def test_a_fault_that_comes_while_a_person_is_asked_is_decided_after() -> None:
 
 
 def test_a_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
-    """Two faults of one incident wait one after the other; each is answered by itself."""
+    """If two faults of one incident wait for approval, each needs its own answer."""
     job = trained(5, policy=ASKS, processes=3)
     job.exits(0, signal=SIGKILL, finished=5, at=1.0)
     job.exits(1, signal=SIGKILL, finished=5, at=2.0)
@@ -150,7 +153,7 @@ def test_a_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
 
 
 def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
-    """What was asked stands in the journal."""
+    """The request is in the journal, so a new coordinator also waits for the answer."""
     job = trained(5, policy=ASKS)
     job.exits(0, signal=SIGKILL, finished=5)
     job.lose_coordinator()
@@ -159,11 +162,11 @@ def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
     assert job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
 
 
-# ---- signs of trouble
+# ---- health events
 
 
 def test_a_sign_that_means_nothing_is_written_down() -> None:
-    """Training does not notice."""
+    """A health event without a consequence is recorded, and training continues."""
     job = trained(5)
     assert report(job, EventSource.XID, "92", device=1) == ""
     assert job.last(journal.SignSeen).urgency.value == "watch"
@@ -183,7 +186,7 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
     ],
 )
 def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:
-    """The answer says what is wrong with it."""
+    """A health event that cannot be read is refused, and the answer states the error."""
     job = trained(5)
     assert words in job.machine.health.on_sign(HealthEvent(**{"node": 0} | sign), job.now)
     job.collect()
@@ -191,7 +194,7 @@ def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: s
 
 
 def test_a_device_that_is_gone_takes_its_node_out() -> None:
-    """XID 79: another host takes the place, and nothing more is placed on this one."""
+    """After XID 79, the job requests a node on another host and isolates this one."""
     job = trained(5, nodes=2)
     assert report(job, EventSource.XID, "79", node=1, device=0) == ""
     assert strategies(job) == [Strategy.RECOVER]
@@ -201,7 +204,7 @@ def test_a_device_that_is_gone_takes_its_node_out() -> None:
 
 
 def test_a_sign_is_answered_once() -> None:
-    """However often a monitor repeats it; when it was gone in between, it is a new one."""
+    """A repeated health event is answered once. After it was gone, it counts as new."""
     job = trained(5)
     for _ in range(3):
         report(job, EventSource.XID, "63", device=1)
@@ -214,7 +217,7 @@ def test_a_sign_is_answered_once() -> None:
 
 
 def test_a_device_is_reset_before_its_rank_is_started() -> None:
-    """Its process is ended first; the others keep theirs."""
+    """The process of the device's rank ends before the reset. The other processes stay."""
     job = trained(5)
     report(job, EventSource.ASCEND, "80E18005", device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
@@ -224,7 +227,7 @@ def test_a_device_is_reset_before_its_rank_is_started() -> None:
 
 
 def test_a_device_that_cannot_be_reset_is_left() -> None:
-    """The next strategy is taken: another node."""
+    """If a device cannot be reset, the next strategy moves its rank to another node."""
     job = trained(5, nodes=2)
     report(job, EventSource.ASCEND, "80E18005", node=1, device=1)
     job.killed()
@@ -236,7 +239,10 @@ def test_a_device_that_cannot_be_reset_is_left() -> None:
 
 @pytest.mark.parametrize("first", ["sign", "rank"])
 def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
-    """It is answered once, by the rank's own repair, and has the sign's code."""
+    """A rank and a health event that report one fault cause one decision, with the event's code.
+
+    The strategy is the rank's own repair.
+    """
     job = trained(5)
 
     def sign() -> None:
@@ -256,7 +262,7 @@ def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
 
 
 def test_memory_that_no_rank_has_noticed_is_not_trained_with() -> None:
-    """Its process is replaced after a while."""
+    """If no rank reports damaged memory in time, the process that uses it is replaced."""
     job = trained(5)
     report(job, EventSource.ASCEND, "80E01801", device=1)
     job.now += LOOK_S + 1
@@ -265,7 +271,7 @@ def test_memory_that_no_rank_has_noticed_is_not_trained_with() -> None:
 
 
 def test_what_the_user_has_caused_isolates_nothing() -> None:
-    """Whatever it is, and however often it comes."""
+    """Faults that the user caused isolate no host, however often they occur."""
     job = trained(5, nodes=2)
     for _ in range(5):
         report(job, EventSource.ASCEND, "80C98002", device=1)
@@ -276,7 +282,10 @@ def test_what_the_user_has_caused_isolates_nothing() -> None:
 
 
 def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
-    """Twice within a day, by MindCluster's rule: it is not reset again, and isolated."""
+    """A code that occurs twice in a day isolates the host instead of a second reset.
+
+    The rule comes from MindCluster.
+    """
     job = trained(5, nodes=2)
     report(job, EventSource.ASCEND, "80C98008", node=1, device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
@@ -292,7 +301,7 @@ def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
 
 
 def test_a_code_that_stays_too_long_keeps_new_work_away() -> None:
-    """A port that is down for more than 20 s; training goes on meanwhile."""
+    """A port that stays down for more than 20 s isolates the host. Training continues."""
     job = trained(5)
     report(job, EventSource.ASCEND, "81078603", device=1)
     assert job.recorded(journal.Isolated) == []

@@ -1,4 +1,4 @@
-"""The machine's limits: time, sources that fail, and fences against what is old."""
+"""Limits: time limits, sources that fail, and stale messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.recovery.policy.policy import Strategy
 
 
 def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
-    """A healthy rank stuck in its collective is killed and started anew."""
+    """A healthy rank that does not leave its collective in time is killed and restarted."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -33,7 +33,7 @@ def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
 
 
 def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
-    """One rank of a Session job hangs before its Session: it is killed and started anew."""
+    """A rank that does not reach its Session in time is killed and restarted."""
     job = Driver(processes=2)
     job.train(5)
     job.exits(0, signal=SIGKILL, finished=5)
@@ -47,7 +47,7 @@ def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
 
 
 def test_a_rank_that_does_not_get_its_state_in_time() -> None:
-    """A transfer that hangs ends the generation; all meet again, and the next one may succeed."""
+    """A transfer that exceeds the time limit ends the generation. The next one may succeed."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -64,7 +64,10 @@ def test_a_rank_that_does_not_get_its_state_in_time() -> None:
 
 
 def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
-    """Its time limit finds nobody to blame; the broken collective of the others does."""
+    """If a rank exits with status 0 during restore, its broken collective shows the cause.
+
+    The time limit finds no cause.
+    """
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -80,7 +83,7 @@ def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
 
 
 def test_time_limits_are_off_while_ranks_train() -> None:
-    """No limit of a regroup outlives it."""
+    """The time limits of a regroup end with the regroup."""
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -95,7 +98,7 @@ def test_time_limits_are_off_while_ranks_train() -> None:
 
 
 def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> None:
-    """The rank says that its snapshot is broken: the next plan takes the checkpoint."""
+    """If a snapshot is broken, the next plan takes the checkpoint."""
     job = trained(12)
     job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
@@ -117,7 +120,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
 
 
 def test_the_copies_before_are_tried_one_after_the_other() -> None:
-    """Of one kind of source only the step that failed is passed over, and only on its node."""
+    """A failed source excludes only that step of that kind of source, and only on its node."""
     job = Driver(nodes=2, processes=1)
     job.hello(0, checkpoints=((8, 0), (4, 0)))
     job.hello(1, checkpoints=((8, 0), (2, 0)))
@@ -147,7 +150,10 @@ def test_the_copies_before_are_tried_one_after_the_other() -> None:
 
 
 def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
-    """What was passed over is tried again once training went on: a newer one lies there."""
+    """After training has resumed, a new incident may use the failed kind of source again.
+
+    A newer snapshot is then available.
+    """
     job = trained(12, processes=1)
     job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     job.exits(0, signal=SIGKILL, finished=12)
@@ -165,7 +171,7 @@ def test_a_source_that_failed_may_be_used_in_the_next_incident() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_disturb_training() -> None:
-    """A full disk is an incident of its own, closed at once."""
+    """A checkpoint that cannot be written is an incident of its own, which closes immediately."""
     job = trained(5)
     job.say(0, p.CheckpointWritten(step=5, generation=1, error="no space left on device"))
     assert job.phase is Phase.TRAINING
@@ -174,11 +180,11 @@ def test_a_checkpoint_that_cannot_be_written_does_not_disturb_training() -> None
     assert "no space left" in incident.reason
 
 
-# ---- fences
+# ---- stale messages
 
 
 def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
-    """An Exited with another pid than the rank's is not its exit."""
+    """An exit with the pid of an earlier process is ignored."""
     job = trained(5)
     job.say(0, p.Exited(rank=0, pid=99, exit=Exit(signal=SIGKILL), finished=5))
     assert not job.commands
@@ -198,7 +204,7 @@ def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> None:
-    """What ranks said about a generation that is over does not touch the next."""
+    """Messages about an earlier generation or store change nothing."""
     job = trained(5)
     job.fail_step(0)
     job.arrive(job.ranks, finished=5)
@@ -210,7 +216,7 @@ def test_news_of_an_earlier_generation_changes_nothing(message: p.Message) -> No
 
 
 def test_the_end_of_an_earlier_store_changes_nothing() -> None:
-    """The store that was replaced is gone, as it should be; the new one still counts."""
+    """The end of a replaced store is ignored, and the new store still counts."""
     job = trained(5)
     job.say(0, p.StoreDown(serial=1))
     job.exits(0, signal=SIGKILL, finished=5)
@@ -233,7 +239,7 @@ def test_the_end_of_an_earlier_store_changes_nothing() -> None:
     ],
 )
 def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word: str) -> None:
-    """The refusal says what does not fit; the job does not notice."""
+    """An agent that does not match the job is refused with the reason. The job does not change."""
     job = Driver(nodes=2)
     job.hello(0)
     node = changes.pop("node", 1)
@@ -243,7 +249,7 @@ def test_an_agent_that_does_not_fit_is_refused(changes: dict[str, object], word:
 
 
 def test_agents_without_a_wish() -> None:
-    """They get the free seats, and wait as spares when all are taken."""
+    """Agents that request no node get the free nodes. Further agents become spares."""
     job = Driver(nodes=2)
     job.hello()
     job.hello()
@@ -254,7 +260,7 @@ def test_agents_without_a_wish() -> None:
 
 
 def test_no_agent_is_taken_in_by_a_job_that_ends() -> None:
-    """An agent that comes too late is sent away, so that it ends."""
+    """A job that ends refuses new agents, so that they end."""
     job = trained(5)
     job.stop()
     job.hello(0)

@@ -1,4 +1,4 @@
-"""The machine, where a step was done more than once: its states are never mixed."""
+"""Steps that ran more than once: the machine never mixes their states."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rekindle.recovery.policy.plan import StateSource
 
 
 def formed(job: Driver) -> tuple[int, int]:
-    """The state that the newest generation went on from."""
+    """Return the step that the newest generation started from, and the generation that made it."""
     newest = job.last(journal.Formed)
     return newest.step, newest.made
 
 
 def arrive_anew(job: Driver, **finished: int) -> None:
-    """Two ranks arrive, with the shard of their number; without a step they are new processes."""
+    """Let two ranks arrive, each with its own shard. A rank without a step is a new process."""
     for rank in job.ranks:
         job.arrive([rank], finished.get(f"rank{rank}"), shard=rank)
 
 
 def went_back() -> Driver:
-    """Two shards that have done their first step."""
+    """Return a job of two shards that have finished their first step."""
     job = Driver(nodes=2, processes=1)
     job.start()
     arrive_anew(job)
@@ -33,7 +33,7 @@ def went_back() -> Driver:
 
 
 def gone_back() -> Driver:
-    """Two shards trained to step 9, went back to 4, and have done steps 5 to 9 again."""
+    """Return a job of two shards that trained to step 9, returned to 4, and reached 9 again."""
     job = went_back()
     for step in (4, 8):
         job.say(0, p.CheckpointWritten(step=step, generation=1, path="there", shards=2))
@@ -54,7 +54,7 @@ def gone_back() -> Driver:
 
 
 def test_a_step_done_again_is_another_state() -> None:
-    """A checkpoint of the first time does not go with a snapshot of the second."""
+    """A checkpoint of a first pass is never combined with a snapshot of the second pass."""
     job = gone_back()
     job.say(0, p.Snapshots(kept={1: ((6, 3),)}, copies=True))
     job.lose(1)
@@ -62,12 +62,12 @@ def test_a_step_done_again_is_another_state() -> None:
     job.spawned()
     job.arrive([0], 9, shard=0)
     job.arrive([1], shard=1)
-    assert formed(job) == (8, 1)  # whole, and newer than step 6 of the second time
+    assert formed(job) == (8, 1)  # complete, and newer than step 6 of the second pass
     assert set(sources(job).values()) == {StateSource.CHECKPOINT}
 
 
 def test_what_was_gone_back_from_is_another_state() -> None:
-    """After going on from the first time, the second one's snapshots of that step do not count."""
+    """After a return to the first pass, the second pass's snapshots of that step do not count."""
     job = gone_back()
     job.lose(1)
     job.hello(1, checkpoints=((8, 1), (4, 1)))
@@ -85,7 +85,7 @@ def test_what_was_gone_back_from_is_another_state() -> None:
 
 
 def test_nodes_with_stores_of_their_own() -> None:
-    """Two ways to have done step 8: all take the same one."""
+    """If two nodes store different passes of step 8, all ranks take the same one."""
     job = Driver(nodes=2, processes=1, generation=3)
     job.hello(0, checkpoints=((8, 1),))
     job.hello(1, checkpoints=((8, 2),))
@@ -97,7 +97,7 @@ def test_nodes_with_stores_of_their_own() -> None:
 
 
 def test_parts_of_before_a_take_over() -> None:
-    """A checkpoint is not put together of shards that two generations have written."""
+    """Shards that two generations wrote never become one checkpoint."""
     job = gone_back()
     job.say(0, p.ShardWritten(step=9, generation=3, shard=0, shards=2))
     job.lose_coordinator()
@@ -110,7 +110,7 @@ def test_parts_of_before_a_take_over() -> None:
 
 
 def test_final_checkpoint_of_before_a_regroup() -> None:
-    """They are of the generation that did their step, which may be over long since."""
+    """The final checkpoint names the generation that finished the step, not the current one."""
     job = went_back()
     for rank in job.ranks:
         job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
@@ -129,7 +129,7 @@ def test_final_checkpoint_of_before_a_regroup() -> None:
 
 
 def test_final_checkpoint_beside_a_checkpoint_that_is_being_written() -> None:
-    """Of the same state: neither is put together with parts of the other."""
+    """A final checkpoint and a checkpoint of the same state never share their parts."""
     job = gone_back()
     for rank in job.ranks:
         job.say(rank, p.Snapshots(kept={rank: ((9, 3),)}))

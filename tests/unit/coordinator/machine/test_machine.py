@@ -1,4 +1,4 @@
-"""The coordinator's machine: events in, commands out. From the start to one fault."""
+"""The coordinator's machine turns events into commands: from the start to one fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def test_ranks_are_started_when_all_nodes_are_there_and_the_store_is_up() -> None:
-    """Agents are welcomed as they come; one hosts the store, and only then ranks are started."""
+    """Ranks start after all agents have joined and one of them hosts the store."""
     job = Driver(nodes=2, processes=2)
     job.hello(1)
     assert job.told(p.Welcome) == {1: p.Welcome(node=1)}
@@ -34,7 +34,10 @@ def test_ranks_are_started_when_all_nodes_are_there_and_the_store_is_up() -> Non
 
 
 def test_from_the_start_to_the_first_step() -> None:
-    """All arrive: one generation is formed, fresh; all have their state and step: it trains."""
+    """When all ranks have arrived, one generation forms.
+
+    When all have their state, training starts.
+    """
     job = Driver(nodes=2, processes=1)
     job.start()
     assert job.phase is Phase.REGROUPING
@@ -54,7 +57,7 @@ def test_from_the_start_to_the_first_step() -> None:
 
 
 def test_generations_go_on_from_those_of_earlier_attempts() -> None:
-    """A later attempt never forms a generation that an earlier one had."""
+    """A later attempt never repeats a generation number of an earlier attempt."""
     job = Driver(attempt=2, generation=7)
     job.start()
     job.arrive(job.ranks)
@@ -62,7 +65,7 @@ def test_generations_go_on_from_those_of_earlier_attempts() -> None:
 
 
 def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
-    """A store that is gone when all have arrived is asked for, and then the generation forms."""
+    """If the store is down when all ranks have arrived, the generation waits for a new store."""
     job = Driver()
     job.start()
     job.say(0, p.StoreDown(serial=1))
@@ -74,7 +77,7 @@ def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
 
 
 def test_a_node_that_is_late_is_asked_for_again() -> None:
-    """An agent that has not come in time is wanted from the engine; those that came are not."""
+    """The job requests only the agents that have not arrived in time."""
     job = Driver(nodes=2)
     job.hello(1)
     job.fire("late")
@@ -85,7 +88,7 @@ def test_a_node_that_is_late_is_asked_for_again() -> None:
 
 
 def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None:
-    """SIGKILL of one rank: Over to all, Spawn of that rank alone, its state from a live peer."""
+    """After SIGKILL of one rank, only that rank restarts and gets its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
     over = p.GenerationEnded(generation=1, finished=5, replaced=True)
@@ -107,7 +110,7 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
 
 
 def test_a_rank_one_step_behind_takes_the_newest_state() -> None:
-    """Ranks that did not finish the last step take it from one that did: no step is lost."""
+    """Ranks without the last step take it from a rank that finished it, so no step is lost."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -119,7 +122,7 @@ def test_a_rank_one_step_behind_takes_the_newest_state() -> None:
 
 
 def test_a_torn_rank_takes_its_state_from_another() -> None:
-    """A rank caught inside its update is no source, not even for itself."""
+    """A rank that stopped inside its update takes its state from a peer."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
@@ -130,7 +133,7 @@ def test_a_torn_rank_takes_its_state_from_another() -> None:
 
 
 def test_a_collective_fails_before_the_exit_is_known() -> None:
-    """The first sign is a peer's error: all leave at once, and the exit decides what is done."""
+    """A peer's error ends the generation. The exit that follows decides the strategy."""
     job = trained(5, processes=3)
     job.fail_step(1)
     assert job.told(p.GenerationEnded)
@@ -144,7 +147,7 @@ def test_a_collective_fails_before_the_exit_is_known() -> None:
 
 
 def test_a_broken_link_alone_regroups_all_without_a_new_process() -> None:
-    """When every process is there, only links can be broken: the step is done again."""
+    """If all processes are present, only links can be broken, and the ranks repeat the step."""
     job = trained(5, processes=3)
     job.fail_step(1)
     job.arrive(job.ranks, finished=5)
@@ -154,7 +157,7 @@ def test_a_broken_link_alone_regroups_all_without_a_new_process() -> None:
 
 
 def test_damaged_memory_keeps_every_process() -> None:
-    """The damaged rank takes over what a peer has; nobody is started or killed."""
+    """A rank with damaged memory takes a peer's state, and every process continues."""
     job = trained(5, processes=3)
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     job.arrive([0, 2], finished=5)
@@ -165,7 +168,7 @@ def test_damaged_memory_keeps_every_process() -> None:
 
 
 def test_damage_that_shows_itself_when_the_generation_is_over() -> None:
-    """It is told as a part of the incident, though another fault began that."""
+    """Damage that a rank reports after the end of the generation joins the open incident."""
     job = trained(5, processes=3)
     job.exits(0, signal=SIGKILL, finished=5)
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
@@ -175,7 +178,7 @@ def test_damage_that_shows_itself_when_the_generation_is_over() -> None:
 
 
 def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
-    """The rank that says so waits to be killed, and is started anew."""
+    """A rank that cannot repair its device is killed and restarted."""
     job = trained(5, processes=3)
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     job.arrive([0, 2], finished=5)
@@ -187,7 +190,7 @@ def test_a_device_that_cannot_be_repaired_costs_the_process() -> None:
 
 
 def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
-    """The limit holds as well where the incident began with something else."""
+    """The limit for broken links also applies if the incident started with another fault."""
     job = trained(5)
     job.fail_step(1, kind=FaultKind.TRANSIENT)
     for _ in range(6):
@@ -199,13 +202,13 @@ def test_links_that_never_hold_after_another_fault_end_the_job() -> None:
 
 
 def test_a_step_cannot_fail_by_just_anything() -> None:
-    """A kind that no rank can know of breaks the protocol."""
+    """A rank that reports a kind of fault that it cannot detect breaks the protocol."""
     with pytest.raises(ProtocolError, match="node-lost"):
         trained(5).fail_step(1, kind=FaultKind.NODE_LOST)
 
 
 def test_links_that_fail_again_and_again_end_the_job() -> None:
-    """Regrouping without a finished step between has a limit."""
+    """Regroups without a finished step in between have a limit, after which the job fails."""
     job = trained(5)
     for _ in range(4):
         job.fail_step(1)
@@ -218,7 +221,7 @@ def test_links_that_fail_again_and_again_end_the_job() -> None:
 
 
 def test_several_ranks_die_at_once() -> None:
-    """Each dead rank is started once; one incident holds them all."""
+    """Each dead rank starts once, and one incident contains all faults."""
     job = trained(5, nodes=2, processes=2)
     job.exits(0, signal=SIGKILL, finished=5)
     job.exits(1, signal=SIGKILL, finished=5)
@@ -232,7 +235,7 @@ def test_several_ranks_die_at_once() -> None:
 
 
 def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
-    """Nobody lives: the newest snapshot in an agent's memory is what all go on from."""
+    """If all ranks die, they resume from the newest snapshot in an agent's memory."""
     job = trained(12, nodes=2, processes=1)
     job.say(0, p.Snapshots(kept={0: ((10, 1),)}))
     for rank in job.ranks:
@@ -247,27 +250,27 @@ def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
 
 
 def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
-    """A process that has left its own state out, for it was to take a live rank's, is replaced."""
+    """A process that started without its own state is replaced if no live rank can give it one."""
     job = trained(5, nodes=2, processes=1)
     job.exits(0, signal=SIGKILL, finished=5)
     assert job.told(p.Spawn)[0].joins
     job.spawned()
     job.exits(1, signal=SIGKILL, finished=5)
-    assert not job.told(p.Spawn)[1].joins  # the other one has just been started
+    assert not job.told(p.Spawn)[1].joins  # the other rank has just started
     job.spawned()
     job.arrive([0], joins=True)
     job.arrive([1])
     assert not job.told(p.FormGeneration)
     assert job.told(p.Kill)[0].ranks == (0,)
     job.killed()
-    assert not job.told(p.Spawn)[0].joins  # rank 1 waits, and is as new
+    assert not job.told(p.Spawn)[0].joins  # rank 1 waits and is also new
     job.spawned()
     job.arrive([0])
     assert sources(job) == dict.fromkeys((0, 1), StateSource.FRESH)
 
 
 def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
-    """Neither at first nor when the whole job is restarted."""
+    """No rank expects the state of a live rank at the first start or after a restart of the job."""
     inner = (Strategy.RECOVER_IN_PLACE, Strategy.RECOVER)
     policy = Policy(
         strategies=tuple(each for each in Policy().strategies if each not in inner), max_restarts=1

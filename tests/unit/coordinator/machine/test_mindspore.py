@@ -1,4 +1,4 @@
-"""The machine and MindSpore's ranks: repaired where they are, or all started anew."""
+"""MindSpore ranks: they are repaired in their processes, or all ranks restart."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ POLICY = Policy(max_restarts=2)
 
 
 def trains(**world: object) -> Driver:
-    """A job of MindSpore that trains."""
+    """Return a job of MindSpore that trains."""
     return trained(framework=Framework.MINDSPORE, policy=POLICY, **world)
 
 
 def fails(job: Driver, rank: int, kind: FaultKind) -> None:
-    """A rank cannot do its step."""
+    """Let a rank report that its step failed."""
     told = p.StepFailed(
         rank=rank, generation=job.machine.job.generation, kind=kind, error="told", finished=1
     )
@@ -36,7 +36,7 @@ def fails(job: Driver, rank: int, kind: FaultKind) -> None:
 
 
 def test_ranks_are_told_where_all_others_are_reached() -> None:
-    """By their place in the world; unless one has told no port."""
+    """Each rank gets the addresses of all ranks in world order, unless a rank reports no port."""
     job = Driver(nodes=2, processes=2, framework=Framework.MINDSPORE)
     job.start()
     for rank in job.ranks:
@@ -53,7 +53,7 @@ def test_ranks_are_told_where_all_others_are_reached() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.DEVICE_MEMORY, FaultKind.TRANSIENT])
 def test_what_leaves_the_process_is_repaired_there(kind: FaultKind) -> None:
-    """The rank takes its state from another; no process is started."""
+    """A rank that can repair its fault takes its state from a peer, and no process starts."""
     job = trains()
     fails(job, 0, kind)
     assert strategies(job) == [Strategy.RETRY]
@@ -66,7 +66,10 @@ def test_what_leaves_the_process_is_repaired_there(kind: FaultKind) -> None:
 
 
 def test_a_lost_rank_costs_all_processes() -> None:
-    """Nobody can join the others' collectives: all are ended, and started with a new scheduler."""
+    """A new process cannot join the others' collectives, so all ranks restart.
+
+    They get a new scheduler.
+    """
     job = trains()
     before = job.machine.job.store.serial
     job.exits(1, signal=SIGKILL, finished=1)
@@ -81,7 +84,7 @@ def test_a_lost_rank_costs_all_processes() -> None:
 
 @pytest.mark.parametrize("framework", Framework)
 def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
-    """MindSpore's live ranks need the scheduler that they have; PyTorch's meet at a new store."""
+    """After a takeover, MindSpore's live ranks keep their scheduler. PyTorch's get a new store."""
     job = trained(framework=framework, policy=POLICY)
     store = p.LiveStore(serial=job.machine.job.store.serial, port=7001)
     job.lose_coordinator()
@@ -103,7 +106,7 @@ def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
 
 
 def test_the_host_of_the_scheduler_comes_last() -> None:
-    """The next coordinator waits for it; a scheduler that it did not ask for means nothing."""
+    """The next coordinator waits for the host of the scheduler and ignores other schedulers."""
     job = trained(nodes=2, processes=1, framework=Framework.MINDSPORE, policy=POLICY)
     store = p.LiveStore(serial=job.machine.job.store.serial, port=7001)
     job.lose_coordinator()
@@ -120,14 +123,17 @@ def test_the_host_of_the_scheduler_comes_last() -> None:
 
 
 def test_a_lost_node_costs_all_processes_too() -> None:
-    """It is replaced, and all start anew."""
+    """If a node of a MindSpore job is lost, all ranks restart."""
     job = trains(nodes=2)
     job.lose(1)
     assert strategies(job) == [Strategy.RESTART]
 
 
 def test_a_scheduler_that_ends_costs_all_processes() -> None:
-    """MindSpore would end them because of it; with PyTorch nobody needs it while all train."""
+    """If MindSpore's scheduler ends, all ranks restart, because MindSpore would end them.
+
+    Ranks of PyTorch do not need the store while they train.
+    """
     job = trains()
     serial = job.machine.job.store.serial
     job.say(0, p.StoreDown(serial=serial - 1))
@@ -141,7 +147,7 @@ def test_a_scheduler_that_ends_costs_all_processes() -> None:
 
 
 def test_its_world_does_not_change() -> None:
-    """A range of nodes is refused before anything is started."""
+    """A range of nodes is refused before the job starts."""
     spec = spec_of(nodes=2, processes=1, framework=Framework.MINDSPORE, min_nodes=1)
     absolute = {"working_directory": "/", "directory": "/d", "checkpoint_store": "/c"}
     with pytest.raises(UsageError, match="a world of mindspore cannot change its size"):
@@ -152,7 +158,7 @@ def test_its_world_does_not_change() -> None:
 def test_a_framework_that_is_not_there_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, other: str
 ) -> None:
-    """But for any program, which may need neither."""
+    """A job whose framework is not installed is refused, except a program that may not need it."""
     (tmp_path / "train.py").touch()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     spec = spec_of(nodes=1, processes=1, framework=Framework(missing))

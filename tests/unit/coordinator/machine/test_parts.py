@@ -1,4 +1,4 @@
-"""The machine's parts: what each may call, which phases follow each other, who hears what."""
+"""The parts of the machine: their dependencies, the order of phases, and the message handlers."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def test_a_part_takes_only_parts_before_it() -> None:
 
 
 def test_no_part_inherits() -> None:
-    """Each part is a class of its own."""
+    """Each part is a class without a base class."""
     assert all(part.__bases__ == (object,) for part in parts().values())
 
 
 def test_each_message_has_a_handler() -> None:
-    """The table names all other messages of an agent."""
+    """Each message of an agent has a handler, except the messages that any agent may send."""
     handled = set(Driver().machine._handlers)
     assert handled == set(typing.get_args(p.FromAgent)) - set(machine.OF_ANY_AGENT)
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_phases_that_follow(phase: Phase) -> None:
-    """The job enters the phases of the table, and no other."""
+    """The job enters only the phases that the table allows."""
     for other in Phase:
         job = Driver().machine.job
         job.phase = phase

@@ -1,4 +1,4 @@
-"""What is told of pods: of what a node was lost, and why none comes in its place."""
+"""Health events of pods: why a node was lost, and why no pod replaces it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def seen(job: Driver) -> list[journal.FaultSeen]:
     [("EvictionByEvictionAPI", FaultKind.EVICTION), ("OOMKilled", FaultKind.HOST_OOM)],
 )
 def test_a_sign_tells_why_a_node_was_lost(what: str, kind: FaultKind) -> None:
-    """It comes after the line was cut; the incident then says it, and nothing else is done."""
+    """A pod reason that arrives after the loss of its node explains the incident.
+
+    It causes no further decision.
+    """
     job = trained(5, nodes=2)
     job.lose(1)
     assert seen(job)[-1].fault.kind is FaultKind.NODE_LOST
@@ -31,12 +34,12 @@ def test_a_sign_tells_why_a_node_was_lost(what: str, kind: FaultKind) -> None:
     assert (told.known, told.fault.kind) == (True, kind)
     assert what in told.fault.message
     assert strategies(job) == before
-    assert report(job, EventSource.POD_REASON, what, node=1) == ""  # twice is once
+    assert report(job, EventSource.POD_REASON, what, node=1) == ""  # a repeated report counts once
     assert len([e for e in seen(job) if e.known]) == 1
 
 
 def test_another_pod_is_lost_for_the_same_reason() -> None:
-    """On the same host: of the new pod that is news."""
+    """If the new pod on the same host is lost for the same reason, the report is new."""
     job = trained(5, nodes=2)
     for round_ in (1, 2):
         address = job.machine.job.roster.nodes[1].address
@@ -50,7 +53,10 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
 
 
 def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
-    """Its kubelet starts its container anew where it is; that ends as the first did."""
+    """If a restarted container ends for the same reason, the report is new.
+
+    The kubelet restarts the container in the same pod.
+    """
     job = trained(5, nodes=2)
     address = job.machine.job.roster.nodes[1].address
     for run in (0, 1):
@@ -63,7 +69,7 @@ def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
 
 
 def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
-    """It comes when another pod is the node already, on the same host: it tells of the first."""
+    """A late reason of a lost pod is recorded and does not affect the pod that replaced it."""
     job = trained(5, nodes=2)
     before = job.machine.job.roster.nodes[1].address
     job.lose(1)
@@ -82,13 +88,13 @@ def test_a_sign_of_a_node_that_never_was() -> None:
 
 
 def test_why_no_node_comes() -> None:
-    """The reasons of those that wait are in the fault that ends the wait."""
+    """If no agent joins in time, the fault contains the reasons of the pods that wait."""
     job = trained(5, nodes=2)
     job.lose(1)
     assert report(job, EventSource.POD_REASON, "Unschedulable", node=1) == ""
     assert (
         report(job, EventSource.POD_REASON, "ImagePullBackOff", node=1) == ""
-    )  # where it is placed
+    )  # after its placement
     job.fire("node")
     message = job.last(journal.FaultSeen).fault.message
     assert message.startswith("no agent joined for node 1 within 600 s: ")
@@ -103,7 +109,7 @@ def test_no_node_comes_at_the_very_beginning() -> None:
 
 
 def test_a_description_that_cannot_work_is_not_waited_for() -> None:
-    """All pods are made of the same one."""
+    """If no pod can start from the description, the job does not wait: all pods share it."""
     job = trained(5, nodes=2)
     job.lose(1)
     assert report(job, EventSource.POD_REASON, "InvalidImageName", node=1) == ""

@@ -1,4 +1,4 @@
-"""The coordinator's machine and light profiling: who is told, and who inherits it."""
+"""Light profiling: the agents that get the switch, and the state that later ones inherit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOUR = switch_of(("step",))
 
 
 def order(driver: Driver, *kinds: str, on: bool = True) -> str:
-    """Switch; return why not."""
+    """Switch profiling. Return the reason if the job refuses it."""
     refused = driver.machine.switch.switch(ProfilingOrder(on=on, kinds=kinds, by="ada"), now=7.9)
     driver.collect()
     return refused
@@ -55,9 +55,10 @@ def test_a_switch_that_an_agent_reads() -> None:
 @pytest.mark.parametrize("before", [Switch(), FOUR])
 @pytest.mark.parametrize("another", [False, True])
 def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: bool) -> None:
-    """Who takes an agent's place reads it anew; somebody has put profiling off since then.
+    """An old switch file that an agent reads again does not turn profiling on.
 
-    Also where another coordinator hears it, and where the switch said what held already.
+    A user has turned profiling off since then. This also holds after a takeover, and if the file
+    matched the state at that time.
     """
     driver = Driver(nodes=2, processes=1)
     driver.train()
@@ -96,7 +97,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_the_folder_keeps_its_name() -> None:
-    """Another coordinator, and another attempt, go on with what was on."""
+    """A new coordinator or attempt resumes profiling in the same folder."""
     told = [
         journal.Profiled(switch=FOUR, since=7),
         journal.Profiled(switch=Switch(), since=7),

@@ -1,4 +1,4 @@
-"""The machine in big worlds: what an agent costs does not grow with the number of agents."""
+"""The cost of an event per agent does not grow with the number of agents."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ POLICY = Policy(max_recoveries=1000)
 
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver looks at every rank after every event; that is not the machine's work."""
+    """Turn off the driver's check of every rank after every event. It is not the machine's work."""
     monkeypatch.setattr("jobs.driver.check_counts", lambda roster: None)
 
 
 @contextmanager
 def work() -> Iterator[list[int]]:
-    """Count the instructions that run in the package meanwhile: the same on every machine."""
+    """Count the instructions that the package runs, which are the same on every computer."""
     count = [0]
 
     def inside(frame: FrameType, event: str, arg: object) -> Callable[..., object]:
@@ -59,19 +59,19 @@ def trained(nodes: int) -> Driver:
 
 
 def start(nodes: int) -> None:
-    """All agents come, all ranks arrive and do a step."""
+    """Start a job in which all ranks finish a step."""
     trained(nodes)
 
 
 def start_unnumbered(nodes: int) -> None:
-    """All agents come, and none says which node it is."""
+    """Connect all agents without a node number."""
     driver = Driver(nodes=nodes, processes=1, policy=POLICY)
     for _ in range(nodes):
         driver.hello()
 
 
 def lose_a_rank(driver: Driver) -> None:
-    """A rank is killed and comes back."""
+    """Kill a rank and let it recover."""
     driver.exits(1, signal=SIGKILL)
     driver.spawned()
     driver.form(1)
@@ -79,7 +79,7 @@ def lose_a_rank(driver: Driver) -> None:
 
 
 def lose_a_node(driver: Driver) -> None:
-    """A node is lost, and another agent takes its place."""
+    """Lose a node and replace it with another agent."""
     driver.lose(1)
     driver.hello(1)
     driver.spawned()
@@ -88,19 +88,19 @@ def lose_a_node(driver: Driver) -> None:
 
 
 def ranks_end_well(driver: Driver) -> None:
-    """All ranks end with status 0, one after the other."""
+    """Let all ranks exit with status 0, one after the other."""
     for rank in driver.ranks:
         driver.exits(rank, code=0, finished=1)
 
 
 def stop(driver: Driver) -> None:
-    """All ranks are killed, and end one after the other."""
+    """Stop the job and let all ranks end, one after the other."""
     driver.stop()
     driver.killed()
 
 
 def lose_half_the_state(nodes: int) -> None:
-    """Half of the ranks get their state from the other half."""
+    """Plan a recovery in which half of the ranks get their state from the other half."""
     make_plan({r: AvailableState(node=r, live=(3, 1) if r % 2 else None) for r in range(nodes)})
 
 
@@ -108,7 +108,7 @@ def lose_half_the_state(nodes: int) -> None:
     "do", [start, start_unnumbered, lose_half_the_state], ids=lambda do: do.__name__
 )
 def test_beginnings_cost_each_agent_the_same(do: Callable[[int], None]) -> None:
-    """Four times the agents are four times the work, not sixteen times."""
+    """Four times as many agents cause four times as much work at the start, not sixteen times."""
     costs = []
     for nodes in (SMALL, BIG):
         with work() as count:
@@ -121,7 +121,7 @@ def test_beginnings_cost_each_agent_the_same(do: Callable[[int], None]) -> None:
     "do", [lose_a_rank, lose_a_node, ranks_end_well, stop], ids=lambda do: do.__name__
 )
 def test_events_cost_each_agent_the_same(do: Callable[[Driver], None]) -> None:
-    """Four times the agents are four times the work, not sixteen times."""
+    """Four times as many agents cause four times as much work per event, not sixteen times."""
     costs = []
     for nodes in (SMALL, BIG):
         driver = trained(nodes)
@@ -132,7 +132,7 @@ def test_events_cost_each_agent_the_same(do: Callable[[Driver], None]) -> None:
 
 
 def test_a_message_is_one_object_for_all() -> None:
-    """What is the same for all agents is one message, so that it is encoded once."""
+    """A message to all agents is one object, so it is encoded once."""
     driver = trained(SMALL)
     driver.exits(1, signal=SIGKILL)
     overs = driver.sent(p.GenerationEnded)

@@ -1,4 +1,4 @@
-"""The coordinator's machine in a world that goes on without some of its nodes."""
+"""A world that continues without some of its nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def test_the_world_goes_on_without_a_lost_node() -> None:
-    """Its other ranks close the gap, keep their state, and the engine is asked for the node."""
+    """After a node is lost, the other ranks close the gap, keep their state and continue.
+
+    The job requests the node from the engine.
+    """
     driver = shrunk()
     assert driver.last(journal.Decided).strategy is Strategy.SHRINK
     forms = driver.told(p.FormGeneration)
@@ -32,7 +35,7 @@ def test_the_world_goes_on_without_a_lost_node() -> None:
 
 
 def test_peers_are_called_by_their_places() -> None:
-    """A rank behind the gap that lags gets its state from a place in the world."""
+    """A plan names peers by their place in the smaller world, not by their rank."""
     driver = trained()
     driver.lose(1)
     driver.arrive([0, 1, 4], finished=6)
@@ -44,7 +47,7 @@ def test_peers_are_called_by_their_places() -> None:
 
 
 def test_two_nodes_lost_and_too_few_left() -> None:
-    """Below the least number the job waits for a node."""
+    """With fewer nodes than the minimum, the job waits for a node."""
     driver = trained(least=2)
     driver.lose(1)
     driver.lose(0)
@@ -63,7 +66,7 @@ def test_two_nodes_lost_and_too_few_left() -> None:
 
 
 def test_start_with_fewer_nodes() -> None:
-    """Nodes that are late do not hold up the others, and come in when they come."""
+    """The job starts with the minimum number of nodes, and late nodes join afterwards."""
     driver = Driver(nodes=3, processes=2, least=2)
     driver.hello(0)
     driver.hello(2)
@@ -83,7 +86,7 @@ def test_start_with_fewer_nodes() -> None:
 
 
 def test_an_untouched_script_starts_anew_with_those_who_are_there() -> None:
-    """Without a Session the world changes its size at a restart only."""
+    """Without a Session, the world changes its size only at a restart."""
     driver = Driver(nodes=2, processes=2, least=1, policy=Policy(max_restarts=1))
     driver.start()
     driver.lose(1)
@@ -101,7 +104,7 @@ def test_an_untouched_script_starts_anew_with_those_who_are_there() -> None:
 
 
 def test_a_coordinator_that_takes_over_a_smaller_world() -> None:
-    """It knows which nodes the world went on without."""
+    """A new coordinator knows which nodes the world continues without."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.lose_coordinator()
@@ -117,7 +120,7 @@ def test_a_coordinator_that_takes_over_a_smaller_world() -> None:
 
 
 def test_rank_lost_in_the_smaller_world() -> None:
-    """It is replaced as ever."""
+    """A rank that dies in a smaller world restarts on its node."""
     driver = shrunk()
     driver.ready([0, 1, 4, 5])
     driver.step_of([0, 1, 4, 5], 6)
@@ -133,7 +136,7 @@ def test_rank_lost_in_the_smaller_world() -> None:
 
 
 def test_late_while_all_ranks_are_ended() -> None:
-    """A restart is not disturbed by the time limit of the start."""
+    """The time limit of the start does not affect a restart."""
     driver = trained(policy=Policy(max_restarts=1))
     driver.raises(0)
     driver.lose(1)
@@ -144,7 +147,7 @@ def test_late_while_all_ranks_are_ended() -> None:
 
 
 def test_a_promoted_spare_is_waited_for() -> None:
-    """Its place is not left out in the same breath."""
+    """If a spare is promoted when the start's time limit passes, the world waits for it."""
     driver = Driver(nodes=3, processes=1, least=2)
     spare = driver.hello(spare=True)
     driver.hello(0)
@@ -157,7 +160,7 @@ def test_a_promoted_spare_is_waited_for() -> None:
 
 
 def test_shrink_is_not_allowed() -> None:
-    """Then no time limit does it either."""
+    """If the policy does not allow shrink, the time limit for a node fails the job."""
     policy = Policy(strategies=(Strategy.RECOVER,))
     driver = trained(policy=policy)
     driver.lose(1)

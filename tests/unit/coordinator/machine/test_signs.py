@@ -1,4 +1,4 @@
-"""The machine and signs of trouble that come before, beside and after what the ranks say."""
+"""Health events before, during and after the reports of the ranks."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ NCCL = "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote proce
 
 
 def reset_helps(job: Driver) -> list[tuple[int, ...]]:
-    """The ranks that are reset by the orders to start that no agent has answered yet."""
+    """Return the ranks to reset in each start order that no agent has answered yet."""
     return [spawn.reset for _, spawn in job.unstarted]
 
 
 def ascend(job: Driver, code: str, device: int = 1, **more: object) -> None:
-    """Somebody reports a chip's fault, and is heard."""
+    """Report a fault code of a chip, which the job accepts."""
     assert report(job, EventSource.ASCEND, code, device=device, **more) == ""
 
 
 def pass_time(job: Driver, seconds: float) -> None:
-    """Nothing happens for a while."""
+    """Let time pass without events."""
     job.now += seconds
 
 
 def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False) -> None:
-    """Memory of rank 3 on node 1 breaks `times` times, an hour apart; all but the last mended."""
+    """Break memory of rank 3 on node 1 `times` times, one hour apart.
+
+    All but the last are repaired.
+    """
     for number in range(1, times + 1):
         if sign_first:
             ascend(job, code, node=1)
@@ -59,16 +62,19 @@ def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False
             pass_time(job, 3600)
 
 
-# ---- of what a rank has died
+# ---- the cause of a rank's exit
 
 
 @pytest.mark.parametrize("code", [HBM, RESET])
 def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
-    """The chip is reset and all ranks started anew; no node is to blame, so nothing else could."""
+    """If a chip fault explains a rank's exit status, the chip is reset and all ranks restart.
+
+    No node is at fault, so the policy allows no other strategy.
+    """
     job = untouched(AUTO)
     ascend(job, code)
     if code == RESET:
-        assert strategies(job) == [RESTART]  # the device is of no use, whatever its rank says
+        assert strategies(job) == [RESTART]  # the device is unusable, whatever its rank reports
         return
     pass_time(job, 0.5)
     job.exits(1, code=1)
@@ -80,7 +86,10 @@ def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
 
 @pytest.mark.parametrize(("devices", "told"), [(True, False), (False, True)])
 def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) -> None:
-    """Where signs may come: devices are there, or something was reported of this job before."""
+    """An exit is not decided until a health event may have explained it.
+
+    The job waits if the host has devices, or if a health event was reported before.
+    """
     job = untouched(AUTO, devices=devices)
     if told:
         report(job, EventSource.XID, "92", device=0)
@@ -96,7 +105,10 @@ def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) 
 
 
 def test_a_peers_link_is_not_the_end_while_the_cause_may_show_itself() -> None:
-    """The sign tells of another rank's chip."""
+    """A peer's broken link does not end the job while a health event may arrive.
+
+    Here the event is about another rank's chip.
+    """
     job = untouched(AUTO, devices=True)
     job.raises(0, NCCL)
     assert job.last(journal.FaultSeen).fault.kind is FaultKind.LINK
@@ -105,12 +117,12 @@ def test_a_peers_link_is_not_the_end_while_the_cause_may_show_itself() -> None:
     assert strategies(job) == [RESTART]
     job.killed()
     assert "doubt" in job.timers
-    job.fire("doubt")  # the rank is started with all others
+    job.fire("doubt")  # the rank starts with all others
     assert strategies(job) == [RESTART]
 
 
 def test_the_end_comes_if_no_sign_does() -> None:
-    """After as long as a sign may take."""
+    """If no health event arrives in time, the exit is decided without one."""
     job = untouched(AUTO, devices=True)
     job.exits(0, code=1)
     job.fire("doubt")
@@ -120,7 +132,10 @@ def test_the_end_comes_if_no_sign_does() -> None:
 
 @pytest.mark.parametrize("error", ["", "ValueError: no"])
 def test_a_users_error_ends_the_job_at_once(error: str) -> None:
-    """An exception speaks for itself; a status does where there is nothing that could tell more."""
+    """An exception of the user's code ends the job immediately.
+
+    An exit status also does, if no device could explain it.
+    """
     job = untouched(AUTO, devices=bool(error))
     if error:
         job.raises(0, error)
@@ -129,11 +144,11 @@ def test_a_users_error_ends_the_job_at_once(error: str) -> None:
     assert strategies(job) == [Strategy.FAIL]
 
 
-# ---- signs that come after the answer
+# ---- health events after the decision
 
 
 def test_a_device_to_be_isolated_is_not_started_on_again() -> None:
-    """Its rank had died and was started anew in its place before the sign came."""
+    """A rank that has restarted in place moves to another node if its device must be isolated."""
     job = trained(5, nodes=2)
     job.exits(3, signal=SIGABRT, finished=5)
     assert strategies(job) == [IN_PLACE]
@@ -141,11 +156,11 @@ def test_a_device_to_be_isolated_is_not_started_on_again() -> None:
     ascend(job, SEPARATE, node=1)
     assert strategies(job) == [IN_PLACE, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
-    assert len(job.machine.job.incidents.past) == 1  # of one fault
+    assert len(job.machine.job.incidents.past) == 1  # both decisions are about one fault
 
 
 def test_a_device_that_can_be_reset_is_reset_after_all() -> None:
-    """The new process is ended again for it."""
+    """If a later health event shows that a reset helps, the new process ends for the reset."""
     job = trained(5)
     job.exits(1, signal=SIGABRT, finished=5)
     assert reset_helps(job) == [()]
@@ -156,7 +171,7 @@ def test_a_device_that_can_be_reset_is_reset_after_all() -> None:
 
 
 def test_a_device_is_reset_by_the_restart_that_is_under_way() -> None:
-    """An untouched job's ranks are being ended when the sign comes."""
+    """If a reset is requested during a restart, the same restart carries it out."""
     job = untouched(Policy(max_restarts=1))
     job.exits(1, signal=SIGABRT)
     assert job.phase is Phase.RESTARTING
@@ -169,7 +184,7 @@ def test_a_device_is_reset_by_the_restart_that_is_under_way() -> None:
 
 @pytest.mark.parametrize("first", ["sign", "rank"])
 def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
-    """The third time within a day, though its rank has repaired it each time."""
+    """The third memory fault within a day isolates the host, although the rank repaired each."""
     job = trained(5, nodes=2)
     break_memory(job, "80C98009", times=3, sign_first=first == "sign")
     assert strategies(job)[-1] is RECOVER
@@ -177,7 +192,7 @@ def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
 
 
 def test_memory_that_mindcluster_separates_is_isolated() -> None:
-    """80E01801 twice in a day; that the rank has repaired it does not matter."""
+    """Code 80E01801 twice in a day isolates the host, although the rank repaired the memory."""
     job = trained(5, nodes=2)
     break_memory(job, HBM, times=2)
     assert strategies(job) == [RETRY, RETRY, RECOVER]
@@ -185,7 +200,7 @@ def test_memory_that_mindcluster_separates_is_isolated() -> None:
 
 
 def test_a_sign_that_changes_nothing_costs_nothing() -> None:
-    """Not even where the budget is used up by the answer that it is about."""
+    """A health event that changes no decision uses no budget, even if the budget is used up."""
     job = trained(5, policy=Policy(max_recoveries=1))
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     ascend(job, HBM)
@@ -194,7 +209,7 @@ def test_a_sign_that_changes_nothing_costs_nothing() -> None:
     assert job.phase is Phase.TRAINING
 
 
-# ---- signs of nobody
+# ---- health events that name no rank
 
 
 @pytest.mark.parametrize(
@@ -209,7 +224,7 @@ def test_a_sign_that_changes_nothing_costs_nothing() -> None:
 def test_what_struck_nobody_known_ends_nothing(
     source: EventSource, what: str, recovering: bool
 ) -> None:
-    """A rank that it has struck ends, or says so itself."""
+    """A health event that affects no known rank ends no rank: an affected rank fails on its own."""
     job = trained(5)
     if recovering:
         job.exits(0, signal=SIGKILL, finished=5)
@@ -232,7 +247,7 @@ def test_what_struck_nobody_known_ends_nothing(
 )
 @pytest.mark.parametrize("session", [True, False])
 def test_a_node_that_is_at_fault_is_isolated(source: EventSource, what: str, session: bool) -> None:
-    """Whatever it is of the node that is broken: a switch, the network, the kernel."""
+    """A fault of a node's switch, network or kernel isolates its host."""
     job = trained(5, nodes=2) if session else untouched(AUTO, nodes=2)
     assert report(job, source, what, node=1) == ""
     assert strategies(job) == [RECOVER if session else ISOLATED]
@@ -241,7 +256,10 @@ def test_a_node_that_is_at_fault_is_isolated(source: EventSource, what: str, ses
 
 @pytest.mark.parametrize("what", ["Ready=False", "Ready=Unknown", "Exists=False"])
 def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
-    """Its agent is there; after an outage of the control plane all nodes look like that."""
+    """If only Kubernetes reports a node as lost, training continues: its agent is connected.
+
+    After an outage of the control plane, all nodes have this status.
+    """
     job = trained(5, nodes=2)
     for node in (0, 1):
         assert report(job, EventSource.NODE_CONDITION, what, node=node) == ""
@@ -251,7 +269,7 @@ def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
 
 
 def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
-    """A node that was lost is on another host: nobody there has to suffer for the first one."""
+    """A health event about the old host of a replaced node does not affect the new host."""
     job = trained(5, nodes=2)
     deadlock = HealthEvent(
         source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2"
@@ -269,7 +287,7 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
 
 
 def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
-    """All ranks are started anew, its own elsewhere, as when it was lost."""
+    """If a node is not ready, all ranks restart, and its own ranks start on another node."""
     job = untouched(Policy(max_restarts=2), nodes=2)
     assert report(job, EventSource.POD_REASON, "NodeLost", node=1) == ""
     assert strategies(job) == [RESTART]
@@ -279,11 +297,11 @@ def test_a_node_that_is_not_ready_is_not_started_on_again() -> None:
     assert job.phase is Phase.GATHERING
 
 
-# ---- faults while ranks are ended, or a person is asked
+# ---- faults while ranks end, or while a person is asked
 
 
 def test_devices_that_break_together_are_reset_together() -> None:
-    """The second is told while all ranks are being ended because of the first."""
+    """Two devices that break during one restart are reset together."""
     job = untouched(AUTO)
     ascend(job, RESET, device=0)
     ascend(job, RESET, device=1)
@@ -294,7 +312,10 @@ def test_devices_that_break_together_are_reset_together() -> None:
 
 
 def test_a_device_that_cannot_reset_is_isolated_during_a_restart() -> None:
-    """The job is placed anew without its node, instead."""
+    """If another device cannot be reset during a restart, the job moves away from its node.
+
+    The platform reschedules the job.
+    """
     job = untouched(AUTO, nodes=2)
     ascend(job, RESET, device=0)
     ascend(job, SEPARATE, device=1, node=1)
@@ -305,7 +326,7 @@ def test_a_device_that_cannot_reset_is_isolated_during_a_restart() -> None:
 
 
 def test_a_sick_node_is_replaced_during_a_restart() -> None:
-    """With a Session another node takes its place; the restart goes on."""
+    """If a node fails during a restart, another node replaces it, and the restart continues."""
     job = trained(5, nodes=2, policy=Policy(max_restarts=1))
     job.raises(0)
     assert job.phase is Phase.RESTARTING
@@ -320,7 +341,7 @@ def test_a_sick_node_is_replaced_during_a_restart() -> None:
 
 
 def test_a_node_that_is_lost_during_a_restart_needs_no_other() -> None:
-    """Another one is waited for anyway."""
+    """A restart waits for a node that is lost during it, so no further decision follows."""
     job = trained(5, nodes=2, policy=Policy(max_restarts=1))
     job.raises(0)
     job.lose(1)
@@ -330,7 +351,7 @@ def test_a_node_that_is_lost_during_a_restart_needs_no_other() -> None:
 
 
 def test_a_sick_node_is_not_forgotten_when_a_person_grants_another() -> None:
-    """It was reported while the person was asked about the first; so now about this one."""
+    """If a second node fails while a person is asked, the next request is about that node."""
     job = untouched(PODS, nodes=3)
     job.lose(1)
     assert job.last(journal.Decided).approval
@@ -346,7 +367,7 @@ def test_a_sick_node_is_not_forgotten_when_a_person_grants_another() -> None:
 
 
 def test_a_second_node_that_breaks_before_the_first_step_is_isolated_too() -> None:
-    """Its pod alone is placed anew, as the first one's was."""
+    """If a second node fails before the first step, its pod moves and its host is isolated."""
     job = untouched(msgspec.structs.replace(PODS, approve=()), nodes=3)
     job.lose(1)
     job.lose(2)
@@ -359,7 +380,10 @@ def test_a_second_node_that_breaks_before_the_first_step_is_isolated_too() -> No
 
 
 def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
-    """DLRover's status 201 says that the driver failed; the reset was in vain."""
+    """A failed reset isolates the host, also without a fault code.
+
+    DLRover's exit status 201 reports a failed driver.
+    """
     job = trained(5, nodes=2, policy=Policy(max_restarts=3))
     job.exits(3, code=201, finished=5)
     assert reset_helps(job) == [(3,)]
@@ -370,14 +394,17 @@ def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
 
 
 def test_what_is_reported_after_a_reset_is_news() -> None:
-    """Nobody has to say first that it was gone; the third time is once too often."""
+    """A fault code after a reset counts as new without a report of its end.
+
+    The third one within a day isolates the host.
+    """
     job = trained(5, nodes=2)
     answers = []
     for step in (6, 7, 8):
         ascend(job, RESET, node=1)
         answers.append(strategies(job)[-1])
         if step < 8:
-            ascend(job, RESET, node=1)  # said again meanwhile
+            ascend(job, RESET, node=1)  # repeated during the recovery
             job.killed()
             job.spawned()
             job.form(5)
@@ -390,7 +417,7 @@ def test_what_is_reported_after_a_reset_is_news() -> None:
 
 
 def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
-    """A sign of a node that it has not is refused, and holds nothing up."""
+    """A health event of a node outside the job is refused and does not delay a decision."""
     job = untouched(AUTO)
     assert job.machine.health.on_sign(
         HealthEvent(source=EventSource.XID, what="92", node=4), job.now

@@ -1,4 +1,4 @@
-"""The coordinator's machine and nodes that become slow while the job trains."""
+"""Nodes that become slow while the job trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
 
 REPLACE = Policy(stragglers=Stragglers.REPLACE)
-SLOW = 1  # the node that becomes slow, of four
+SLOW = 1  # the slow node of four
 
 
 def times(step: int, work: float, loading: float = 0.0) -> StepTimes:
@@ -31,11 +31,11 @@ def times(step: int, work: float, loading: float = 0.0) -> StepTimes:
 def tell(
     job: Driver, first: int, count: int, factor: float = 1.0, *, slow: tuple[int, ...] = (SLOW,)
 ) -> None:
-    """All agents tell of so many steps; those of slow nodes take longer."""
+    """Let all agents report step times, which are longer on slow nodes."""
     for node in range(job.machine.job.spec.nodes):
         work = 0.05 * (factor if node in slow else 1.0)
         ranks = [rank for rank in job.ranks if job.node_of(rank) == node]
-        # Clocks and machines are never quite even.
+        # Clocks and computers are never quite equal.
         steps = {
             rank: tuple(
                 times(step, work * (1 + 0.002 * ((step * 7 + rank * 3) % 5)))
@@ -53,7 +53,7 @@ def begun(
     shard: Callable[[int], int | None] = lambda rank: None,
     **world: object,
 ) -> Driver:
-    """A job of four nodes that trains. shard: of the state, that a rank has."""
+    """Return a job of four nodes that trains. shard: returns the shard of a rank."""
     job = Driver(nodes=4, policy=policy, spares=spares, **world)
     for node in range(4):
         job.hello(node, host=f"host-{node}")
@@ -69,7 +69,7 @@ def begun(
 
 
 def slowed(policy: Policy, factor: float = 1.5, spares: int = 1, **world: object) -> Driver:
-    """A job of four nodes, one of which has become slow."""
+    """Let one of four nodes become slow, and return the job."""
     job = begun(policy, spares=spares, **world)
     tell(job, 1, 30)
     assert not job.recorded(Slowed)
@@ -78,7 +78,7 @@ def slowed(policy: Policy, factor: float = 1.5, spares: int = 1, **world: object
 
 
 def examined(job: Driver, **sick: Health) -> None:
-    """The nodes that are being checked are found to be so; all others healthy."""
+    """Answer the running check with these verdicts. All other nodes are healthy."""
     nodes = job.examinations[-1]
     found = {
         node: NodeVerdict(node=node, health=sick.get(f"node{node}", Health.HEALTHY), reason="mm")
@@ -89,13 +89,13 @@ def examined(job: Driver, **sick: Health) -> None:
 
 
 def stand(job: Driver) -> None:
-    """All ranks stand between two steps."""
+    """Let all ranks stop between two steps."""
     hold(job)
     job.arrive(job.ranks, finished=60)
 
 
 def test_a_slow_node_is_said_to_be_so() -> None:
-    """No more is done by default."""
+    """By default, a slow node is only recorded."""
     job = slowed(Policy())
     (said,) = job.recorded(Slowed)
     assert (said.finding.kind, said.nodes, said.hosts) == (Slow.NODE, (SLOW,), ("host-1",))
@@ -105,7 +105,10 @@ def test_a_slow_node_is_said_to_be_so() -> None:
 
 
 def test_it_is_checked_beside_reference_and_replaced() -> None:
-    """Between two steps: no step is lost, and a spare takes its place."""
+    """A slow node is checked together with reference nodes between two steps, then replaced.
+
+    No step is lost, and a spare replaces it.
+    """
     job = slowed(REPLACE)
     stand(job)
     assert job.examinations == [(SLOW, 0, 2)]
@@ -121,7 +124,7 @@ def test_it_is_checked_beside_reference_and_replaced() -> None:
 
 
 def test_a_node_that_is_healthy_stays() -> None:
-    """Training goes on with all processes; the finding was wrong."""
+    """If the check finds the node healthy, all processes continue, and the finding was wrong."""
     job = slowed(REPLACE)
     stand(job)
     examined(job)
@@ -142,7 +145,7 @@ def test_a_reference_that_is_sick_is_replaced_as_well() -> None:
 
 
 def test_in_shadow_mode_nothing_is_done() -> None:
-    """But what would have been is in the journal."""
+    """In shadow mode, the journal states what the job would do, and training continues."""
     job = slowed(Policy(stragglers=Stragglers.REPLACE, stragglers_shadow=True))
     (said,) = job.recorded(Slowed)
     assert said.would
@@ -151,7 +154,7 @@ def test_in_shadow_mode_nothing_is_done() -> None:
 
 
 def test_isolate_waits_for_the_next_time_that_all_wait() -> None:
-    """Whatever it is that makes them."""
+    """With `isolate`, the slow node is checked at the next regroup, whatever caused the regroup."""
     job = slowed(Policy(stragglers=Stragglers.ISOLATE))
     assert not job.sent(p.PauseRequest)
     job.exits(7, signal=SIGKILL)
@@ -177,7 +180,10 @@ def test_what_passes_by_itself_is_no_reason() -> None:
 
 
 def test_uneven_work_is_never_checked() -> None:
-    """Whoever has had more to do since records began has a larger part of the model."""
+    """A rank with more work since the start of the records has a larger part of the model.
+
+    Its node is not faulty and is not checked.
+    """
     job = begun(REPLACE)
     tell(job, 1, 80, 1.5)
     (said,) = job.recorded(Slowed)
@@ -209,7 +215,10 @@ def test_training_is_not_held_where_nobody_could_be_replaced(policy: Policy, why
 
 @pytest.mark.parametrize("slow", [(0, 1), (0, 1, 2)])
 def test_half_of_all_may_be_slow(slow: tuple[int, ...]) -> None:
-    """Of more than that nobody says which are as they were."""
+    """If more than half of the nodes slow down, no check follows.
+
+    The records do not show which nodes have changed.
+    """
     job = begun(REPLACE)
     tell(job, 1, 30)
     tell(job, 31, 30, 1.5, slow=slow)
@@ -217,7 +226,10 @@ def test_half_of_all_may_be_slow(slow: tuple[int, ...]) -> None:
 
 
 def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
-    """They do the same work, the last stage of a pipeline: nobody is checked because of them."""
+    """If all ranks of a shard get more work, the work is uneven, and no node is checked.
+
+    They do the same work, for example the last stage of a pipeline.
+    """
     job = begun(REPLACE, shard=lambda rank: rank // 2)
     tell(job, 1, 60)
     tell(job, 61, 40, 1.3)
@@ -229,7 +241,7 @@ def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
 
 @pytest.mark.parametrize("shard", [lambda rank: rank, lambda rank: rank % 2])
 def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
-    """Each rank has a shard of its own, as in FSDP, or shares it with those of other nodes."""
+    """A slow node is checked with a shard per rank (FSDP), and with replicas on other nodes."""
     job = begun(REPLACE, shard=shard, spares=1)
     tell(job, 1, 30)
     tell(job, 31, 30, 1.5)
@@ -239,7 +251,7 @@ def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
 
 
 def test_a_slow_node_stays_one_when_another_is_replaced() -> None:
-    """Its ranks' own figures are kept; those of the new node begin anew."""
+    """If another node is replaced, the slow node keeps its records, and the finding stays."""
     job = slowed(Policy())
     job.lose(3)
     job.hello(3, host="host-spare")
@@ -254,7 +266,7 @@ def test_a_slow_node_stays_one_when_another_is_replaced() -> None:
 
 
 def test_a_slow_node_that_is_replaced_is_another_one() -> None:
-    """What was said of the old one is not said of it, and if it becomes slow that is found."""
+    """A replaced node starts without the finding of the old node, and its own slowdown is found."""
     job = slowed(Policy())
     job.lose(SLOW)
     job.hello(SLOW, host="host-spare")
@@ -268,7 +280,7 @@ def test_a_slow_node_that_is_replaced_is_another_one() -> None:
 
 
 def test_a_node_that_is_lost_while_it_is_checked() -> None:
-    """Its verdict never comes; whoever takes its place trains with the others."""
+    """If a node is lost during its check, its replacement trains without a verdict."""
     job = slowed(REPLACE)
     stand(job)
     job.lose(SLOW)
@@ -287,7 +299,7 @@ def test_the_job_ends_meanwhile() -> None:
 
 
 def test_another_coordinator_forgets_what_was_slow() -> None:
-    """It sees the same again."""
+    """A new coordinator does not continue the check. It finds slow nodes from new step times."""
     job = slowed(REPLACE)
     stand(job)
     before = list(job.examinations)

@@ -1,4 +1,4 @@
-"""The coordinator's machine with agents in reserve: who takes a lost node's place, and when."""
+"""Agents in reserve: when a spare replaces a lost node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rekindle.recovery.policy.policy import Strategy
 
 
 def trained(*, spares: int = 1) -> tuple[Driver, list[int]]:
-    """A job of two nodes that trains, and the connections of its spares."""
+    """Return a job of two nodes that trains, and the connections of its spares."""
     driver = Driver(nodes=2, processes=1)
     waiting = [driver.hello(spare=True, checkpoints=((3, 1),)) for _ in range(spares)]
     driver.train()
@@ -21,12 +21,12 @@ def trained(*, spares: int = 1) -> tuple[Driver, list[int]]:
 
 
 def promoted(driver: Driver) -> dict[int, int]:
-    """Who was asked by the last commands to take which place: connection -> node."""
+    """Return the nodes that the last commands assigned to spares: connection -> node."""
     return {c.connection: c.message.node for c in driver.sent(p.Promote)}
 
 
 def test_spare_waits() -> None:
-    """A spare that comes first does not take the place of a node that is still to come."""
+    """A spare that joins first does not become a node that is still to join."""
     driver = Driver(nodes=1, processes=2)
     spare = driver.hello(spare=True)
     (welcome,) = driver.sent(p.Welcome)
@@ -37,7 +37,7 @@ def test_spare_waits() -> None:
 
 
 def test_spare_takes_a_lost_nodes_place() -> None:
-    """The spare is promoted at once, says hello as the node, and its ranks are started."""
+    """A spare is promoted immediately, sends hello as the node, and its ranks start."""
     driver, (spare,) = trained()
     driver.lose(1)
     assert promoted(driver) == {spare: 1}
@@ -55,7 +55,7 @@ def test_spare_takes_a_lost_nodes_place() -> None:
 
 
 def test_no_spare_left() -> None:
-    """Two lost nodes and one spare: for the second the engine is asked."""
+    """If two nodes are lost with one spare, the job requests the second from the engine."""
     driver, (spare,) = trained()
     driver.lose(0)
     driver.lose(1)
@@ -70,7 +70,7 @@ def test_no_spare_left() -> None:
 
 
 def test_a_spare_that_comes_late_is_promoted_at_once() -> None:
-    """A spare that comes while a place is vacant takes it, if nobody else was promised it."""
+    """A spare that joins while a node is missing becomes that node, unless another agent will."""
     driver, _ = trained(spares=0)
     driver.lose(1)
     assert driver.last(journal.NodeWanted).node == 1
@@ -81,7 +81,7 @@ def test_a_spare_that_comes_late_is_promoted_at_once() -> None:
 
 
 def test_agent_without_a_place_is_a_spare() -> None:
-    """An agent that asks for any place when all are taken waits for one."""
+    """An agent without a node number becomes a spare if all nodes are present."""
     driver, _ = trained(spares=0)
     late = driver.hello()
     assert list(driver.machine.job.roster.spares) == [late]
@@ -90,7 +90,7 @@ def test_agent_without_a_place_is_a_spare() -> None:
 
 
 def test_engine_was_faster() -> None:
-    """A promoted spare whose place was taken meanwhile waits for the next one."""
+    """A promoted spare becomes a spare again if another agent has become the node."""
     driver, (spare,) = trained()
     driver.lose(1)
     driver.hello(1)
@@ -102,7 +102,10 @@ def test_engine_was_faster() -> None:
 
 
 def test_promoted_spare_is_lost() -> None:
-    """A spare that dies on its way is no incident; the next one is promoted, then the engine."""
+    """If a promoted spare is lost, the next spare is promoted, then the engine is asked.
+
+    The loss of a spare is not an incident.
+    """
     driver, (first, second) = trained(spares=2)
     driver.lose(1)
     driver.lose_spare(first)
@@ -115,7 +118,7 @@ def test_promoted_spare_is_lost() -> None:
 
 
 def test_idle_spare_is_lost() -> None:
-    """Training does not notice; the engine is asked for another one."""
+    """If an idle spare is lost, training continues, and the job requests another."""
     driver, (spare,) = trained()
     driver.lose_spare(spare)
     assert driver.phase is Phase.TRAINING
@@ -124,7 +127,7 @@ def test_idle_spare_is_lost() -> None:
 
 
 def test_spares_that_die_again_and_again_are_not_asked_for_for_ever() -> None:
-    """There is a limit: something kills them."""
+    """The number of requests for lost spares is limited, because something kills them."""
     driver, _ = trained(spares=0)
     limit = driver.machine.job.spec.policy.max_recoveries
     for _ in range(limit + 3):
@@ -133,7 +136,7 @@ def test_spares_that_die_again_and_again_are_not_asked_for_for_ever() -> None:
 
 
 def test_node_that_does_not_come_at_the_start() -> None:
-    """After the time for latecomers a spare takes its place."""
+    """If a node does not join at the start in time, a spare becomes that node."""
     driver = Driver(nodes=2, processes=1)
     spare = driver.hello(spare=True)
     driver.hello(0)
@@ -142,7 +145,7 @@ def test_node_that_does_not_come_at_the_start() -> None:
 
 
 def test_spare_tells_what_it_finds_when_it_is_promoted() -> None:
-    """Checkpoints that were written while it waited count, though all others are lost."""
+    """Checkpoints that a spare finds when it is promoted count, even if all others are lost."""
     driver, (spare,) = trained()
     driver.lose(0)
     driver.hello_again(spare, 0, spare=True, checkpoints=((5, 1), (3, 1)))
@@ -150,7 +153,7 @@ def test_spare_tells_what_it_finds_when_it_is_promoted() -> None:
 
 
 def test_place_taken_and_another_one_promised() -> None:
-    """The order that it could not obey is given again when it is a spare again."""
+    """A spare that could not become its node gets its open promotion again."""
     driver, (spare,) = trained()
     driver.lose(1)
     driver.hello(1)
@@ -163,7 +166,7 @@ def test_place_taken_and_another_one_promised() -> None:
 
 
 def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
-    """A spare that calls itself a node already is still one that can wait."""
+    """A promoted spare that reconnects after a takeover becomes a spare if its node is taken."""
     driver, _ = trained()
     driver.lose_coordinator()
     driver.hello(1)
@@ -175,7 +178,7 @@ def test_promoted_spare_finds_its_place_taken_after_a_takeover() -> None:
 
 
 def test_spares_that_died_with_the_coordinator() -> None:
-    """They are asked for when they have had the time to come again."""
+    """Spares that ended with the old coordinator are requested after the time for reconnection."""
     driver = Driver(nodes=1, processes=1, spares=2)
     for _ in range(2):
         driver.hello(spare=True)
@@ -189,7 +192,10 @@ def test_spares_that_died_with_the_coordinator() -> None:
 
 
 def test_node_lost_before_any_rank_was_started() -> None:
-    """It is nothing but an agent that left; one that always does so ends the job."""
+    """A node that is lost before any rank starts is not an incident.
+
+    Repeated losses fail the job.
+    """
     driver = Driver(nodes=2, processes=1)
     spare = driver.hello(spare=True)
     driver.hello(0)
@@ -206,7 +212,7 @@ def test_node_lost_before_any_rank_was_started() -> None:
 
 
 def test_goodbye() -> None:
-    """Spares are told of the job's end."""
+    """At the end of the job, spares also get the message to end."""
     driver, (spare,) = trained()
     driver.stop()
     driver.killed()
@@ -214,7 +220,7 @@ def test_goodbye() -> None:
 
 
 def test_job_that_ends_needs_no_spare() -> None:
-    """A node lost while the job ends is not filled, and a lost spare not replaced."""
+    """While the job ends, a lost node gets no spare and a lost spare no replacement."""
     driver, (spare,) = trained()
     driver.stop()
     driver.lose(1)
@@ -224,7 +230,7 @@ def test_job_that_ends_needs_no_spare() -> None:
 
 
 def test_two_places_for_one_agent() -> None:
-    """An agent that is a node already is no other node as well, and none with ranks is a spare."""
+    """An agent that is a node cannot become another node. An agent with ranks cannot be a spare."""
     driver, _ = trained(spares=0)
     connection = driver.nodes[0]
     driver.lose(1)
@@ -237,7 +243,7 @@ def test_two_places_for_one_agent() -> None:
 
 
 def test_a_node_is_asked_for_once() -> None:
-    """A node that was lost and is late as well is not asked for twice."""
+    """A node that is lost and late is requested only once."""
     driver, _ = trained(spares=0)
     driver.lose(1)
     driver.fire("late")

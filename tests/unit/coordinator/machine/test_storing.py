@@ -1,4 +1,4 @@
-"""The coordinator's machine and checkpoints: which are written, how often, and which are gone."""
+"""Checkpoints: which are written, how often, and which are removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICY = Policy(node_timeout_s=5.0)
 
 
 def trained(**spec: object) -> Driver:
-    """Two nodes of a rank each, with a shard each, in their first generation."""
+    """Return a job in its first generation: two nodes with one rank and one shard each."""
     driver = Driver(nodes=2, processes=1, policy=POLICY, **spec)
     for node in range(2):
         driver.hello(node)
@@ -38,7 +38,7 @@ def due(driver: Driver, step: int, *nodes: int) -> None:
 
 
 def write(driver: Driver, step: int) -> None:
-    """Both shards are written, and the checkpoint is committed."""
+    """Let both shards be written and the checkpoint be committed."""
     for shard in range(2):
         driver.say(shard, p.ShardWritten(step=step, generation=1, shard=shard, shards=2))
     [node] = driver.told(p.Commit)
@@ -51,7 +51,7 @@ def left_out(driver: Driver) -> list[int]:
 
 
 def test_all_shards_of_one_step() -> None:
-    """They are written when all are ready; while one is under way the newest waits."""
+    """Shards are written when all are ready. During a write, only the newest step waits."""
     driver = trained()
     due(driver, 5, 1)
     assert driver.told(p.WriteShards) == {}
@@ -73,7 +73,7 @@ def test_all_shards_of_one_step() -> None:
 
 
 def test_a_node_that_cannot_write_it() -> None:
-    """The checkpoint is left out, once, and the next one is written."""
+    """If a node cannot write, the checkpoint is left out once, and the next one is written."""
     driver = trained()
     due(driver, 5)
     no = p.WriteLeftOut(step=5, generation=1, shards=2, reason="busy")
@@ -88,7 +88,7 @@ def test_a_node_that_cannot_write_it() -> None:
 
 
 def test_the_end_waits_for_what_is_due() -> None:
-    """The last checkpoint of a job is written, however late the store was."""
+    """The job ends after its last due checkpoint is written."""
     driver = trained()
     due(driver, 20)
     due(driver, 24)
@@ -102,7 +102,7 @@ def test_the_end_waits_for_what_is_due() -> None:
 
 
 def test_what_a_broken_generation_had_due() -> None:
-    """It is given up, and no lost node is told to write."""
+    """Checkpoints of a broken generation are dropped, and no lost node gets an order to write."""
     driver = trained()
     due(driver, 5)
     due(driver, 10)
@@ -114,7 +114,10 @@ def test_what_a_broken_generation_had_due() -> None:
 
 
 def test_the_interval_is_chosen() -> None:
-    """When it is known what a checkpoint costs all are told; the next coordinator knows it."""
+    """When the cost of a checkpoint is known, all agents get the new interval.
+
+    The next coordinator reads it from the journal.
+    """
     driver = trained(checkpoint_every="auto")
     assert driver.machine.checkpoints.interval.steps == 10
     for step in (2, 4):
@@ -132,7 +135,7 @@ def test_the_interval_is_chosen() -> None:
 
 
 def test_nobody_restores_what_was_removed() -> None:
-    """It is forgotten of all nodes, and told."""
+    """A removed checkpoint is deleted from all nodes' lists and recorded in the journal."""
     driver = trained()
     for step in (5, 10):
         due(driver, step)
@@ -146,7 +149,7 @@ def test_nobody_restores_what_was_removed() -> None:
 
 
 def test_a_rank_without_memory_for_snapshots() -> None:
-    """The journal names the rank and the reason; training continues."""
+    """The journal names the rank and the reason, and training continues."""
     driver = trained()
     driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
     [told] = driver.recorded(journal.CheckpointFailed)
@@ -156,7 +159,10 @@ def test_a_rank_without_memory_for_snapshots() -> None:
 
 
 def test_a_message_that_is_not_for_the_coordinator() -> None:
-    """It is refused by name; an answer to a check that has ended is ignored."""
+    """A message that an agent must not send is refused by name.
+
+    A late answer to a check is ignored.
+    """
     driver = trained()
     driver.say(0, p.Checked(serial=1))
     driver.say(0, p.CheckReady(port=1))

@@ -1,4 +1,4 @@
-"""The machine, when a rank tells late that what all have made since may be wrong."""
+"""A rank that reports late that all states since a step may be wrong."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CLEAN = 7
 
 
 def at(*steps: int) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Snapshots of rank 0, made in the first generation."""
+    """Return snapshots of rank 0 from the first generation."""
     return {0: tuple((step, 1) for step in steps)}
 
 
 def take_over(job: Driver, **hello: Any) -> None:
-    """The coordinator dies, and the agent tells another one what it has."""
+    """Replace the coordinator, and let the agent report to the new one."""
     job.lose_coordinator()
     alive = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in job.ranks)
     job.hello(0, generation=1, ranks=alive, **hello)
 
 
 def suspected(*snapshots: int, checkpoints: tuple[int, ...] = ()) -> Driver:
-    """Two ranks have finished step 9 when one says that it may be wrong from step 8 on."""
+    """Return a job at step 9 in which rank 1 reports that states from step 8 may be wrong."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(*snapshots)))
     for step in checkpoints:
@@ -42,13 +42,16 @@ def suspected(*snapshots: int, checkpoints: tuple[int, ...] = ()) -> Driver:
 
 
 def arrive(job: Driver) -> None:
-    """Rank 0 has what it had; the device of rank 1 was repaired, and has nothing."""
+    """Let rank 0 arrive with its state, and rank 1 without a state after a repair of its device."""
     job.arrive([0], finished=9, made=1)
     job.arrive([1], finished=9, torn=True)
 
 
 def test_all_go_back_to_what_is_clean() -> None:
-    """A replica that lives, and a newer snapshot, are passed over; every process stays."""
+    """All ranks return to the newest clean snapshot, and every process continues.
+
+    A live replica and a newer snapshot that may be wrong do not count.
+    """
     job = suspected(6, 8)
     assert strategies(job) == [Strategy.RETRY]
     assert "after step 7 may be wrong on all ranks" in job.last(journal.Decided).reason
@@ -66,7 +69,7 @@ def test_all_go_back_to_what_is_clean() -> None:
 
 
 def test_a_checkpoint_that_is_suspect() -> None:
-    """It is passed over for an older one, and in later incidents as well."""
+    """A checkpoint that may be wrong does not count, also in later incidents."""
     job = suspected(checkpoints=(4, 8))
     arrive(job)
     assert set(sources(job).values()) == {StateSource.CHECKPOINT}
@@ -81,7 +84,7 @@ def test_a_checkpoint_that_is_suspect() -> None:
 
 
 def test_nothing_is_clean() -> None:
-    """Only new processes have the state that the script builds."""
+    """If no state is clean, new processes start with the script's initial state."""
     job = suspected(8, checkpoints=(8,))
     arrive(job)
     assert job.doomed == [0, 1]
@@ -92,7 +95,7 @@ def test_nothing_is_clean() -> None:
 
 
 def test_what_was_made_anew_is_clean() -> None:
-    """The next fault is answered from the replica that lives."""
+    """A state that was made again after the return is clean, so a live replica counts."""
     job = suspected(6)
     arrive(job)
     job.ready(job.ranks)
@@ -106,7 +109,7 @@ def test_what_was_made_anew_is_clean() -> None:
 
 
 def test_a_rank_that_did_not_come_to_take_its_state() -> None:
-    """It was in the next generation, but its state is still that of before."""
+    """A rank that did not take its new state still has the old state, which does not count."""
     job = suspected(6)
     arrive(job)
     job.fail_step(0)
@@ -116,7 +119,7 @@ def test_a_rank_that_did_not_come_to_take_its_state() -> None:
 
 
 def test_another_coordinator_knows_what_is_suspect() -> None:
-    """The journal tells it, whatever the agents still have."""
+    """A new coordinator reads from the journal which states may be wrong."""
     job = suspected(6, 8, checkpoints=(8,))
     take_over(job, snapshots=at(6, 8), checkpoints=((8, 1),))
     arrive(job)
@@ -125,7 +128,7 @@ def test_another_coordinator_knows_what_is_suspect() -> None:
 
 
 def test_a_coordinator_that_did_not_hear_it() -> None:
-    """The rank says it again when it arrives at the next one."""
+    """If the old coordinator did not record the report, the rank repeats it at the new one."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     take_over(job, snapshots=at(6, 8))
@@ -138,7 +141,7 @@ def test_a_coordinator_that_did_not_hear_it() -> None:
 
 @pytest.mark.parametrize(("clean", "kept"), [(CLEAN, True), (None, False)])
 def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool) -> None:
-    """That a step failed is over with its generation; that states are wrong is not."""
+    """An agent repeats a failed step at a new coordinator only if states may be wrong."""
     failed = p.StepFailed(
         rank=1, generation=1, kind=FaultKind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
     )
@@ -146,10 +149,10 @@ def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool)
 
 
 def test_snapshots_that_come_behind_the_hello() -> None:
-    """They are named by the generation that made them, whatever was formed since."""
+    """A snapshot names the generation that made it, even if other generations formed since."""
     job = suspected(6, 8)
     arrive(job)
-    take_over(job, snapshots=at(6, 8))  # the order of generation 2 never reached it
+    take_over(job, snapshots=at(6, 8))  # the order of generation 2 never reached the agent
     job.say(0, p.Snapshots(kept=at(6, 8)))
     job.arrive([0], finished=9, made=1, generation=1)
     job.arrive([1], finished=9, torn=True, generation=1)
@@ -163,7 +166,7 @@ def test_snapshots_that_come_behind_the_hello() -> None:
 
 @pytest.mark.parametrize("ends", ["restart", "stuck"])
 def test_a_rank_that_is_being_ended(ends: str) -> None:
-    """What it says of the state is heard, though nothing is done for it any more."""
+    """A report from a rank that is about to be killed still excludes the states."""
     job = trained(9, policy=Policy(max_restarts=1))
     job.say(0, p.Snapshots(kept=at(6, 8)))
     if ends == "restart":
@@ -182,7 +185,7 @@ def test_a_rank_that_is_being_ended(ends: str) -> None:
 
 
 def test_a_job_that_is_being_stopped() -> None:
-    """Its the final checkpoint is clean."""
+    """A job that is being stopped writes a clean final checkpoint."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     job.stop()
@@ -192,7 +195,7 @@ def test_a_job_that_is_being_stopped() -> None:
 
 
 def test_the_end_of_training() -> None:
-    """With a state that may be wrong no rank is let go."""
+    """If the final state may be wrong, the job does not dismiss the ranks."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6)))
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
@@ -202,7 +205,7 @@ def test_the_end_of_training() -> None:
 
 
 def test_a_node_on_trial() -> None:
-    """It is put out for its fault; what it has said is in the journal."""
+    """A report from a new node is recorded, although the node leaves for its fault."""
     job = elastic.grown()
     job.ready(job.ranks)
     job.step_of([0, 1, 2, 4, 5], 10)
@@ -211,10 +214,10 @@ def test_a_node_on_trial() -> None:
 
 
 def test_a_node_that_the_world_goes_on_without() -> None:
-    """What its agent keeps of before counts no more than what others have."""
+    """Snapshots of an agent that was left out count only if they are clean."""
     job = Driver(nodes=2, processes=1, least=1)
     job.train(5)
-    job.lose(1)  # its line was cut; agent and snapshots live on
+    job.lose(1)  # the connection broke; the agent and its snapshots remain
     job.arrive([0], finished=9, made=1)
     job.ready([0])
     job.step_of([0], 10)
@@ -234,7 +237,7 @@ def test_a_node_that_the_world_goes_on_without() -> None:
 
 
 def test_a_rank_outside_that_comes_to_say_it() -> None:
-    """The world that trains on with such a state goes back."""
+    """If a rank outside the world reports wrong states, the world returns to a clean state."""
     job = Driver(nodes=2, processes=1, least=1)
     job.train(9)
     job.say(0, p.Snapshots(kept=at(6)))
@@ -253,7 +256,7 @@ def test_a_rank_outside_that_comes_to_say_it() -> None:
 
 
 def test_final_checkpoint_are_clean() -> None:
-    """Neither a suspect snapshot nor a suspect checkpoint counts."""
+    """The final checkpoint excludes snapshots and checkpoints that may be wrong."""
     job = trained(9)
     job.say(
         0,

@@ -1,4 +1,4 @@
-"""Agents that say hello with a reason why they cannot work."""
+"""Agents that report in their hello why they cannot work."""
 
 from __future__ import annotations
 

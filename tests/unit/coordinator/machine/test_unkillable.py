@@ -1,4 +1,4 @@
-"""Processes that the kernel holds: SIGKILL does not end them, and the job goes on without them."""
+"""Processes that stay in the kernel after SIGKILL: the job continues without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def unkillable(policy: Policy | None = None) -> Driver:
-    """Two nodes train; the kernel holds rank 1, which hangs, and SIGKILL does not end it."""
+    """Return a job of two nodes in which rank 1 hangs in the kernel and SIGKILL has no effect."""
     driver = Driver(nodes=2, processes=1, policy=policy or Policy())
     driver.train(finished=5)
     driver.say(1, p.RankStalled(rank=1, generation=driver.machine.job.generation))
@@ -36,7 +36,7 @@ def unkillable(policy: Policy | None = None) -> Driver:
 
 
 def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
-    """SIGKILL was sent, and nothing came of it: its node is replaced like a lost one."""
+    """If SIGKILL does not end the hung rank, its node is replaced like a lost node."""
     driver = unkillable()
     assert driver.doomed == [1]
     driver.arrive([0], finished=5)
@@ -51,7 +51,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     assert driver.last(journal.NodeWanted).node == 1
     driver.nodes.pop(1)
     driver._forget(1)
-    driver.machine.losses.on_agent_lost(line, driver.now)  # the agent obeys
+    driver.machine.losses.on_agent_lost(line, driver.now)  # the agent ends
     driver.collect()
     driver.hello(1)
     driver.spawned()
@@ -60,7 +60,7 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
 
 
 def test_a_restart_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
-    """All are started anew; its node is another one then."""
+    """A restart does not wait for the rank: another agent becomes its node. All ranks restart."""
     driver = unkillable(Policy(strategies=(Strategy.HANG_RESTART,)))
     assert driver.phase is Phase.RESTARTING
     driver.exits(0, signal=15)
@@ -78,7 +78,10 @@ def test_a_restart_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
 
 
 def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
-    """Its agent stays until the end, for it may have the final checkpoint."""
+    """A stop does not wait for the rank.
+
+    Its agent stays, because it may have the final checkpoint.
+    """
     driver = unkillable()
     driver.stop()
     driver.exits(0, signal=15)
@@ -91,7 +94,7 @@ def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
 def test_an_agent_ends_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a while, and says so."""
+    """An agent stops waiting for the rank after the time limit, and logs it."""
     nothing: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)

@@ -1,4 +1,4 @@
-"""The machine, whatever the order of events: no deadlock, and nothing forgotten."""
+"""The machine under events in any order: no deadlock, and no open incident."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rekindle.recovery.faults.fault import ErrorRecord
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-# ---- any order of events
+# ---- events in any order
 
 picks = st.integers(0, 10_000)
 
 
 class Walk(RuleBasedStateMachine):
-    """Faults of all kinds at any moment, and news and orders that are late.
+    """Faults of all kinds at any time, and late messages and orders.
 
-    When no more faults come, the job always ends: it succeeds, or it fails within its budgets.
-    (`Checks` of the driver holds the commands against what must never happen.)
+    When no more faults occur, the job always ends: it succeeds, or it fails within its budgets.
+    (`Checks` of the driver verifies that no command breaks an invariant.)
     """
 
     world: World
-    left = False  # a rank ended well where the script should have gone on
+    left = False  # a rank exited with status 0 before the end of the script
 
     @initialize(
         nodes=st.integers(1, 3),
@@ -41,7 +41,7 @@ class Walk(RuleBasedStateMachine):
     def begin(
         self, nodes: int, least: int, processes: int, asked: set[Strategy], **limits: int
     ) -> None:
-        """A world of some size, that may shrink or not, with some budgets."""
+        """Create a world of any size, which may shrink or not, with some budgets."""
         policy = Policy(approve=tuple(asked), **limits)
         least = min(least, nodes)
         self.world = World(nodes=nodes, least=least, processes=processes, policy=policy)
@@ -51,7 +51,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(choices=st.lists(picks, min_size=1, max_size=30))
     def go_on(self, choices: list[int]) -> None:
-        """Something goes on, in any order."""
+        """Advance the world by some steps in any order."""
         for pick in choices:
             moves = self.world.moves()
             if self.world.outcome is not None or not moves:
@@ -61,7 +61,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule(pick=picks, way=st.sampled_from(["kill", "raise", "leave", "hang", "break", "restore"]))
     def break_a_rank(self, pick: int, way: str) -> None:
-        """A rank dies, raises, ends too early, hangs, or fails in a collective or a restore."""
+        """Let a rank die, raise, exit early, hang, or fail in a collective or a restore."""
         world = self.world
         ranks = sorted(world.processes)
         if not ranks:
@@ -86,7 +86,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule(pick=picks)
     def lose_a_node(self, pick: int) -> None:
-        """An agent is gone with its ranks."""
+        """Lose an agent with its ranks."""
         nodes = sorted(self.world.agents)
         if nodes:
             self.world.lose(nodes[pick % len(nodes)])
@@ -94,7 +94,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule(pick=picks, comes=st.booleans())
     def change_the_spares(self, pick: int, comes: bool) -> None:
-        """A spare comes, or one dies."""
+        """Add a spare, or lose one."""
         world = self.world
         if comes and len(world.spares) < 2:
             world.spare_comes()
@@ -104,7 +104,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule(pick=picks)
     def let_a_limit_pass(self, pick: int) -> None:
-        """A time limit passes."""
+        """Let a time limit pass."""
         names = sorted(self.world.timers)
         if names:
             self.world.fire(names[pick % len(names)])
@@ -112,7 +112,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule(granted=st.integers(0, 9))
     def answer(self, granted: int) -> None:
-        """A person answers what waits; seldom that it may not be."""
+        """Let a person answer the request that waits, seldom with a refusal."""
         machine = self.world.machine
         said = p.Approval(incident=machine.job.incidents.open, granted=granted > 0, by="ann")
         machine.recovery.approve(said)
@@ -121,7 +121,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule()
     def lose_the_store(self) -> None:
-        """The ranks' store dies, where it runs."""
+        """Let the ranks' store end on its node."""
         store = self.world.machine.job.store
         if store.is_up and store.node in self.world.agents:
             self.world.agents[store.node].news.append(p.StoreDown(serial=store.serial))
@@ -129,18 +129,18 @@ class Walk(RuleBasedStateMachine):
     @precondition(alive)
     @rule()
     def lose_the_coordinator(self) -> None:
-        """The coordinator dies, and another one takes its place."""
+        """Replace the coordinator."""
         self.world.lose_coordinator()
 
     @precondition(alive)
     @rule(at_once=st.booleans(), sure=st.integers(0, 9))
     def stop(self, at_once: bool, sure: int) -> None:
-        """Somebody stops the job; seldom, or no walk would get far."""
+        """Stop the job, but seldom, because a stop ends the walk."""
         if sure == 0:
             self.world.stop(at_once=at_once)
 
     def teardown(self) -> None:
-        """Without further faults the job comes to its end, and tells a consistent story."""
+        """Without further faults, the job ends, and the journal is consistent."""
         if not hasattr(self, "world"):
             return
         settle(self.world)

@@ -1,4 +1,4 @@
-"""How exits become faults, and which fault is to blame."""
+"""The fault of an exit, and the cause among several faults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SEEN = [
 def test_how_an_exit_is_judged(
     exit_: Exit, error: ErrorRecord | None, kind: FaultKind, words: str
 ) -> None:
-    """A signal is a fault of the process; a status or an exception is the script's doing."""
+    """A signal is a fault of the process. An exit status or an exception is the script's fault."""
     found = fault_of_exit(TABLES, exit_, error, rank=2, node=1, finished=7, at=50.0)
     assert (found.kind, found.rank, found.finished, found.at) == (kind, 2, 7, 50.0)
     assert words in found.message
@@ -53,7 +53,7 @@ def test_how_an_exit_is_judged(
 
 
 def test_a_rank_that_the_kernel_killed_for_memory() -> None:
-    """It died of SIGKILL like any other; the node's count of such kills tells."""
+    """A rank that SIGKILL ended has run out of host memory if the node counted such a kill."""
     place = {"rank": 2, "node": 1, "finished": 7, "at": 50.0}
     found = fault_of_exit(TABLES, Exit(signal=9), None, no_memory=True, **place)
     assert found.kind is FaultKind.HOST_OOM
@@ -61,7 +61,7 @@ def test_a_rank_that_the_kernel_killed_for_memory() -> None:
 
 
 def test_the_time_of_an_exception_is_the_ranks_own() -> None:
-    """Who failed first is told by when it raised, not by when its end was seen."""
+    """The time of a fault is the time of the rank's exception, not the time of its exit."""
     record = ErrorRecord(message="E", at=49.0)
     assert (
         fault_of_exit(TABLES, Exit(code=1), record, rank=0, node=0, finished=0, at=50.0).at == 49.0
@@ -70,7 +70,7 @@ def test_the_time_of_an_exception_is_the_ranks_own() -> None:
 
 @given(st.permutations(SEEN))
 def test_the_cause_is_found_in_any_order(seen: list[Fault]) -> None:
-    """A broken link is never blamed while anything that breaks links is known."""
+    """If any other fault can break links, a broken link is not the cause."""
     assert root_cause(seen).kind is FaultKind.USER_CODE
     without = [one for one in seen if one.kind not in (FaultKind.USER_CODE, FaultKind.NODE_LOST)]
     assert root_cause(without).kind is FaultKind.DEVICE

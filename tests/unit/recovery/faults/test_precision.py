@@ -1,4 +1,4 @@
-"""How often it was right that a node had become slow, by what became of it."""
+"""The precision of findings about slow nodes, derived from later events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def examined(health: Health, host: str = "h") -> Examined:
 
 
 def test_what_passes_says_nothing_of_another_rank_of_its_host() -> None:
-    """Of two that were slow there one passes, and the check then confirms the other."""
+    """A rank that is fast again does not settle the finding about another rank of its host.
+
+    A check of the host settles the other finding.
+    """
     told = [slowed(0), slowed(1), over(1)]
     assert precision(told) == Precision(wrong=1, unknown=1)
     assert precision([*told, examined(Health.STRAGGLER)]) == Precision(right=1, wrong=1)

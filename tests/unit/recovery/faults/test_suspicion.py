@@ -1,4 +1,4 @@
-"""What the journal says of states: which of them may be wrong."""
+"""States that may be wrong, as the journal records them."""
 
 import pytest
 
@@ -11,6 +11,6 @@ from rekindle.recovery.policy.plan import is_clean
     ("made", "clean"), [((7, 1), True), ((8, 1), False), ((8, 2), False), ((8, 3), True)]
 )
 def test_what_a_rank_says_to_be_wrong(made: tuple[int, int], clean: bool) -> None:
-    """Of the generations up to that one; what later ones made anew is right."""
+    """A report excludes later steps of its generation and of earlier ones, not of later ones."""
     told = [Suspected(generation=2, clean=7, rank=1), Suspected(generation=1, clean=9, rank=0)]
     assert is_clean(made, earlier(told).suspicions) == clean

@@ -1,4 +1,4 @@
-"""Codes that no table lists, as somebody reports them: judged by who ranks them, and how."""
+"""Unlisted codes in reports: the verdict follows from their severity and origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.recovery.journal import journal
 
 
 def report(job: Driver, **sign: object) -> None:
-    """Somebody reports an Ascend code."""
+    """Report an Ascend code."""
     assert (
         job.machine.health.on_sign(
             HealthEvent(source=EventSource.ASCEND, **{"node": 1} | sign), job.now
@@ -30,7 +30,7 @@ def report(job: Driver, **sign: object) -> None:
 @pytest.mark.parametrize(
     ("sign", "level"),
     [
-        ({"what": "03000099"}, ""),  # NodeD's
+        ({"what": "03000099"}, ""),  # a code of NodeD
         ({"what": "03000099", "device": 0, "origin": FaultOrigin.NODE}, ""),
         ({"what": "80FF0001", "device": 0, "severity": Severity.NOTICE}, "NotHandleFault"),
         ({"what": "80FF0001", "device": 0, "severity": Severity.MINOR}, "NotHandleFault"),
@@ -43,7 +43,7 @@ def report(job: Driver, **sign: object) -> None:
 def test_an_unlisted_code_is_judged_as_mindcluster_does(
     sign: dict[str, object], level: str
 ) -> None:
-    """By the severity and the origin that come with it, also over the wire."""
+    """An unlisted code is judged by its severity and origin, also after encoding for the wire."""
     given = HealthEvent(source=EventSource.ASCEND, node=1, **sign)
     sent = msgspec.json.decode(msgspec.json.encode(given), type=HealthEvent)
     verdict = verdict_of(tables(), sent)
@@ -51,7 +51,10 @@ def test_an_unlisted_code_is_judged_as_mindcluster_does(
 
 
 def test_only_what_is_grave_takes_the_host_out() -> None:
-    """A code of the node's board, and a minor one of a chip, disturb nobody."""
+    """A code of a node's board and a minor code of a chip change nothing.
+
+    A code of a port isolates the host, without a decision.
+    """
     job = trained(5, nodes=2)
     report(job, what="03000099")
     report(job, what="80FF0001", device=0, severity=Severity.MINOR)
@@ -63,14 +66,14 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
 
 
 def test_severity_and_origin_are_of_ascend_codes() -> None:
-    """An XID has neither."""
+    """An XID with a severity is refused."""
     sign = HealthEvent(source=EventSource.XID, what="79", node=0, severity=Severity.MINOR)
     with pytest.raises(UsageError, match="only to Ascend codes, and '79' is not one"):
         verdict_of(tables(), sign)
 
 
 def test_the_command_line_takes_both() -> None:
-    """In the words of the documentation."""
+    """The command line accepts the documented names of severity and origin."""
     parser = argparse.ArgumentParser()
     add(parser, HEALTH_EVENT)
     line = "--node 1 --source ascend --severity minor --origin network 80FF0001"

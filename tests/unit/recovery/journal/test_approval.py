@@ -1,4 +1,4 @@
-"""What waits for a person is in the journal, whole: a coordinator that takes over asks the same."""
+"""Requests for approval: a coordinator that takes over finds them complete in the journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 
 def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
-    """Nobody can answer what nobody was asked, however much more was done before."""
+    """A lighter strategy that needs approval is shown to users, even after a heavier decision.
+
+    Otherwise, a person could not answer the request.
+    """
     policy = Policy(max_restarts=1, approve=(Strategy.RETRY,))
     incidents = Incidents(0)
     wrong = Fault(
@@ -30,7 +33,7 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
 
 
 def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:
-    """The decision that waits comes back from the journal as it was."""
+    """The decision that waits for approval is the same after it is read from the journal."""
     fault = Fault(kind=FaultKind.NODE, message="node 1 is sick", node=1, host="b")
     decided = Decided(
         incident=1,

@@ -1,4 +1,4 @@
-"""What is known of hosts across jobs: the fold, the file all jobs share, and who gets which."""
+"""Hosts across jobs: their history, the file that all jobs share, and the choice of a host."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def isolated(host: str, at: float = 1.0) -> HostIsolated:
     return HostIsolated(host=host, at=at, by="job", reason="XID 79")
 
 
-# ---- the fold
+# ---- the history of a host
 
 
 def test_a_release_forgives_what_was_before() -> None:
-    """An isolated host is used again, and its faults do not count any more."""
+    """A release ends the isolation of a host and drops its earlier faults."""
     before = hosts.fold([broke("a", 1.0, "x"), isolated("a", 2.0)])
     assert (before["a"].isolated, before["a"].isolated_by) == ("XID 79", "job")
     after = hosts.fold(
@@ -57,15 +57,15 @@ def test_a_release_forgives_what_was_before() -> None:
     ("jobs", "days", "lemon"),
     [
         (("x", "y", "x"), 1.0, True),
-        (("x", "x", "x"), 1.0, False),  # one job may be to blame itself
+        (("x", "x", "x"), 1.0, False),  # one job may itself be the cause
         (("x", "y"), 1.0, False),
-        (("x", "y", "x"), 15.0, False),  # the first is forgotten when the last comes
+        (("x", "y", "x"), 15.0, False),  # the first fault is too old when the last occurs
     ],
 )
 def test_a_lemon_breaks_several_jobs_within_four_weeks(
     jobs: tuple[str, ...], days: float, lemon: bool
 ) -> None:
-    """Three faults of two jobs; it is used last, and never left out."""
+    """A host with three faults in two jobs within four weeks comes last, but stays available."""
     events = [broke("a", number * days * DAY_S, job) for number, job in enumerate(jobs)]
     known = hosts.fold(events)
     now = events[-1].at
@@ -89,7 +89,7 @@ def test_isolated_hosts_are_left_out() -> None:
     ],
 )
 def test_what_a_job_tells_of_a_host(kind: FaultKind, user_caused: bool, noted: bool) -> None:
-    """Faults of hardware alone, and nothing that a user has caused."""
+    """Only faults of hardware that the user did not cause are recorded for a host."""
     fault = Fault(kind=kind, message="m", node=1, host="a", user_caused=user_caused)
     event = journal.FaultSeen(seq=7, at=5.0, incident=1, fault=fault)
     said = hosts.learned_from("job", event)
@@ -98,7 +98,10 @@ def test_what_a_job_tells_of_a_host(kind: FaultKind, user_caused: bool, noted: b
 
 
 def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
-    """What it was is told later, or that a reset has failed: that is no second fault."""
+    """Several reports in one incident are one fault of the host, with the most precise code.
+
+    A later report may explain the fault, or report that a reset failed.
+    """
     memory = Fault(kind=FaultKind.DEVICE_MEMORY, message="memory", node=1, host="a")
     coded = Fault(
         kind=FaultKind.DEVICE, message="memory (80E01801)", node=1, host="a", code="80E01801"
@@ -119,7 +122,10 @@ def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
 
 
 def test_a_condensed_log_says_the_same() -> None:
-    """Of every host: what was before a release, or is said twice, or is long past, is left out."""
+    """A condensed log gives the same hosts.
+
+    It leaves out events before a release, repeated events and old events.
+    """
     old = broke("a", 1.0, "x")
     lately = [broke("a", 30 * DAY_S + n, job) for n, job in enumerate("xyx")]
     events = [
@@ -139,7 +145,7 @@ def test_a_condensed_log_says_the_same() -> None:
 
 
 def checks(count: int, factor: float) -> list[HostChecked]:
-    """A host whose devices get slower from check to check, and whose memory does not."""
+    """Return checks of a host whose devices get slower with each check. Its memory does not."""
     return [
         HostChecked(
             host="a",
@@ -157,7 +163,10 @@ def checks(count: int, factor: float) -> list[HostChecked]:
 
 @pytest.mark.parametrize("count", [1, 20, 21, 100])
 def test_what_gets_slower_bit_by_bit_is_seen(count: int) -> None:
-    """Beside what it has taken at best, however long that is ago; 20 checks are kept."""
+    """A slow decline shows relative to the best measurement, even if that check is old.
+
+    The host keeps 20 checks.
+    """
     host = hosts.fold(checks(count, 1.007))["a"]
     grown = 1.007 ** (count - 1)
     assert host.drift() == pytest.approx({Measurement.COMPUTE: grown, Measurement.MEMORY: 1.0})
@@ -168,7 +177,10 @@ def test_what_gets_slower_bit_by_bit_is_seen(count: int) -> None:
 @pytest.mark.parametrize("count", [1, 20, 21, 22, 60])
 @pytest.mark.parametrize("factor", [1.01, 0.99])
 def test_a_condensed_log_keeps_the_best_for_ever(count: int, factor: float) -> None:
-    """Also one that is condensed again and again; else the newest checks alone."""
+    """A condensed log keeps the best measurements, also if it is condensed repeatedly.
+
+    Otherwise it keeps only the newest checks.
+    """
     events = checks(count, factor)
     kept: list[hosts.AnyHostEvent] = []
     for event in events:
@@ -182,7 +194,7 @@ def test_a_condensed_log_keeps_the_best_for_ever(count: int, factor: float) -> N
 
 
 def test_what_was_learned_from_one_event_is_noted_once(tmp_path: Path) -> None:
-    """A flow that is rerun tells its whole history again."""
+    """An event that a restarted flow reports again is recorded once."""
     log = HostLog(tmp_path)
     event = HostIsolated(host="a", at=1.0, source="job#7", by="job", reason="r")
     for _ in range(2):
@@ -190,12 +202,12 @@ def test_what_was_learned_from_one_event_is_noted_once(tmp_path: Path) -> None:
     assert len((tmp_path / "hosts.jsonl").read_bytes().splitlines()) == 1
     assert HostLog(tmp_path).hosts()["a"].isolated == "r"
     later = HostIsolated(host="a", at=2.0, source="job#7", by="job", reason="again")
-    log.append(later)  # another job of that name
+    log.append(later)  # another job with the same name
     assert log.hosts()["a"].isolated == "again"
 
 
 def test_a_line_that_was_torn_is_cut_off(tmp_path: Path) -> None:
-    """Its writer was killed; what others have written stays, and what comes is readable."""
+    """A partial last line of a killed writer is ignored, and later lines stay readable."""
     log = HostLog(tmp_path)
     log.append(isolated("a"))
     path = tmp_path / "hosts.jsonl"
@@ -206,14 +218,17 @@ def test_a_line_that_was_torn_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """It is not passed over: it may have isolated a host."""
+    """A damaged line raises an error with its number, because it may have isolated a host."""
     (tmp_path / "hosts.jsonl").write_bytes(b"nonsense\n" * 2)
     with pytest.raises(JobError, match=r"hosts\.jsonl.*line 1"):
         HostLog(tmp_path).hosts()
 
 
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    """Of the kind that whoever steers a job tells of, and goes on."""
+    """If the file cannot be written, HostLog raises JobError, and the job continues.
+
+    The follower of the job prints the error.
+    """
     (tmp_path / "hosts.jsonl").mkdir()
     with pytest.raises(JobError, match=r"hosts\.jsonl"):
         HostLog(tmp_path).append(isolated("a"))
@@ -233,7 +248,7 @@ for number in range(20):
 
 @pytest.mark.process
 def test_any_number_of_processes_write_it(tmp_path: Path) -> None:
-    """No line is lost or torn."""
+    """Several processes write the file without a lost or partial line."""
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), f"w{number}"])
         for number in range(3)
@@ -246,7 +261,10 @@ def test_any_number_of_processes_write_it(tmp_path: Path) -> None:
 
 
 def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
-    """Who holds its file has it; closing the file, as its death does, gives it back."""
+    """A host belongs to the process that holds its file open. Closing the file releases the host.
+
+    The end of the process also closes the file.
+    """
     pool = SimulatedHosts(tmp_path, limit=2)
     first, handle = pool.take({})
     second, other = pool.take({})
@@ -261,7 +279,7 @@ def test_a_host_has_one_agent_at_a_time(tmp_path: Path) -> None:
 
 
 def test_isolated_simulated_hosts_are_not_taken(tmp_path: Path) -> None:
-    """And a job that wants more than there are is refused before it starts."""
+    """An isolated host is not used. A job that needs more hosts than remain is refused."""
     pool = SimulatedHosts(tmp_path, limit=2)
     known = hosts.fold([isolated("local-0")])
     taken, handle = pool.take(known)
@@ -274,7 +292,7 @@ def test_isolated_simulated_hosts_are_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_broken_host_kills_what_is_on_it_alone(tmp_path: Path) -> None:
-    """Its agent, known by the file that it holds open."""
+    """A broken host kills only its own agent, which has the host's file open."""
     pool = SimulatedHosts(tmp_path, limit=2)
     agents = []
     for _ in range(2):
@@ -300,7 +318,10 @@ def test_a_broken_host_kills_what_is_on_it_alone(tmp_path: Path) -> None:
 
 
 def test_a_lock_outlives_whoever_took_it(tmp_path: Path) -> None:
-    """The launcher hands the open file to the agent: the lock is the file's, not the process's."""
+    """The lock belongs to the open file, so an agent that inherits it keeps the host.
+
+    The launcher passes the open file to the agent.
+    """
     _, handle = SimulatedHosts(tmp_path, limit=1).take({})
     inherited = os.dup(handle)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""The journal: every event survives its line, and the incidents are a fold over the events."""
+"""The journal: events are encoded without loss, and incidents follow from the events."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NAMED = {
 
 
 def any_of(kind: type) -> st.SearchStrategy[Any]:
-    """Values of a structure, every field drawn."""
+    """Return a strategy for instances of a structure with values for every field."""
     return st.builds(kind, **{name: value(of) for name, of in get_type_hints(kind).items()})
 
 
 def value(of: Any) -> st.SearchStrategy[Any]:
-    """Values of an annotation that JSON can carry."""
+    """Return a strategy for values of an annotation that JSON can represent."""
     if of in NAMED:
         return NAMED[of]
     if get_origin(of) is dict:
@@ -50,7 +50,7 @@ def killed(rank: int = 1, **more: Any) -> Fault:
 
 
 def story() -> list[journal.Event]:
-    """A job with one incident that was recovered, one of storage, and one that is open."""
+    """Return a job with a recovered incident, an incident of storage, and an open incident."""
     raised = Fault(kind=FaultKind.USER_CODE, message="rank 0 raised", rank=0, at=29.0)
     told: list[journal.Event] = [
         journal.JobStarted(job_id="j", attempt=0, nodes=1, processes_per_node=2, pid=1),
@@ -84,14 +84,14 @@ def story() -> list[journal.Event]:
 
 @given(events)
 def test_an_event_survives_its_line(event: journal.Event) -> None:
-    """Encoded and decoded an event is equal to itself, and its line has no line break in it."""
+    """An event is equal after encoding and decoding, and its line has no line break."""
     line = journal.encode(event)
     assert b"\n" not in line
     assert journal.decode(line) == event
 
 
 def test_every_event_has_a_readable_type_of_its_own() -> None:
-    """Each line names its type, in words that other programs may rely on."""
+    """Each kind of event has its own type name, which other programs may rely on."""
     assert set(journal.Event.__subclasses__()) == set(KINDS)
     tags = [kind.__struct_config__.tag for kind in KINDS]
     assert len(set(tags)) == len(tags)
@@ -101,20 +101,20 @@ def test_every_event_has_a_readable_type_of_its_own() -> None:
 
 @pytest.mark.parametrize("line", ["", "{}", "[]", '{"type":"no-such-event"}', '{"type":"ended"}'])
 def test_a_line_that_is_no_event_is_an_error(line: str) -> None:
-    """Nothing is guessed."""
+    """A line that is not an event raises an error."""
     with pytest.raises(msgspec.DecodeError):
         journal.decode(line)
 
 
 def test_a_field_of_a_later_version_is_passed_over() -> None:
-    """A journal that a newer Rekindle wrote stays readable."""
+    """An unknown field is ignored, so a journal of a newer Rekindle stays readable."""
     line = b'{"type":"stopping","reason":"later","why":"new"}'
     assert journal.decode(line) == journal.Stopping(reason="later")
 
 
 @given(st.lists(events, min_size=1, max_size=4), st.data())
 def test_a_torn_last_line_is_left_out(told: list[journal.Event], data: st.DataObject) -> None:
-    """Wherever the writer was killed, all events before the last line are read."""
+    """If the last line is partial, all events before it are read."""
     lines = [journal.encode(event) + b"\n" for event in told]
     cut = data.draw(st.integers(0, len(lines[-1]) - 2))
     torn = b"".join(lines[:-1]) + lines[-1][:cut]
@@ -122,20 +122,20 @@ def test_a_torn_last_line_is_left_out(told: list[journal.Event], data: st.DataOb
 
 
 def test_a_broken_line_in_the_middle_is_an_error() -> None:
-    """Only the last line can be torn; damage elsewhere is not hidden."""
+    """A damaged line before the last one is an error with its number."""
     lines = [journal.encode(event) for event in story()]
     with pytest.raises(JobError, match="line 4"):
         journal.read([*lines[:3], lines[3][:10], *lines[4:]])
 
 
 def test_an_empty_journal_has_no_events() -> None:
-    """A job that was killed before its first line has a readable journal."""
+    """An empty journal has no events and no incidents."""
     assert journal.read([]) == []
     assert journal.incidents([]) == []
 
 
 def test_incidents_are_folded_from_the_events() -> None:
-    """Faults, decisions, times, steps lost and sources of each incident are in their place."""
+    """Each incident has its faults, decisions, times, lost steps and sources."""
     first, storage, last = journal.incidents(story())
     assert (first.number, first.closed, first.strategy) == (1, True, Strategy.RECOVER_IN_PLACE)
     assert [fault.rank for fault in first.faults] == [1, 0]
@@ -150,7 +150,7 @@ def test_incidents_are_folded_from_the_events() -> None:
 
 
 def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
-    """A fault during recovery: the generation that went on is the one that is told."""
+    """After a fault during recovery, the incident shows the last generation that formed."""
     told = story()[:7]
     again = msgspec.structs.replace(told[-1], generation=3, step=6, seq=8, at=120.0)
     [incident] = journal.incidents([*told, again])
@@ -160,7 +160,7 @@ def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
 
 @given(st.lists(events, max_size=12))
 def test_any_journal_can_be_folded(told: list[journal.Event]) -> None:
-    """Incidents come once each, in order, whatever the events."""
+    """Each incident occurs once and in order, for any events."""
     numbers = [incident.number for incident in journal.incidents(told)]
     assert numbers == sorted(set(numbers))
     assert 0 not in numbers
@@ -168,7 +168,7 @@ def test_any_journal_can_be_folded(told: list[journal.Event]) -> None:
 
 @given(st.lists(events, max_size=8), st.integers(0, 8))
 def test_a_fold_is_over_the_events_alone(told: list[journal.Event], cut: int) -> None:
-    """Written and read again, a journal tells the same incidents."""
+    """A journal that is written and read gives the same incidents."""
     lines = [journal.encode(event) for event in told]
     assert journal.incidents(journal.read(lines)) == journal.incidents(told)
-    journal.incidents(told[:cut])  # a part of it can be folded as well
+    journal.incidents(told[:cut])  # a part of a journal also gives incidents

@@ -1,4 +1,4 @@
-"""What is between blocks of nodes is measured, told, and held against nobody."""
+"""Checks across blocks of nodes: a fault of the network is reported without a faulty node."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from rekindle.recovery.node_check.rounds import next_round
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeVerdict, verdicts
 
 LIMITS = NodeCheckLimits()
-CUT = 0.0  # in place of seconds
+CUT = 0.0  # instead of a time in seconds
 OK, UNKNOWN = Health.HEALTHY, Health.UNKNOWN
 
 
 def checked(
     size: int, seconds: Callable[[int, int], float], slow: dict[int, float] | None = None
 ) -> list[NodeVerdict]:
-    """What is said of nodes whose collectives take so long. slow: products of these nodes."""
+    """Return the verdicts for nodes whose collectives take these times.
+
+    slow: times of the product on these nodes.
+    """
     evidence = Evidence(range(size))
     for _ in range(20):
         planned = next_round(evidence, LIMITS)
@@ -44,13 +47,13 @@ def checked(
 
 
 def halves(size: int, between: float) -> Callable[[int, int], float]:
-    """A network that is cut, or slow, between its halves."""
+    """Return the times of a network that is cut or slow between its halves."""
     return lambda a, b: 1.0 if (a < size // 2) == (b < size // 2) else between
 
 
 @pytest.mark.parametrize("size", range(2, 40))
 def test_the_ring_crosses_each_line_between_blocks(size: int) -> None:
-    """With nobody in two pairs; few pairs say as much as any few could."""
+    """Each block meets the next one in a ring, and no node is in two pairs."""
     edges = across(range(size))
     busy = [node for edge in edges for node in edge]
     assert len(busy) == len(set(busy))
@@ -63,7 +66,10 @@ def test_the_ring_crosses_each_line_between_blocks(size: int) -> None:
 
 @pytest.mark.parametrize("size", [8, 16, 24])
 def test_halves_that_do_not_reach_each_other(size: int) -> None:
-    """Nobody is blamed; the nodes of the blocks between which all failed are not healthy."""
+    """If two halves are cut off from each other, no node is faulty.
+
+    Nodes of blocks between which all collectives failed are not healthy either.
+    """
     found = checked(size, halves(size, CUT))
     assert {each.health for each in found} <= {OK, UNKNOWN}
     middle = size // 2
@@ -75,7 +81,7 @@ def test_halves_that_do_not_reach_each_other(size: int) -> None:
 
 
 def test_all_eight_are_told_that_they_are_two_times_four() -> None:
-    """What the reason says is the same for all, and names them."""
+    """All nodes have the same reason, which names both blocks."""
     said = {each.reason for each in checked(8, halves(8, CUT))}
     assert said == {
         "node 0 and node 1 and node 2 and node 3 do not reach node 4 and node 5 and node 6 and "
@@ -86,7 +92,7 @@ def test_all_eight_are_told_that_they_are_two_times_four() -> None:
 @pytest.mark.parametrize("size", [5, 6, 7, 8, 9, 16])
 @pytest.mark.parametrize("between", [1.3, 3.0])
 def test_a_slow_network_between_blocks_is_said(size: int, between: float) -> None:
-    """In the reasons of those who were measured across; all are healthy."""
+    """A slow network between blocks is in the reasons of the measured nodes, which are healthy."""
     of = {node: number for number, block in enumerate(blocks(range(size))) for node in block}
     found = checked(size, lambda a, b: 1.0 if of[a] == of[b] else between)
     assert {each.health for each in found} == {OK}
@@ -95,14 +101,17 @@ def test_a_slow_network_between_blocks_is_said(size: int, between: float) -> Non
 
 
 def test_one_path_that_fails_across_is_of_two_nodes() -> None:
-    """Others of their blocks reach each other."""
+    """If one collective between two blocks fails, only its two nodes are unknown."""
     found = checked(8, lambda a, b: CUT if (a, b) == (0, 5) else 1.0)
     assert {each.node for each in found if each.health is UNKNOWN} == {0, 5}
     assert "its collective with node 5 in another block failed" in found[0].reason
 
 
 def test_what_a_sick_node_explains_is_said_of_nobody_else() -> None:
-    """One is cut off, one has a slow device: those whom they meet across are healthy."""
+    """A node that is cut off and a node with a slow device explain their partners' failures.
+
+    The partners in other blocks are healthy.
+    """
     slow = {6: 1.5}
 
     def seconds(a: int, b: int) -> float:
@@ -116,7 +125,7 @@ def test_what_a_sick_node_explains_is_said_of_nobody_else() -> None:
 
 
 def test_a_cut_and_a_sick_node_are_both_told() -> None:
-    """A node that is cut off from its block is faulty, though the network is cut as well."""
+    """A node that is cut off from its block is faulty, even if the network is also cut."""
     apart = halves(8, CUT)
     found = checked(8, lambda a, b: CUT if 2 in (a, b) else apart(a, b))
     assert found[2].health is Health.FAULTY
@@ -125,7 +134,10 @@ def test_a_cut_and_a_sick_node_are_both_told() -> None:
 
 @pytest.mark.parametrize("between", [CUT, 1.5])
 def test_who_works_well_across_is_not_at_fault(between: float) -> None:
-    """A node of another rack than its block's is cut off from them, or slow with them."""
+    """A node that works with other blocks is not faulty, even if its own block does not reach it.
+
+    It may be in another rack than its block.
+    """
     partner = next(b for a, b in across(range(8)) if a == 2)
     rack = {2, partner, *(node for node in range(4, 8))}
 
@@ -139,7 +151,7 @@ def test_who_works_well_across_is_not_at_fault(between: float) -> None:
 
 
 def test_want_of_memory_across_says_nothing() -> None:
-    """Nothing was measured there, so nobody is cut off."""
+    """A pair without memory was not measured, so its nodes are not cut off."""
     evidence = Evidence(range(8))
     while (planned := next_round(evidence, LIMITS)) is not None:
         for node in planned.alone:

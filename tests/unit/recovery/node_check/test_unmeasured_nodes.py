@@ -1,4 +1,4 @@
-"""Who has no memory to be checked in is not blamed: not alone, not in a pair, not beside ranks."""
+"""Nodes without free memory for a check are not faulty: alone, in a pair, or next to ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checked(
     *,
     beside_ranks: bool = False,
 ) -> list[NodeVerdict]:
-    """What is said of nodes that answer so, in turn; the last answer is given again and again."""
+    """Return the verdicts for nodes that give these answers in turn. The last answer repeats."""
     evidence = Evidence(alone, beside_ranks=beside_ranks)
     answers = {node: list(each) for node, each in alone.items()}
     for _ in range(20):
@@ -55,7 +55,7 @@ def checked(
 
 @pytest.mark.parametrize("row", TEXTS, ids=lambda row: row["says"])
 def test_texts_are_those_of_the_tables(row: dict[str, Any]) -> None:
-    """What the tables know as want of memory, and nothing else that they know."""
+    """The check recognises exactly the texts that the tables list as lack of memory."""
     examples = [text for text in row["examples"] if "DataLoader worker" not in text]
     assert {lacks_memory(text) for text in examples} <= {row["kind"] in SHORT}
     assert {is_held(text) for text in examples} == {"device(s) is/are busy" in examples[0]}
@@ -68,11 +68,14 @@ def test_texts_are_those_of_the_tables(row: dict[str, Any]) -> None:
         NO_MEMORY,
         "MemoryError",
         "RuntimeError: NPU out of memory. Tried to allocate 1 GiB",
-        "RuntimeError: Allocate memory failed",  # MindSpore's, as on CPU
+        "RuntimeError: Allocate memory failed",  # an error of MindSpore, for example on CPU
     ],
 )
 def test_want_of_memory_blames_nobody(error: str, beside_ranks: bool) -> None:
-    """All nodes, as those whose ranks hold the memory: not measured, and that is said."""
+    """A lack of memory on all nodes leaves them unmeasured, and the reason states it.
+
+    Ranks may hold the memory.
+    """
     found = checked({node: [Alone(error=error)] for node in range(3)}, beside_ranks=beside_ranks)
     assert {each.health for each in found} == {Health.UNKNOWN}
     assert found[0].reason == f"not measured: {error} (2 times)"
@@ -81,13 +84,13 @@ def test_want_of_memory_blames_nobody(error: str, beside_ranks: bool) -> None:
 
 @pytest.mark.parametrize("beside_ranks", [True, False])
 def test_a_device_that_ranks_hold_is_not_measured(beside_ranks: bool) -> None:
-    """Where nobody trains that somebody holds it is a fault."""
+    """A device that ranks hold is not measured. If no rank trains, a held device is a fault."""
     found = checked({node: [Alone(error=HELD)] for node in range(3)}, beside_ranks=beside_ranks)
     assert {each.health for each in found} == {Health.UNKNOWN if beside_ranks else Health.FAULTY}
 
 
 def test_others_are_judged_all_the_same() -> None:
-    """One has no memory, one is broken, one is slow, and the rest is healthy."""
+    """One node without memory, one broken and one slow node do not affect the other verdicts."""
     alone = {node: [well()] for node in range(8)}
     alone |= {1: [Alone(error=NO_MEMORY)], 4: [Alone(error="killed")], 6: [well(1.5)]}
     healths = {each.node: each.health for each in checked(alone)}
@@ -110,21 +113,21 @@ def test_others_are_judged_all_the_same() -> None:
     ],
 )
 def test_two_of_a_kind_are_wanted(answers: list[str], health: Health) -> None:
-    """One failure, and one time without memory or one slow time, are no two failures."""
+    """A verdict needs two failures of one kind. One failure and one other answer are not enough."""
     said = {"": well(), "slow": well(2.0)}
     own = [said.get(each) or Alone(error=each) for each in answers]
     assert checked({0: [well()], 1: own, 2: [well()]})[1].health is health
 
 
 def test_a_pair_without_memory_blames_neither() -> None:
-    """Nor is it held against them that they have met nobody else."""
+    """A pair without memory leaves both nodes unmeasured, not faulty."""
     found = checked({node: [well()] for node in range(2)}, {(0, 1): NO_MEMORY})
     assert {each.health for each in found} == {Health.UNKNOWN}
     assert found[0].reason == f"not measured with another node: {NO_MEMORY}"
 
 
 def test_a_node_that_has_memory_with_nobody_is_unknown() -> None:
-    """Those that it meets have worked well with others."""
+    """A node that has memory with no partner is unknown. Its partners work with other nodes."""
     pairs = {(node, 3): NO_MEMORY for node in range(3)}
     found = checked({node: [well()] for node in range(4)}, pairs)
     assert [each.health for each in found] == [Health.HEALTHY] * 3 + [Health.UNKNOWN]

@@ -1,4 +1,4 @@
-"""Random sets of sick nodes: exactly they are named, or nobody is, and never a healthy one."""
+"""Random sets of faulty nodes: the check names exactly these or none, never a healthy node."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_all_healthy_takes_five_rounds_however_many() -> None:
     for size in (2, 3, 4, 5, 16, 257):
         cluster = Cluster(range(size), {}, 5)
         assert {each.health for each in cluster.check().values()} == {Health.HEALTHY}
-        assert cluster.rounds <= 5 + 1  # noise may have somebody measured twice
+        assert cluster.rounds <= 5 + 1  # because of noise, a node may be measured twice
 
 
 def test_two_nodes_cannot_tell_which_of_them_is_cut_off() -> None:

@@ -1,4 +1,4 @@
-"""The interval that Rekindle chooses: from what checkpoints cost and how often faults come."""
+"""The interval that Rekindle chooses from the cost of checkpoints and the rate of faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def automatic(devices: int = 1024, **before: float) -> Interval:
 
 
 def test_one_that_is_asked_for_stays() -> None:
-    """Whatever is measured."""
+    """An interval that the user sets stays, whatever the job measures."""
     for asked in (0, 7):
         interval = Interval(asked, devices=8, known=99, faults=3, seconds=10.0)
         interval.at(0.0, 0)
@@ -38,10 +38,10 @@ def test_one_that_is_asked_for_stays() -> None:
 
 
 def test_it_follows_from_what_is_measured() -> None:
-    """By the formula, in steps of the time that they take here; all are told when it changes."""
+    """The interval follows from the formula and the step time, and is announced if it changes."""
     interval = automatic()
     assert interval.steps == FIRST_STEPS
-    assert interval.written(stall_s=0.5, write_s=3.0) is None  # how long steps take is not known
+    assert interval.written(stall_s=0.5, write_s=3.0) is None  # the step time is unknown
     interval.at(100.0, 50)
     interval.at(120.0, 60)
     chosen = interval.written(stall_s=0.5, write_s=3.0)
@@ -60,7 +60,7 @@ def test_it_follows_from_what_is_measured() -> None:
 
 
 def test_faults_make_it_shorter() -> None:
-    """Those of this attempt and of earlier ones."""
+    """Faults of this attempt and of earlier ones shorten the interval."""
 
     def chosen(interval: Interval, faults: int) -> Chosen:
         interval.at(0.0, 0)
@@ -81,7 +81,7 @@ def test_faults_make_it_shorter() -> None:
 
 
 def test_it_stays_within_bounds() -> None:
-    """Neither very short nor very long, unless the store needs longer: it is half idle at least."""
+    """The interval has a lower and an upper limit, but the store is idle at least half the time."""
     for devices, stall_s, write_s, wanted in (
         (10**6, 0.0, 0.1, LEAST_S),
         (1, 500.0, 1.0, MOST_S),
@@ -97,7 +97,10 @@ def test_it_stays_within_bounds() -> None:
 
 
 def test_a_busy_store() -> None:
-    """As long as nothing is measured, checkpoints become rarer with each that is left out."""
+    """Before a measurement, each checkpoint that is left out doubles the interval.
+
+    After a measurement, the interval has a limit.
+    """
     interval = automatic()
     found = [interval.left_out() for _ in range(3)]
     assert [chosen.steps for chosen in found if chosen] == [20, 40, 80]
@@ -105,11 +108,11 @@ def test_a_busy_store() -> None:
     interval.at(100.0, 10)
     for _ in range(100):
         interval.left_out()
-    assert interval.steps <= 360  # an hour
+    assert interval.steps <= 360  # one hour
 
 
 def test_it_goes_on_where_an_earlier_attempt_was() -> None:
-    """With the interval that was chosen last."""
+    """A later attempt starts with the interval that the earlier one chose last."""
     assert automatic(known=321).steps == 321
 
 
@@ -120,7 +123,7 @@ positive = st.floats(1e-6, 1e6)
 def test_any_measurement(
     devices: int, stall_s: float, write_s: float, step_s: float, faults: int
 ) -> None:
-    """There is always an interval, and training is not stopped more often than it can bear."""
+    """For any measurement, an interval exists and stays within its limits."""
     interval = automatic(devices, faults=faults)
     interval.at(0.0, 0)
     interval.at(step_s, 1)

@@ -1,4 +1,4 @@
-"""Decisions: the rules as a table, with the words of their reasons."""
+"""Decisions: a table of the rules, with words of their reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ XID_13 = [
 NOT_RESET = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, reset_failed=True)
 
 TABLE = {
-    # name: (policy, fault, past, what is special about the case, strategy, words of the reason)
+    # name: (policy, fault, past, special settings of the case, strategy, words of the reason)
     "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "restarts the rank on its node"),
     "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all other ranks wait"),
     "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node replaces it"),
@@ -224,7 +224,7 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_the_rules(name: str) -> None:
-    """Each fault with its history is answered as the table says, with its reason in words."""
+    """Each fault with its history causes the strategy in the table, with these words as reason."""
     policy, what, past, special, strategy, words = TABLE[name]
     decision = judge(what, past, policy, **special)
     assert decision.strategy is strategy
@@ -232,7 +232,7 @@ def test_the_rules(name: str) -> None:
     assert what.message in decision.reason
 
 
-# The first answer to each kind of fault. A new strategy that is on by default changes a row.
+# The first strategy for each kind of fault. A new strategy that is on by default changes a row.
 FIRST = {
     Kind.PROCESS: IN_PLACE,
     Kind.USER_CODE: RESTART,
@@ -259,15 +259,18 @@ FIRST = {
 
 @pytest.mark.parametrize("kind", Kind)
 def test_the_first_strategy_of_each_kind(kind: Kind) -> None:
-    """With the default strategies and one restart, in a job whose script has a Session."""
+    """Each kind of fault has its first strategy in a job with a Session and one restart."""
     assert judge(fault(kind), [], FREE).strategy is FIRST[kind]
 
 
 def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
-    """One that an older checkpoint does not mend either is the script's."""
+    """The same error from the same checkpoint causes one return to an older checkpoint.
+
+    If that does not help, the script is the cause, and the job fails.
+    """
     policy, past = Policy(max_restarts=9), ()
     told = []
-    for resumed in (0, 4, 4, 3):  # from the start; twice from step 4's checkpoint; from step 3's
+    for resumed in (0, 4, 4, 3):  # the start; twice the checkpoint of step 4; the one of step 3
         case = Situation(
             fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
             past=past,
@@ -290,14 +293,14 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
 
 
 def test_a_strategy_that_a_person_must_approve() -> None:
-    """The decision says so; what needs no approval is not held up."""
+    """Only the decision for a strategy that needs approval waits for a person."""
     policy = Policy(max_restarts=1, approve=(RESTART,))
     assert judge(USER, [], policy).approval
     assert not judge(DEAD, [], policy).approval
 
 
 def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> None:
-    """Recoveries without progress are counted also when the dead rank was a step behind."""
+    """Recoveries without progress count even if the dead rank was one step behind."""
     lagging = fault(Kind.PROCESS, finished=4)
     past: tuple[Past, ...] = ()
     while (decision := decide(Policy(), lag(lagging, past))).strategy in INNER:
@@ -307,12 +310,12 @@ def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> Non
 
 
 def lag(what: Fault, past: tuple[Past, ...]) -> Situation:
-    """A case in which the healthy ranks are at step 5."""
+    """Return a case in which the healthy ranks are at step 5."""
     return Situation(fault=what, session=True, formed=True, newest=5, past=past)
 
 
 def test_ranks_that_hang_at_the_same_time_are_one_hang() -> None:
-    """All that are stopped are started anew in their places, however many they are."""
+    """Ranks that hang at the same time are one hang, and each restarts on its node."""
     hangs = [msgspec.structs.replace(fault(Kind.HANG, rank), at=7.0) for rank in range(8)]
     past: list[tuple[Fault, Strategy]] = []
     for what in hangs:

@@ -1,4 +1,4 @@
-"""Decisions whatever has happened: within the budgets, never for ever, and the same once more."""
+"""Decisions for any history: within the budgets, finite, and repeatable."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
     formed: bool,
     older: bool,
 ) -> None:
-    """No budget is exceeded, nothing is done that may or can not be; in the end the job fails."""
+    """Any sequence of faults stays within the budgets, and only allowed strategies are used."""
     past: list[Past] = []
     for number, what in enumerate(what for what in coming if counts(what)):
         newest = max([what.finished, *(seen.fault.finished for seen in past)])
@@ -117,7 +117,7 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
 def test_hangs_without_progress_have_an_end(
     in_row: int, hangs_in_row: int, resets: bool, ranks: list[int], spares: int
 ) -> None:
-    """Whoever is blamed, and whether some state is lost each time: all ranks are started anew."""
+    """Hangs without progress fail the job within the limits, whichever ranks are the cause."""
     policy = Policy(max_in_row=in_row, max_hangs_in_row=hangs_in_row, progress_resets=resets)
     past: list[Past] = []
     for number, rank in enumerate(ranks):
@@ -137,7 +137,7 @@ def test_hangs_without_progress_have_an_end(
 
 @given(policies, st.lists(ranks, max_size=12), st.integers(0, 6))
 def test_evictions_use_up_no_budget(policy: Policy, before: list[Fault], newest: int) -> None:
-    """Whatever came before, an eviction in between changes no later decision's budget."""
+    """Evictions in the history do not change a later decision."""
     evicted = Past(fault=fault(FaultKind.EVICTION, rank=3), strategy=JOB, newest=0)
     past = [Past(fault=seen, strategy=IN_PLACE, newest=0) for seen in before]
     what = fault(FaultKind.USER_CODE, rank=2, finished=newest, signature="H")
@@ -154,5 +154,5 @@ def test_evictions_use_up_no_budget(policy: Policy, before: list[Fault], newest:
 def test_a_decision_depends_on_nothing_else(
     policy: Policy, what: Fault, past: list[tuple[Fault, Strategy]]
 ) -> None:
-    """The same case is decided the same way: a coordinator that died decides no other."""
+    """The same case gives the same decision, also in a coordinator that takes over."""
     assert judge(what, past, policy) == judge(what, past, policy)

@@ -1,6 +1,7 @@
-"""The ladder against the levels of chip faults that ModelArts names.
+"""Decisions for the levels of chip faults that ModelArts names.
 
-They are "notice", "minor", "major" and "critical"; MindCluster's, which the tables have, are finer.
+The levels are "notice", "minor", "major" and "critical". MindCluster's levels in the tables are
+finer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TABLES = Tables.load()
     ("code", "level"), [("80A18006", "NotHandleFault"), ("80DE0207", "SubHealthFault")]
 )
 def test_a_notice_asks_for_nothing(code: str, level: str) -> None:
-    """Training goes on, and nothing is decided."""
+    """A fault of level notice causes no decision, and training continues."""
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency is Urgency.NOW) == (level, False)
 
@@ -41,7 +42,7 @@ def test_a_notice_asks_for_nothing(code: str, level: str) -> None:
 def test_minor_and_major_faults_reset_and_critical_ones_cannot(
     code: str, level: str, strategy: Strategy
 ) -> None:
-    """What resets is started again in its containers; what does not is isolated."""
+    """A device that a reset repairs restarts in its containers. Another device is isolated."""
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency) == (level, Urgency.NOW)
     sign = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)

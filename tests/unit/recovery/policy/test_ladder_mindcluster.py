@@ -1,4 +1,4 @@
-"""The ladder against MindCluster's process-level recovery: any combination of its strategies."""
+"""MindCluster's process-level recovery: any combination of its strategies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 WORDS = ("retry", "recover-in-place", "recover", "dump", "exit")
 COMBINATIONS = tuple(chain.from_iterable(combinations(WORDS, n) for n in range(len(WORDS) + 1)))
 
-# For each fault what MindCluster's words can do about it, the cheapest first.
+# The strategies of MindCluster that help against each fault, cheapest first.
 ANSWERS = {
     FaultKind.DEVICE_MEMORY: ("retry", "recover-in-place", "recover"),
     FaultKind.LINK: ("retry",),
@@ -26,7 +26,7 @@ ANSWERS = {
 
 
 def mindcluster(words: tuple[str, ...], **labels: str) -> Policy:
-    """The policy of a job with these strategies."""
+    """Return the policy of a job with these strategies."""
     given = {a.PROCESS_RECOVER: "on"} | {key.replace("_", "-"): v for key, v in labels.items()}
     return a.from_mindcluster(given, {a.RECOVER_STRATEGY: ",".join(words)})
 
@@ -34,7 +34,7 @@ def mindcluster(words: tuple[str, ...], **labels: str) -> Policy:
 @pytest.mark.parametrize("kind", ANSWERS)
 @pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
 def test_any_combination_of_strategies(words: tuple[str, ...], kind: FaultKind) -> None:
-    """The cheapest of those that are named and can help, then the final checkpoint, if named."""
+    """The job takes the cheapest named strategy that helps, or the final checkpoint, if named."""
     fault = Fault(kind=kind, message="it broke", rank=2, node=1)
     case = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3)
     chosen = decide(mindcluster(words), case)
@@ -43,12 +43,15 @@ def test_any_combination_of_strategies(words: tuple[str, ...], kind: FaultKind) 
     assert chosen.strategy.value == (helpful[0] if helpful else last)
 
 
-# What is stronger where a strategy has failed: for the memory of a device, a process of its own or
-# another node. What has nothing stronger above it is tried again.
+# If retry fails to repair device memory, a new process is the next strategy, then another node.
+# Without a further strategy, retry repeats, but a new process does not.
 @pytest.mark.parametrize("failed", ["retry", "recover-in-place"])
 @pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
 def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], failed: str) -> None:
-    """The next of those that are named is taken; a rank is started three times in its place."""
+    """After a failure, the next named strategy follows.
+
+    A rank first restarts three times in place.
+    """
     if failed not in words:
         return
     fault = Fault(kind=FaultKind.DEVICE_MEMORY, message="it broke", rank=2, node=1, finished=5)
@@ -66,13 +69,13 @@ def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], fa
 
 
 def test_elastic_training_goes_on_with_fewer_nodes() -> None:
-    """MindCluster's word for it is another than ours."""
+    """MindCluster calls shrink "elastic-training"."""
     assert mindcluster(("elastic-training",)).strategies == (Strategy.SHRINK,)
 
 
 @pytest.mark.parametrize("switch", ["off", "pause"])
 def test_the_switch_of_process_level_recovery(switch: str) -> None:
-    """Strategies count only while it is on."""
+    """The strategies apply only while process-level recovery is on."""
     labels, words = {a.PROCESS_RECOVER: switch}, {a.RECOVER_STRATEGY: "retry,dump"}
     assert a.from_mindcluster(labels, words).strategies == ()
     assert a.from_mindcluster({}, words).strategies == ()
@@ -80,7 +83,7 @@ def test_the_switch_of_process_level_recovery(switch: str) -> None:
 
 @pytest.mark.parametrize("scheduling", ["grace", "force", "external-grace", "external-force"])
 def test_rescheduling_is_unlimited_unless_something_limits_it(scheduling: str) -> None:
-    """The retries of the service plane, or the job's back-off limit, bound every reschedule."""
+    """MindCluster's retries or the job's back-off limit restrict every reschedule."""
     on = {a.FAULT_SCHEDULING: scheduling}
     free = a.from_mindcluster(on, {})
     assert (free.max_reschedules, free.unconditional) == (a.UNLIMITED, False)
@@ -95,7 +98,7 @@ def test_rescheduling_is_unlimited_unless_something_limits_it(scheduling: str) -
 
 
 def test_without_fault_scheduling_nothing_is_placed_anew() -> None:
-    """Retries alone do not switch it on."""
+    """Without fault scheduling, labels for retries and pods allow no reschedule."""
     off = a.from_mindcluster({a.FAULT_RETRY_TIMES: "5", a.POD_RESCHEDULING: "on"}, {})
     assert (off.strategies, off.max_reschedules, off.max_pod_reschedules) == ((), 0, 0)
 
@@ -115,7 +118,7 @@ def test_without_fault_scheduling_nothing_is_placed_anew() -> None:
 def test_bad_labels_and_annotations_are_refused(
     labels: dict[str, str], annotations: dict[str, str], words: str
 ) -> None:
-    """The error names what was wrong and what it may be; also of strategies not switched on."""
+    """The error names the wrong value and the allowed values."""
     on = {a.PROCESS_RECOVER: "on"}
     with pytest.raises(UsageError, match=words):
         a.from_mindcluster(on | labels, annotations)
@@ -123,7 +126,7 @@ def test_bad_labels_and_annotations_are_refused(
 
 @pytest.mark.parametrize("words", COMBINATIONS, ids=",".join)
 def test_labels_and_annotations_are_read_as_they_were_written(words: tuple[str, ...]) -> None:
-    """A policy goes to MindCluster and comes back the same."""
+    """A policy that is written for MindCluster and read again keeps its strategies and limits."""
     before = mindcluster(
         words, fault_scheduling="force", fault_retry_times="7", pod_rescheduling="on"
     )

@@ -1,6 +1,6 @@
-"""The ladder against ModelArts' "fault recovery of training jobs": a row for each sentence.
+"""ModelArts' "fault recovery of training jobs": a row for each sentence of that document.
 
-Each name begins with the section of that document; "table 1" is its table of the strategies.
+Each name begins with the section of the document; "table 1" is its table of the strategies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 HOUR_S = 3600.0
 NOW = 100 * HOUR_S
 HBM = "80E01801"  # HBM multi-bit ECC
-OTHER, THIRD = "80E18005", "80E18000"  # other chip faults that can reset
+OTHER, THIRD = "80E18005", "80E18000"  # other chip faults that a reset repairs
 USER_CODES = ("80C98002", "80CB8002")
 TABLES = Tables.load()
 
@@ -39,7 +39,7 @@ JOB, FAIL = Strategy.RESCHEDULE_JOB, Strategy.FAIL
 
 
 def policy(**given: str) -> Policy:
-    """What these annotations ask for, with nothing of Rekindle's own beneath."""
+    """Return the policy of these annotations, without strategies of Rekindle."""
     keys = {f"{a.MODELARTS_PREFIX}{key.replace('_', '-')}": value for key, value in given.items()}
     return a.from_modelarts(keys, Policy(strategies=()))
 
@@ -54,7 +54,7 @@ NONE = policy()
 
 
 def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) -> Fault:
-    """A chip's fault, as the tables judge its code when somebody reports it."""
+    """Return the fault for a reported code of a chip, as the tables judge it."""
     sign = HealthEvent(source=EventSource.ASCEND, what=code, node=1, device=device)
     at = NOW - hours_ago * HOUR_S
     fault = fault_of_sign(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
@@ -62,7 +62,10 @@ def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) 
 
 
 def crash(hours_ago: float = 0.0, step: int = 5, code: int = 1, error: str = "") -> Fault:
-    """The script ended with a status other than 0; error: what it raised, if that is known."""
+    """Return the fault of a script that exited with a status other than 0.
+
+    error: the text of its exception, if known.
+    """
     at = NOW - hours_ago * HOUR_S
     raised = ErrorRecord(message=error) if error else None
     place = {"rank": 11, "node": 1, "finished": step}
@@ -73,7 +76,7 @@ LOST = Fault(kind=FaultKind.NODE_LOST, message="node 1 was lost", node=1, host="
 DEADLOCK = HealthEvent(source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1)
 SICK = fault_of_sign(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
 URGENT = chip("80E18402")  # SeparateNPU
-NOT_RESET = chip(reset_helps=False, reset_failed=True)  # as when the agent says that it is not
+NOT_RESET = chip(reset_helps=False, reset_failed=True)  # the agent reports a failed reset
 ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."
 HUNG = Fault(kind=FaultKind.HANG, message="the job hangs", at=NOW)
 NO_NODE = Fault(kind=FaultKind.SCHEDULING, message="no node came", at=NOW)
@@ -82,7 +85,7 @@ NO_NODE = Fault(kind=FaultKind.SCHEDULING, message="no node came", at=NOW)
 def past(
     *seen: tuple[Fault, Strategy], newest: int = 5, incident: int | None = None
 ) -> tuple[Past, ...]:
-    """Earlier faults, each with an incident of its own if nothing else is said."""
+    """Return these earlier faults, by default each with its own incident."""
     return tuple(
         Past(fault=fault, strategy=strategy, newest=newest, incident=incident or number)
         for number, (fault, strategy) in enumerate(seen, 1)
@@ -90,13 +93,13 @@ def past(
 
 
 def judge(what: Fault, how: Policy, before: tuple[Past, ...] = (), **more: Any) -> Decision:
-    """Decide for an untouched script, as ModelArts would."""
+    """Decide for a script without a Session, as ModelArts does."""
     settings = {"session": False, "formed": True, "newest": 5, "incident": 99} | more
     return decide(how, Situation(fault=what, past=before, **settings))
 
 
 TABLE = {
-    # section: what it says -> (policy, fault, past, strategy, isolated, words of the reason)
+    # section: sentence -> (policy, fault, past, strategy, isolated, words of the reason)
     "table 1, in place: a healable chip fault restarts the job in its containers": (
         AUTO, chip(), (), RESTART, False, "resets its device, and the job restarts all ranks",
     ),
@@ -326,7 +329,7 @@ TABLE = {
 
 @pytest.mark.parametrize("sentence", TABLE)
 def test_the_ladder_does_as_modelarts(sentence: str) -> None:
-    """The fault is answered as the sentence says, and nothing is isolated that it does not name."""
+    """Each fault has the decision of its sentence. It isolates a node only if the sentence does."""
     how, what, before, strategy, isolated, words = TABLE[sentence]
     decision = judge(what, how, before)
     assert (decision.strategy, decision.isolate) == (strategy, isolated)
@@ -354,13 +357,13 @@ def test_the_ladder_does_as_modelarts(sentence: str) -> None:
     ],
 )
 def test_bad_annotations_are_refused(given: dict[str, str], words: str) -> None:
-    """The error names the annotation and what it may be."""
+    """The error names the annotation and its allowed values."""
     with pytest.raises(UsageError, match=words):
         a.from_modelarts({f"{a.MODELARTS_PREFIX}{key}": value for key, value in given.items()})
 
 
 def test_annotations_of_others_are_no_business_of_ours() -> None:
-    """A job carries many annotations."""
+    """Annotations of other programs are ignored, because a job has many annotations."""
     assert a.from_modelarts({"prefect.io/x": "y"}).max_reschedules == 0
 
 
@@ -379,6 +382,6 @@ def test_annotations_of_others_are_no_business_of_ours() -> None:
     ],
 )
 def test_annotations_are_written_as_they_were_read(given: dict[str, str]) -> None:
-    """What is read from ModelArts goes back to it unchanged."""
+    """Annotations of ModelArts are the same after they are read and written."""
     keys = {f"{a.MODELARTS_PREFIX}{key}": value for key, value in given.items()}
     assert a.to_modelarts(a.from_modelarts(keys)) == keys

@@ -1,4 +1,4 @@
-"""A strategy is in all places that need it; a failure names the missing edit."""
+"""A strategy is in all places that need it, or the test names the missing edit."""
 
 import re
 from typing import get_type_hints
@@ -60,7 +60,7 @@ def described() -> list[str]:
 
 
 def edits_of_page(strategy: Strategy) -> dict[str, bool]:
-    """Return the edits of the user's page: which lines name the strategy, and which do not."""
+    """Return the edits of the user's page: the lines that must name the strategy, and must not."""
     lines = (ROOT / PAGE).read_text().splitlines()
     inner = strategy in INNER
     wanted = {

@@ -1,4 +1,4 @@
-"""The plan: newest step that any intact copy holds, and nothing of a torn rank."""
+"""The plan: the newest step of any intact copy, without the state of a torn rank."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rekindle.recovery.policy.plan import AvailableState, Made, RankPlan, StateSource, make_plan
 
-states = st.tuples(st.integers(0, 6), st.integers(0, 2))  # steps, and the generation
+states = st.tuples(st.integers(0, 6), st.integers(0, 2))  # step, and generation
 kept = st.lists(states, max_size=3).map(tuple)
 holdings = st.lists(
     st.builds(
@@ -25,7 +25,7 @@ holdings = st.lists(
 
 
 def at(*steps: int) -> tuple[Made, ...]:
-    """States of one generation."""
+    """Return states of one generation."""
     return tuple((step, 1) for step in steps)
 
 
@@ -39,7 +39,7 @@ def anywhere(held: dict[int, AvailableState]) -> set[Made]:
 
 
 def groups(held: dict[int, AvailableState]) -> list[dict[int, AvailableState]]:
-    """The replica groups."""
+    """Return the replica groups."""
     shards = {h.shard for h in held.values()}
     return [{r: h for r, h in held.items() if h.shard == shard} for shard in shards]
 
@@ -47,13 +47,13 @@ def groups(held: dict[int, AvailableState]) -> list[dict[int, AvailableState]]:
 def common(
     held: dict[int, AvailableState], where: Callable[[dict[int, AvailableState]], set[Made]]
 ) -> set[Made]:
-    """The states that all replica groups have there."""
+    """Return the states that all replica groups have at this kind of source."""
     return set.intersection(*(where(group) for group in groups(held)))
 
 
 @given(holdings)
 def test_live_state_wins_and_the_newest_of_it(held: dict[int, AvailableState]) -> None:
-    """If each replica group has a live copy of one state, all go on from the newest such state."""
+    """If each replica group has a live copy of one state, all ranks take the newest such state."""
     states = common(held, live)
     if states:
         plan = make_plan(held)
@@ -63,7 +63,7 @@ def test_live_state_wins_and_the_newest_of_it(held: dict[int, AvailableState]) -
 
 @given(holdings)
 def test_every_rank_gets_the_planned_step(held: dict[int, AvailableState]) -> None:
-    """No states are mixed: each source holds exactly the planned one, to its generation."""
+    """Each source holds exactly the planned state, including its generation."""
     plan = make_plan(held)
     made = plan.step, plan.made
     for rank, own in enumerate(plan.ranks):
@@ -91,7 +91,7 @@ def test_every_rank_gets_the_planned_step(held: dict[int, AvailableState]) -> No
 
 @given(holdings)
 def test_who_sends_is_who_is_expected_to(held: dict[int, AvailableState]) -> None:
-    """Senders and receivers agree, so no transfer waits for ever."""
+    """Each sender has a receiver that expects it, so no transfer waits without end."""
     plan = make_plan(held)
     sends = {(r, to) for r, own in enumerate(plan.ranks) for to in own.sends_to}
     receives = {(own.peer, r) for r, own in enumerate(plan.ranks) if own.source is StateSource.PEER}
@@ -100,7 +100,10 @@ def test_who_sends_is_who_is_expected_to(held: dict[int, AvailableState]) -> Non
 
 @given(holdings)
 def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, AvailableState]) -> None:
-    """Whatever it is put together from; fresh only if no state can be had whole."""
+    """Without a common live state, all ranks take the newest state that is complete.
+
+    If no state is complete, all ranks start fresh.
+    """
     plan = make_plan(held)
     if not common(held, live):
         states = common(held, anywhere)
@@ -111,7 +114,7 @@ def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, Availa
 
 @given(holdings)
 def test_each_group_takes_the_nearest_source(held: dict[int, AvailableState]) -> None:
-    """Nothing is loaded from afar that a rank of the group has near."""
+    """A replica group takes no distant source if one of its ranks has a nearer one."""
     plan = make_plan(held)
     for group in groups(held) if common(held, anywhere) else ():
         sources = {plan.ranks[rank].source for rank in group} - {StateSource.PEER}
@@ -126,7 +129,7 @@ def test_each_group_takes_the_nearest_source(held: dict[int, AvailableState]) ->
 
 @given(holdings)
 def test_each_shard_has_one_writer(held: dict[int, AvailableState]) -> None:
-    """A checkpoint gets every shard once."""
+    """Each shard of a checkpoint has exactly one writer."""
     plan = make_plan(held)
     writers = [held[rank].shard for rank, own in enumerate(plan.ranks) if own.writes]
     assert sorted(writers) == sorted({h.shard for h in held.values()})
@@ -134,7 +137,7 @@ def test_each_shard_has_one_writer(held: dict[int, AvailableState]) -> None:
 
 
 def test_one_dead_rank_of_four_costs_one_transfer() -> None:
-    """Three survivors keep their state; the replacement gets its from a rank of its own node."""
+    """If one of four ranks dies, three keep their state. It gets its state on its own node."""
     held = {r: AvailableState(node=r // 2, live=(7, 1)) for r in range(4)}
     held[3] = AvailableState(node=1)
     plan = make_plan(held)
@@ -143,7 +146,10 @@ def test_one_dead_rank_of_four_costs_one_transfer() -> None:
 
 
 def test_of_equals_the_snapshot() -> None:
-    """A checkpoint of the same step is farther away; a newer one is worth the way."""
+    """At the same step, the plan prefers a snapshot to a checkpoint, because it is nearer.
+
+    A newer checkpoint wins.
+    """
     held = {
         0: AvailableState(node=0, snapshots=at(4, 6), checkpoints=at(6, 2)),
         1: AvailableState(node=1),
@@ -157,7 +163,7 @@ def test_of_equals_the_snapshot() -> None:
 
 
 def test_a_rank_one_step_behind_gets_the_newer_state() -> None:
-    """Its own state is complete too, but it belongs to another step."""
+    """A rank one step behind takes the newer state, although its own is complete."""
     live = [(5, 1), (4, 1), (5, 1)]
     held = {rank: AvailableState(node=0, live=made) for rank, made in enumerate(live)}
     plan = make_plan(held)
@@ -168,7 +174,7 @@ def test_a_rank_one_step_behind_gets_the_newer_state() -> None:
 
 
 def test_two_ways_to_do_a_step_are_two_states() -> None:
-    """One shard has step 8 as it was, the other as it was done again: neither counts."""
+    """If two shards have step 8 from different passes, the plan uses an older common state."""
     held = {
         0: AvailableState(node=0, shard=0, snapshots=((8, 1), (5, 1))),
         1: AvailableState(node=1, shard=1, snapshots=((8, 3), (5, 1))),
@@ -182,7 +188,7 @@ def test_two_ways_to_do_a_step_are_two_states() -> None:
 
 
 def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:
-    """Four ranks, a shard each: what the lost node's other node has decides the step of all."""
+    """If a shard is lost, its copies on another node decide the step of all ranks."""
     held = {r: AvailableState(node=r, shard=r, live=(9, 1), snapshots=at(4, 8)) for r in range(4)}
     held[2] = AvailableState(node=2, shard=2, copies=((3, (4, 1)), (3, (8, 1))))
     plan = make_plan(held)
@@ -193,7 +199,7 @@ def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:
 
 
 def test_a_replica_keeps_all_where_they_are() -> None:
-    """Two shards, each held twice: a live replica of the lost one's, and no step is lost."""
+    """If a lost shard has a live replica, no step is lost."""
     held = {r: AvailableState(node=r, shard=r % 2, live=(9, 1), snapshots=at(8)) for r in range(4)}
     held[2] = AvailableState(node=2, shard=0, copies=((3, (8, 1)),))
     plan = make_plan(held)
@@ -202,7 +208,7 @@ def test_a_replica_keeps_all_where_they_are() -> None:
 
 
 def test_snapshots_of_different_steps_are_never_mixed() -> None:
-    """The newest of each rank is of another step: the older one, which both have, counts."""
+    """If the newest snapshots of two ranks differ, the newest common step counts."""
     held = {
         0: AvailableState(node=0, shard=0, snapshots=at(5, 10)),
         1: AvailableState(node=1, shard=1, snapshots=at(10, 15)),
@@ -212,7 +218,10 @@ def test_snapshots_of_different_steps_are_never_mixed() -> None:
 
 @given(holdings)
 def test_any_one_node_may_be_lost(held: dict[int, AvailableState]) -> None:
-    """Each shard has a replica on two nodes, or another node keeps copies of one of its ranks."""
+    """After the loss of any node, each shard exists elsewhere.
+
+    Each shard has replicas on two nodes, or another node keeps copies of one of its ranks.
+    """
     replica_nodes = [own.replica_node for own in make_plan(held).ranks]
     nodes = {h.node for h in held.values()}
     for group in groups(held):
@@ -224,13 +233,16 @@ def test_any_one_node_may_be_lost(held: dict[int, AvailableState]) -> None:
 
 
 def test_copies_go_round_a_ring() -> None:
-    """Each node keeps those of the one before it, whatever their numbers are."""
+    """Each node keeps the copies of the node before it, whatever their numbers are."""
     held = {r: AvailableState(node=(r // 2) * 3, shard=r) for r in range(6)}
     assert [own.replica_node for own in make_plan(held).ranks] == [3, 3, 6, 6, 0, 0]
 
 
 def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
-    """Shard 0 lives on node 0 alone; shard 1 on both."""
+    """If two ranks of one node hold a shard, only one of them is copied.
+
+    Here shard 0 is only on node 0, and shard 1 is on both nodes.
+    """
     held = {r: AvailableState(node=r // 2, shard=max(0, r - 1)) for r in range(4)}
     held[3] = AvailableState(node=0, shard=1)
     held[2] = AvailableState(node=1, shard=1)

@@ -1,4 +1,4 @@
-"""Policies in the words of ModelArts and MindCluster, there and back again."""
+"""Policies that are converted to ModelArts and MindCluster and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.recovery.policy.policy import ALLOWABLE, Policy, Strategy
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
 JOBS = {Strategy.RESCHEDULE_JOB, Strategy.RESCHEDULE_JOB_ISOLATED}
-PROCESSES = {*a._RECOVERING.values()} - {Strategy.FAIL}  # those that MindCluster has words for
+PROCESSES = {*a._RECOVERING.values()} - {Strategy.FAIL}  # MindCluster has words for these
 
 counts = st.one_of(st.integers(0, 200), st.just(a.UNLIMITED))
 policies = st.builds(
@@ -41,14 +41,18 @@ words = st.lists(st.sampled_from(["retry", "recover", "recover-in-place", "dump"
 
 
 def to_and_from_mindcluster(policy: Policy) -> Policy:
-    """Write a policy, and read it."""
+    """Write a policy for MindCluster, and read it again."""
     written, annotations, limit = a.to_mindcluster(policy)
     return a.from_mindcluster(written, annotations, backoff_limit=limit)
 
 
 @given(policies)
 def test_mindcluster_is_told_no_more_than_the_policy_says(policy: Policy) -> None:
-    """But for one reschedule, without which it recovers no process; and it is told all of these."""
+    """The labels for MindCluster allow no more than the policy, except one reschedule.
+
+    MindCluster recovers no process without a reschedule. It gets all strategies that it can
+    express.
+    """
     again = to_and_from_mindcluster(policy)
     assert set(again.strategies) & PROCESSES == set(policy.strategies) & PROCESSES
     job = policy.max_reschedules if JOBS & set(policy.strategies) else 0
@@ -67,7 +71,10 @@ def test_mindcluster_is_told_no_more_than_the_policy_says(policy: Policy) -> Non
 def test_what_mindcluster_says_goes_back_to_it(
     given_labels: dict[str, str], listed: list[str], backoff: int | None
 ) -> None:
-    """The policy that is read again is the same, but where processes recover without a limit."""
+    """Labels of MindCluster give the same policy after they are read, written and read again.
+
+    An exception is process recovery without reschedules, which is written with one reschedule.
+    """
     policy = a.from_mindcluster(
         given_labels, {a.RECOVER_STRATEGY: ",".join(listed)}, backoff_limit=backoff
     )
@@ -81,7 +88,10 @@ def test_what_mindcluster_says_goes_back_to_it(
 
 @given(policies)
 def test_modelarts_is_told_no_more_than_the_policy_says(policy: Policy) -> None:
-    """Nothing at all where no job may be placed anew."""
+    """The annotations for ModelArts allow no more than the policy.
+
+    Without a reschedule of jobs, the policy cannot be written.
+    """
     if not policy.max_reschedules or not JOBS & set(policy.strategies):
         with pytest.raises(UsageError, match="only by placing it again"):
             a.to_modelarts(policy)
@@ -101,14 +111,17 @@ def test_modelarts_is_told_no_more_than_the_policy_says(policy: Policy) -> None:
 def test_whichever_limit_is_reached_first(
     retries: str | None, backoff: int | None, limit: int, in_row: int
 ) -> None:
-    """An untouched script, that tells no steps, gets as many retries as its label says."""
+    """The lower of two limits applies. A script without a Session uses all retries of its label.
+
+    It reports no steps, so all its retries are consecutive.
+    """
     on = {a.FAULT_SCHEDULING: "force"} | ({a.FAULT_RETRY_TIMES: retries} if retries else {})
     policy = a.from_mindcluster(on, {}, backoff_limit=backoff)
     assert (policy.max_reschedules, policy.max_reschedules_in_row) == (limit, in_row)
 
 
 def test_a_limit_without_retries_is_the_back_off_limit(tmp_path: Path) -> None:
-    """Also in a file."""
+    """A policy without retries is written with a back-off limit, and read the same from a file."""
     policy = Policy(max_reschedules=8, unconditional=False)
     path = tmp_path / "job.yaml"
     path.write_text(write_policy(policy, PolicyFormat.MINDCLUSTER))
@@ -118,7 +131,7 @@ def test_a_limit_without_retries_is_the_back_off_limit(tmp_path: Path) -> None:
 
 
 def test_online_recovery_is_written_as_in_seed_000() -> None:
-    """`fault-scheduling: force` stands beside `process-recover-enable: on`."""
+    """Process recovery is written with `fault-scheduling: force`."""
     written, annotations, _ = a.to_mindcluster(Policy(strategies=(Strategy.RETRY,)))
     assert written == {a.PROCESS_RECOVER: "on", a.FAULT_SCHEDULING: "force"}
     assert annotations[a.RECOVER_STRATEGY] == "retry"

@@ -34,7 +34,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_fields_of_its_own(tmp_path: Path) -> None:
-    """What is left out is as by default; strategies keep their order."""
+    """A field that the file omits has its default, and strategies keep their order."""
     text = "strategies: [restart, retry]\nmax_restarts: 2\napprove: [restart]"
     expected = Policy(
         strategies=(Strategy.RESTART, Strategy.RETRY), max_restarts=2, approve=(Strategy.RESTART,)
@@ -43,13 +43,16 @@ def test_fields_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_job_of_modelarts(tmp_path: Path) -> None:
-    """Its annotations are read."""
+    """A file of a ModelArts job gives the policy of its annotations."""
     policy = read_policy(written(tmp_path, MODELARTS))
     assert (policy.max_reschedules, policy.unconditional) == (3, True)
 
 
 def test_a_job_of_mindcluster(tmp_path: Path) -> None:
-    """Labels, annotations and the back-off limit."""
+    """A file of a MindCluster job gives the policy of its labels, annotations and retry limit.
+
+    The retry limit is `backoffLimit`.
+    """
     policy = read_policy(written(tmp_path, MINDCLUSTER))
     assert policy.max_reschedules == 3
     assert {Strategy.RETRY, Strategy.DUMP} <= set(policy.strategies)
@@ -102,7 +105,7 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    """The message names the file and the field."""
+    """The error names the file and the field."""
     path = written(tmp_path, text)
     with pytest.raises(UsageError, match=words) as error:
         read_policy(path)
@@ -110,7 +113,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) 
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    """Or that is no text."""
+    """A missing file and a file that is not UTF-8 raise an error that names the file."""
     with pytest.raises(UsageError, match="cannot be read"):
         read_policy(tmp_path / "none.yaml")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
@@ -121,7 +124,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", PolicyFormat)
 @pytest.mark.parametrize("text", ["max_restarts: 2", MODELARTS, MINDCLUSTER])
 def test_what_is_written_can_be_read_again(tmp_path: Path, text: str, form: PolicyFormat) -> None:
-    """And says the same, as far as the form has words for it."""
+    """A written policy is the same after reading, except values that the format does not have."""
     policy = read_policy(written(tmp_path, text))
     if form is PolicyFormat.MODELARTS and not policy.max_reschedules:
         with pytest.raises(UsageError, match="give max_reschedules"):

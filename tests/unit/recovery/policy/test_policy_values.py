@@ -1,4 +1,4 @@
-"""Policies: their order, and what cannot work."""
+"""Policies: the order of strategies, and values that cannot work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
 
 
 def test_a_policy_keeps_its_order() -> None:
-    """What is not named keeps its place, so that the reasons name it where it would have come."""
+    """A strategy that the policy does not name keeps its place, so reasons name it in order."""
     assert Policy().ladder == LADDER
     ladder = Policy(strategies=(RESTART, DUMP, RECOVER, RETRY)).ladder
     places = {strategy: ladder.index(strategy) for strategy in ladder}
@@ -43,6 +43,6 @@ def test_a_policy_keeps_its_order() -> None:
     ],
 )
 def test_a_policy_that_cannot_work_is_refused(settings: dict[str, Any], word: str) -> None:
-    """The error names the value that is wrong."""
+    """The error names the wrong value."""
     with pytest.raises(ValueError, match=word):
         Policy(**settings)

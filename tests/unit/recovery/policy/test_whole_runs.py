@@ -1,4 +1,4 @@
-"""What is decided about flow and task runs as a whole, from what Prefect says of their ends."""
+"""Decisions about complete flow runs and task runs, from the ends that Prefect reports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TABLES = Tables.load()
 
 
 def raised(text: str, at: float = 0.0) -> RunEnd:
-    """A flow that failed by an exception."""
+    """Return the end of a flow run that raised an exception."""
     return RunEnd(message=f"Flow run encountered an exception: {text}", at=at)
 
 
 def crashed(text: str, at: float = 0.0) -> RunEnd:
-    """A run whose process did not end by itself."""
+    """Return the end of a run that Prefect reports as crashed."""
     return RunEnd(message=text, crashed=True, at=at)
 
 
@@ -52,7 +52,7 @@ ODD = raised("mymodule.OddError: who knows")
     ],
 )
 def test_a_message_becomes_a_fault(end: RunEnd, kind: FaultKind) -> None:
-    """What Prefect says of a run's end, and the tables of what was raised, tell the kind."""
+    """The kind of fault follows from Prefect's message, and from the tables for an exception."""
     assert fault_of(end, TABLES).kind is kind
 
 
@@ -60,12 +60,12 @@ BOTH = Policy(max_restarts=1, max_reschedules=2)
 
 
 def decide(policy: Policy, *ends: RunEnd) -> Strategy:
-    """What is done about the last of these ends."""
+    """Return the decision about the last of these ends."""
     return decide_run(policy, ends, TABLES).strategy
 
 
 def test_budgets_are_spent_in_the_order_of_the_ladder() -> None:
-    """First the restarts, then the reschedules, then the run is left as it ended."""
+    """The run uses its restarts first, then its reschedules. Then it stays as it ended."""
     found = [decide(BOTH, *[KILLED] * count) for count in (1, 2, 3, 4)]
     assert found == [
         Strategy.RESTART,
@@ -83,14 +83,14 @@ def test_without_a_budget_a_run_is_left_as_it_ended() -> None:
 
 
 def test_an_eviction_uses_up_no_budget() -> None:
-    """However often a place is taken away, the run goes on elsewhere."""
+    """A run that is evicted continues on another node, however often, and uses no budget."""
     assert decide(Policy(), *[TERMINATED] * 50) is Strategy.RESCHEDULE_JOB
     mixed = [KILLED, *[TERMINATED] * 50, KILLED]
     assert decide(Policy(max_reschedules=2), *mixed) is Strategy.RESCHEDULE_JOB
 
 
 def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
-    """Another run of the same is no remedy; another error is."""
+    """The same error again fails the run. Another error does not."""
     policy = Policy(max_restarts=5)
     assert decide(policy, WRONG) is Strategy.RESTART
     assert decide(policy, WRONG, raised("KeyError: 'loss'")) is Strategy.RESTART
@@ -108,7 +108,7 @@ def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
     ],
 )
 def test_what_another_run_cannot_change_is_final(end: RunEnd, said: str) -> None:
-    """Some ends are never followed by another run, whatever the budget, and the reason is told."""
+    """Some ends are final, whatever the budget, and the reason states the cause."""
     decision = decide_run(Policy(max_restarts=9, max_reschedules=9), [end], TABLES)
     assert decision.strategy is Strategy.FAIL
     assert said in decision.reason
@@ -116,7 +116,10 @@ def test_what_another_run_cannot_change_is_final(end: RunEnd, said: str) -> None
 
 @pytest.mark.parametrize("error", ["UsageError: no such script", "JobError: process 1 died"])
 def test_a_job_that_cannot_be_started_or_steered_is_tried_once_more(error: str) -> None:
-    """It may have been the moment; the second time it is not, whatever process it names."""
+    """If a job cannot start or be controlled, its flow runs one more time.
+
+    A second such end fails the run, whatever process the error names.
+    """
     policy = Policy(max_reschedules=9)
     first, second = (raised(f"rekindle.errors.{text}") for text in (error, f"{error} again"))
     assert decide(policy, first) is Strategy.RESCHEDULE_JOB
@@ -124,14 +127,14 @@ def test_a_job_that_cannot_be_started_or_steered_is_tried_once_more(error: str) 
 
 
 def test_a_sick_device_has_the_run_placed_anew() -> None:
-    """A restart is enough for what may pass; without one the run goes elsewhere."""
+    """A fault that may pass causes a restart. A lost device moves the run to another node."""
     lost = raised("RuntimeError: GPU has fallen off the bus.")
     assert decide(Policy(max_restarts=1), ECC) is Strategy.RESTART
     assert decide(Policy(max_reschedules=1), lost) is Strategy.RESCHEDULE_JOB_ISOLATED
 
 
 def test_what_the_policy_does_not_allow_is_not_done() -> None:
-    """Only named strategies are used, and those to be approved are marked."""
+    """Only the strategies of the policy are used. A strategy that needs approval is marked."""
     only = Policy(strategies=(Strategy.RESCHEDULE_JOB,), max_restarts=9, max_reschedules=1)
     assert decide(only, KILLED) is Strategy.RESCHEDULE_JOB
     asks = Policy(max_restarts=1, approve=(Strategy.RESTART,))
@@ -139,7 +142,7 @@ def test_what_the_policy_does_not_allow_is_not_done() -> None:
 
 
 def test_a_run_that_was_run_again_counts_under_a_policy_that_has_changed() -> None:
-    """What a policy of before has allowed is a reschedule to the one of now."""
+    """A repetition that an earlier policy allowed counts as a reschedule under the new policy."""
     assert decide(Policy(max_reschedules=1), KILLED, KILLED) is Strategy.FAIL
     narrow = Policy(strategies=tuple(s for s in ALLOWABLE if s not in AGAIN))
     assert decide(narrow, KILLED, KILLED) is Strategy.FAIL

@@ -1,4 +1,4 @@
-"""Ascend fault codes: their levels, their spellings, and what holds for unlisted ones."""
+"""Ascend fault codes: their levels, their spellings, and the verdicts for unlisted codes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LEVELS = [name for source, name in ROWS.levels if source == "ascend"]
 
 
 def test_codes_per_level() -> None:
-    """The tables hold as many codes as MindCluster's files: chips, public, nodes and switches.
+    """The tables have as many codes as MindCluster's files: chips, public, nodes and switches.
 
-    A2301001 and B4060011 stand there twice.
+    A2301001 and B4060011 occur twice in these files.
     """
     counts = Counter(row.level for row in ROWS.by_key["ascend"].values())
     assert counts == {
@@ -52,12 +52,12 @@ def test_codes_per_level() -> None:
             {"level": "RestartBusiness", "kind": FaultKind.DEVICE_MEMORY, "reset_helps": True},
         ),
         ("80E18402", {"level": "SeparateNPU", "kind": FaultKind.DEVICE, "reset_helps": False}),
-        ("A2301001", {"level": "SeparateNPU"}),  # in two lists: the worse is looked up first
+        ("A2301001", {"level": "SeparateNPU"}),  # in two lists; the worse entry comes first
         ("B4060011", {"level": "RestartBusiness"}),
         ("80E38008", {"level": "RestartNPU", "urgency": Urgency.NOW, "reset_helps": True}),
         ("8C084E00", {"level": "FreeRestartNPU", "urgency": Urgency.NOW, "reset_helps": True}),
         ("8F19A04E", {"level": "PreSeparateNPU", "urgency": Urgency.LATER}),
-        ("8F19A04F", {"level": "SeparateNPU", "listed": False}),  # just behind a range
+        ("8F19A04F", {"level": "SeparateNPU", "listed": False}),  # directly after a range
         ("80C98006", {"level": "NotHandleFault", "urgency": Urgency.NONE}),
         ("81078603", {"level": "NotHandleFault", "kind": FaultKind.LINK}),
         ("81AD8605", {"level": "SubHealthFault", "urgency": Urgency.WATCH}),
@@ -71,7 +71,7 @@ def test_codes_per_level() -> None:
     ],
 )
 def test_listed_code(code: str, expected: dict[str, Any]) -> None:
-    """Codes of every level and source mean what their files say."""
+    """A listed code of each level and source has the verdict of its file."""
     verdict = TABLES.ascend(code)
     assert {name: getattr(verdict, name) for name in expected} == expected
 
@@ -84,7 +84,7 @@ def spellings(code: str) -> list[str]:
 
 
 def test_every_code_is_found_in_every_spelling() -> None:
-    """Case, 0x, spaces and leading zeros make no difference, also not to the code that is told."""
+    """Case, 0x, spaces and leading zeros make no difference, and the verdict has the plain code."""
     for code in CODES.values():
         verdict = TABLES.ascend(code)
         assert verdict.listed
@@ -97,7 +97,7 @@ def test_every_code_is_found_in_every_spelling() -> None:
 
 @given(st.sampled_from(list(CODES.values())), st.randoms())
 def test_any_mixture_of_cases(code: str, random: Any) -> None:
-    """A code is the same whatever letters of it are capitals."""
+    """The case of single letters does not change the verdict of a code."""
     mixed = "".join(random.choice((str.lower, str.upper))(letter) for letter in code)
     assert TABLES.ascend(mixed) == TABLES.ascend(code)
 
@@ -113,7 +113,7 @@ def test_any_mixture_of_cases(code: str, random: Any) -> None:
     ],
 )
 def test_unlisted_code_of_a_chip(severity: Severity | None, level: str) -> None:
-    """Minor and less is let be; worse, or unknown, takes the device out."""
+    """An unlisted chip code is ignored up to minor. Otherwise, the device is separated."""
     verdict = TABLES.ascend("0x8abcdef0", severity)
     assert (verdict.level, verdict.listed, verdict.code) == (level, False, "8ABCDEF0")
     assert (verdict.urgency is Urgency.NOW) == (level == "SeparateNPU")
@@ -122,7 +122,7 @@ def test_unlisted_code_of_a_chip(severity: Severity | None, level: str) -> None:
 
 @pytest.mark.parametrize("severity", [None, *Severity])
 def test_unlisted_code_of_a_port(severity: Severity | None) -> None:
-    """A port's unlisted code keeps new work away, whatever its severity."""
+    """An unlisted code of a port keeps new work away, at any severity."""
     verdict = TABLES.ascend("8ABCDEF0", severity, FaultOrigin.NETWORK)
     assert (verdict.level, verdict.urgency) == ("PreSeparateNPU", Urgency.LATER)
     assert verdict.kind is FaultKind.LINK
@@ -134,7 +134,7 @@ def test_unlisted_code_of_a_port(severity: Severity | None) -> None:
         (
             "123456789",
             FaultOrigin.CHIP,
-        ),  # a public fault: ClusterD drops those that it does not list
+        ),  # a public fault; ClusterD drops unlisted public faults
         ("[0x00f1fef5,1,npu,na]", FaultOrigin.CHIP),
         ("7ABCDEF0", FaultOrigin.NODE),
         ("nonsense", FaultOrigin.CHIP),
@@ -143,14 +143,14 @@ def test_unlisted_code_of_a_port(severity: Severity | None) -> None:
     ],
 )
 def test_what_is_passed_over(code: str, origin: FaultOrigin) -> None:
-    """Unlisted public faults, switches and nodes, and what is no code at all, change nothing."""
+    """Unlisted codes of public faults, switches and nodes, and malformed codes, change nothing."""
     verdict = TABLES.ascend(code, Severity.CRITICAL, origin)
     assert (verdict.urgency, verdict.at_fault) == (Urgency.NONE, Blame.NOTHING)
     assert not verdict.listed
 
 
 def test_origin_and_severity_do_not_matter_for_listed_codes() -> None:
-    """What a table says about a code holds whoever reports it."""
+    """The verdict of a listed code does not depend on the reported severity and origin."""
     plain = TABLES.ascend("80C98002")
     assert all(TABLES.ascend("80C98002", s, o) == plain for s in Severity for o in FaultOrigin)
 
@@ -162,8 +162,8 @@ def test_anything_is_judged(code: str, severity: Severity | None, origin: FaultO
 
 
 def test_levels() -> None:
-    """All levels of MindCluster are known, and each entry's is one of them."""
+    """The tables know all levels of MindCluster, and each entry has one of these levels."""
     assert {row.level for row in ROWS.by_key["ascend"].values()} | {
         "ManuallySeparateNPU",
-        "ResetFault",  # MindCluster has the level, and no code in it
+        "ResetFault",  # a level of MindCluster without a code
     } == set(LEVELS)

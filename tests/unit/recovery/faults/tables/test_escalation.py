@@ -1,4 +1,4 @@
-"""Codes that come too often or stay too long: the edges, and a slow model that must agree."""
+"""Codes that occur too often or stay too long: limits, and a slow model with the same results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def at(code: str, *times: float) -> list[Change]:
 
 
 def spells(code: str, *spells: tuple[float, float]) -> list[Change]:
-    """The code came and went, each time from one second to another."""
+    """Return changes of a code that is present in each of these periods: start, end."""
     return [
         change
         for begin, end in spells
@@ -41,42 +41,42 @@ def judged(changes: list[Change], now: float) -> list[str]:
     [
         ([], 0, []),
         (at(TWICE, 0), 0, []),
-        (at(TWICE, 0, DAY), DAY, ["ManuallySeparateNPU"]),  # just as long as the window
+        (at(TWICE, 0, DAY), DAY, ["ManuallySeparateNPU"]),  # exactly the length of the window
         (at(TWICE, 0, DAY + 1), DAY + 1, []),
         (at(TWICE, 0, DAY + 0.5, DAY + 1), DAY + 1, ["ManuallySeparateNPU"]),
         (at(TWICE, 5, 5), 5, []),  # reported twice
-        (at(TWICE, 5, 9), 8, []),  # the second has not happened yet
+        (at(TWICE, 5, 9), 8, []),  # the second occurrence is still in the future
         (at(TWICE, 9, 5), 9, ["ManuallySeparateNPU"]),  # in any order
-        (at(TWICE, 5) + at(UCE, 9), 9, []),  # each code by itself
+        (at(TWICE, 5) + at(UCE, 9), 9, []),  # separate counts for each code
         (at(TWICE, 5) + at("0x80c98008", 9), 9, ["ManuallySeparateNPU"]),
         (at(TWICE, 5, 9), 1000 * DAY, ["ManuallySeparateNPU"]),  # until a person releases it
         (at(THRICE, 1, 2), 2, []),
         (at(THRICE, 1, 2, 3), 3, ["ManuallySeparateNPU"]),
         (at(UCE, 1, 2) + at(TWICE, 1, 2), 2, ["ManuallySeparateNPU"] * 2),
-        (at("80C98002", 1, 2, 3, 4), 4, []),  # no rule for it
+        (at("80C98002", 1, 2, 3, 4), 4, []),  # a code without a rule
         (at("nonsense", 1, 2, 3, 4), 4, []),
     ],
 )  # fmt: skip
 def test_frequency(changes: list[Change], now: float, levels: list[str]) -> None:
-    """A code that came often enough within the window takes the device out for good."""
+    """A code that occurs often enough within the window separates the device."""
     assert judged(changes, now) == levels
 
 
 @pytest.mark.parametrize(
     ("changes", "now", "levels"),
     [
-        (at(PORT, 100), 120, []),  # 20 s are not yet too long
+        (at(PORT, 100), 120, []),  # 20 s are not too long
         (at(PORT, 100), 120.001, ["PreSeparateNPU"]),
         (spells(PORT, (100, 120)), 120, []),
         (spells(PORT, (100, 121)), 121, ["PreSeparateNPU"]),
-        (spells(PORT, (100, 121)), 181, ["PreSeparateNPU"]),  # 60 s are not yet enough
+        (spells(PORT, (100, 121)), 181, ["PreSeparateNPU"]),  # 60 s are not enough
         (spells(PORT, (100, 121)), 181.001, []),
-        (spells(PORT, (0, 20), (21, 41), (42, 62)), 63, []),  # three short ones make no long one
-        (spells(PORT, (0, 21), (81, 82)), 142, ["PreSeparateNPU"]),  # a short absence ends nothing
+        (spells(PORT, (0, 20), (21, 41), (42, 62)), 63, []),  # three short periods make no long one
+        (spells(PORT, (0, 21), (81, 82)), 142, ["PreSeparateNPU"]),  # a short absence is ignored
         (spells(PORT, (0, 21), (82, 83)), 84, []),
-        (spells(PORT, (0, 0)), 50, []),  # an instant
-        ([Change(PORT, 5, present=False)], 100, []),  # gone, but never seen to come
-        ([Change(PORT, 30), Change(PORT, 0)], 21, ["PreSeparateNPU"]),  # said again while it lasts
+        (spells(PORT, (0, 0)), 50, []),  # a period without length
+        ([Change(PORT, 5, present=False)], 100, []),  # an end without a start
+        ([Change(PORT, 30), Change(PORT, 0)], 21, ["PreSeparateNPU"]),  # reported again
     ],
 )
 def test_duration(changes: list[Change], now: float, levels: list[str]) -> None:
@@ -91,24 +91,24 @@ def flaps(count: int, lasting: float = 21, gap: float = 100) -> list[Change]:
 
 
 def test_only_long_outages_of_a_port_are_counted() -> None:
-    """Five outages in a day that each lasted too long take the device out; short ones do not."""
+    """Five long outages of a port in a day separate the device. Short outages do not count."""
     assert judged(flaps(4), 10_000) == []
     assert judged(flaps(5), 10_000) == ["ManuallySeparateNPU"]
     assert judged(flaps(50, lasting=20), 10_000) == []
 
 
 def test_two_quiet_days_release_a_port() -> None:
-    """The separation ends once the code has been absent for more than the release window."""
+    """The separation ends when the code has been absent for longer than the release window."""
     changes = flaps(5)
     last = changes[-1].at
     assert judged(changes, last + 2 * DAY) == ["ManuallySeparateNPU"]
     assert judged(changes, last + 2 * DAY + 1) == []
     again = spells(PORT, (last + 3 * DAY, last + 3 * DAY + 21))
-    assert judged(changes + again, last + 3 * DAY + 100) == []  # counted anew
+    assert judged(changes + again, last + 3 * DAY + 100) == []  # a new count
 
 
 def test_verdict_of_an_escalation() -> None:
-    """It tells the code, the level of the rule and why; the device is at fault."""
+    """The verdict has the code, the level of the rule and the reason. The device is at fault."""
     (verdict,) = TABLES.escalated(at("0x80e01801", 1, 2), 2)
     assert isinstance(verdict, Verdict)
     assert (verdict.code, verdict.level) == (UCE, "ManuallySeparateNPU")
@@ -119,12 +119,12 @@ def test_verdict_of_an_escalation() -> None:
 
 @pytest.mark.timeout(30)
 def test_a_huge_history_is_fast() -> None:
-    """Two hundred thousand changes in a random order are judged within the test's time limit."""
+    """200,000 changes in random order are judged within the test's time limit."""
     changes = [*flaps(50_000), *at(UCE, *range(0, 100_000 * DAY, DAY + 1))]
     random.Random(1).shuffle(changes)
     assert (
         judged(changes, 1e12) == []
-    )  # the port is released long since, the other never came twice in a day
+    )  # the port was released; the other code never occurred twice in a day
 
 
 SECONDS = st.integers(0, 60)
@@ -132,7 +132,7 @@ SECONDS = st.integers(0, 60)
 
 @given(st.lists(SECONDS), st.integers(1, 4), st.integers(0, 20))
 def test_frequency_agrees_with_a_slow_model(times: list[int], least: int, window: int) -> None:
-    """The device is taken out just if some window of that length holds enough occurrences."""
+    """The device is separated exactly if a window of this length has enough occurrences."""
     rule = FrequencyRow(codes=[UCE], window_s=window, times=least, level="")
     came = [change.at for change in in_order(at(UCE, *times), 60)]
     enough = any(
@@ -145,7 +145,7 @@ def test_frequency_agrees_with_a_slow_model(times: list[int], least: int, window
 def test_duration_agrees_with_a_slow_model(
     seen: list[tuple[int, bool]], after: int, clear: int, now: int
 ) -> None:
-    """Going through the seconds one by one comes to the same."""
+    """A simulation of each second gives the same result."""
     rule = DurationRow(codes=[PORT], after_s=after, clear_after_s=clear, level="")
     changes = in_order([Change(PORT, second, present) for second, present in seen], now)
     lasting, present, since, began = False, False, 0, 0
@@ -165,7 +165,7 @@ def test_duration_agrees_with_a_slow_model(
 
 @given(st.permutations(flaps(6) + at(UCE, 3, 4) + at(TWICE, 5)))
 def test_the_order_of_a_history_does_not_matter(changes: list[Change]) -> None:
-    """However the changes are ordered, and if all are reported twice, the verdicts are the same."""
+    """The order of the changes and repeated reports do not change the verdicts."""
     expected = sorted(judged(flaps(6) + at(UCE, 3, 4) + at(TWICE, 5), 10_000))
     assert sorted(judged(changes, 10_000)) == expected
     assert sorted(judged(changes + changes, 10_000)) == expected

@@ -1,4 +1,4 @@
-"""Messages and kernel lines: each entry is reached, none contradicts another, none is slow."""
+"""Messages and kernel lines: each entry matches, no entries disagree, and no pattern is slow."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def judged(table: str, text: str) -> Verdict:
 
 @pytest.mark.parametrize(("table", "example", "row"), EXAMPLES, ids=[e for _, e, _ in EXAMPLES])
 def test_example_is_judged_by_its_own_entry(table: str, example: str, row: PatternRow) -> None:
-    """What an entry gives as its example is found by it and by no entry before it."""
+    """The example of an entry matches that entry and no earlier one."""
     verdict = judged(table, example)
     assert (verdict.kind, verdict.explanation) == (row.kind, row.says)
 
 
 @pytest.mark.parametrize(("text", "row"), PATTERNS, ids=[text for text, _ in PATTERNS])
 def test_every_pattern_has_an_example(text: str, row: PatternRow) -> None:
-    """No pattern stands in a table without a text that it finds."""
+    """Each pattern matches an example of its entry."""
     assert any(Expression(text).pattern.search(example) for example in row.examples)
 
 
@@ -49,14 +49,14 @@ def test_every_pattern_has_an_example(text: str, row: PatternRow) -> None:
     ("table", "example"), [e[:2] for e in EXAMPLES], ids=[e[1] for e in EXAMPLES]
 )
 def test_the_two_tables_agree(table: str, example: str) -> None:
-    """A text that both tables know means the same kind of fault in both."""
+    """If both tables know a text, they give it the same kind of fault."""
     here, there = judged(table, example), judged("text" if table == "kernel" else "kernel", example)
     assert there.kind in (here.kind, FaultKind.UNKNOWN)
 
 
 @pytest.mark.parametrize("example", [e for t, e, _ in EXAMPLES if t == "text"])
 def test_a_rank_comes_to_the_same_kind(example: str) -> None:
-    """What a rank sees in a RuntimeError is what the table sees in its text, or it sees nothing."""
+    """A rank and the table derive the same kind from a RuntimeError, or the rank derives none."""
     assert kind_of(RuntimeError(example)) in (TABLES.text(example).kind, None)
 
 
@@ -69,7 +69,7 @@ def test_a_rank_comes_to_the_same_kind(example: str) -> None:
     ],
 )  # fmt: skip
 def test_the_table_knows_what_a_rank_knows(text: str) -> None:
-    """Each text by which a rank recognises a fault is in the table, as the same kind."""
+    """If a rank recognises a fault by a text, the table has that text with the same kind."""
     assert TABLES.text(f"RuntimeError: {text}").kind is kind_of(RuntimeError(text))
 
 
@@ -84,7 +84,7 @@ def test_the_table_knows_what_a_rank_knows(text: str) -> None:
         ("Event id=0x80c98002 raised", {"code": "80C98002", "user_caused": True}),
         ("event_id:  [0x80E01801]", {"code": "80E01801", "kind": FaultKind.DEVICE_MEMORY}),
         ("event_id=0x80e18402,", {"code": "80E18402"}),
-        # A code that nobody lists must not isolate a device because a log line names it.
+        # An unlisted code in a log line must not isolate a device.
         ("event_id=0x8fffffff", {"kind": FaultKind.UNKNOWN, "code": ""}),
         (
             "usb 1-1: new high-speed USB device",
@@ -93,13 +93,13 @@ def test_the_table_knows_what_a_rank_knows(text: str) -> None:
     ],
 )
 def test_codes_named_in_a_kernel_line(line: str, expected: dict[str, Any]) -> None:
-    """XIDs and Ascend event ids are judged by their own tables."""
+    """The tables of XIDs and Ascend codes judge the codes in a kernel line."""
     verdict = TABLES.kernel_line(line)
     assert {name: getattr(verdict, name) for name in expected} == expected
 
 
 def test_unknown_message() -> None:
-    """A message that no entry finds is unknown: nothing to blame, but something to act on."""
+    """A message without an entry is unknown: no device is at fault, but the job must act."""
     verdict = TABLES.text("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
     assert verdict.kind is FaultKind.UNKNOWN
     assert verdict.urgency is Urgency.NOW
@@ -107,14 +107,14 @@ def test_unknown_message() -> None:
 
 
 def hostile_lines() -> Iterator[str]:
-    """Lines of a million characters: one character, or what a pattern with a gap almost finds."""
+    """Yield lines of a million characters: one repeated character, or a nearly matching text."""
     nearly = [row.examples[0][:-1] for text, row in PATTERNS if "{" in text]
     for part in ["a", " ", "0", "[", "(", ":", *nearly]:
         yield part * (1_000_000 // len(part))
 
 
 def test_a_hostile_line_is_judged_quickly() -> None:
-    """No line of a million characters takes long, whatever it repeats."""
+    """A line of a million characters is judged quickly, whatever text it repeats."""
     slowest = 0.0
     for line in hostile_lines():
         begin = time.process_time()
@@ -126,12 +126,12 @@ def test_a_hostile_line_is_judged_quickly() -> None:
 
 @pytest.mark.parametrize(("text", "row"), PATTERNS, ids=[text for text, _ in PATTERNS])
 def test_no_pattern_searches_without_bound(text: str, row: PatternRow) -> None:
-    """A gap that any text may fill is bounded: else the time would grow with the square."""
+    """Each gap in a pattern is bounded. Without a bound, the time would grow with the square."""
     assert not re.search(r"(?:\.|\[\^[^\]]+\]|\))[*+]", text), row.says
 
 
 def test_both_ends_of_a_long_text_are_searched() -> None:
-    """What is said at the beginning or end of a long text is found; its middle is passed over."""
+    """In a long text, only the start and the end are searched."""
     long = "x" * LONGEST
     assert TABLES.text(f"UCE ERROR {long}").kind is FaultKind.DEVICE_MEMORY
     assert TABLES.text(f"{long} UCE ERROR").kind is FaultKind.DEVICE_MEMORY

@@ -1,4 +1,4 @@
-"""XIDs, ends of processes, nodes and pods; and what holds for every entry of every table."""
+"""XIDs, exits, nodes and pods, and the rules for every entry of every table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = load(None).by_key
 
 
 def every_verdict() -> list[tuple[str, Any, Verdict]]:
-    """(table, key, verdict) for each key of each table."""
+    """Return (table, key, verdict) for each key of each table."""
     judges = {
         "ascend": lambda key: TABLES.ascend(ROWS["ascend"][key].spelling(key)),
         "xid": TABLES.xid,
@@ -52,7 +52,7 @@ def holds(verdict: Verdict, expected: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("table", sorted(ROWS.keys() - {"frequency", "duration"}))
 def test_every_entry_is_reached(table: str) -> None:
-    """What a table lists is found, and says what its entry says."""
+    """The verdict of a listed key has the kind and the explanation of its entry."""
     for of, key, verdict in VERDICTS:
         if of == table:
             row = ROWS[table][key]
@@ -62,18 +62,21 @@ def test_every_entry_is_reached(table: str) -> None:
 
 
 def test_what_a_user_caused_isolates_nothing() -> None:
-    """No entry blames a node or device for the user's own code or input."""
+    """If a fault is the user's, no node or device is at fault."""
     assert not [v for _, _, v in VERDICTS if v.user_caused and v.at_fault is not Blame.NOTHING]
     assert all(v.user_caused for _, _, v in VERDICTS if v.kind is FaultKind.USER_CODE)
 
 
 def test_only_evictions_are_not_counted() -> None:
-    """Evictions and preemptions use up no budget; all else does."""
+    """Evictions and preemptions use no budget. All other faults do."""
     assert all(v.counts != (v.kind is FaultKind.EVICTION) for _, _, v in VERDICTS)
 
 
 def test_what_needs_nothing_blames_nothing() -> None:
-    """Where nothing has to be done, nothing is kept from new work and nothing is reset."""
+    """A fault without an urgency isolates and resets nothing.
+
+    A fault that waits for later has a node or a device at fault.
+    """
     idle = [v for _, _, v in VERDICTS if v.urgency is Urgency.NONE]
     assert idle
     assert all(v.at_fault is Blame.NOTHING and not v.reset_helps for v in idle)
@@ -82,7 +85,7 @@ def test_what_needs_nothing_blames_nothing() -> None:
 
 
 def test_explanations_are_one_sentence() -> None:
-    """An explanation is one line without a full stop, for a decision's reason to take up."""
+    """An explanation is one line without a full stop, because a decision's reason contains it."""
     for _, key, verdict in VERDICTS:
         text = verdict.explanation
         assert text, key
@@ -91,7 +94,7 @@ def test_explanations_are_one_sentence() -> None:
 
 
 def test_every_file_tells_its_source() -> None:
-    """Each table opens with where its facts are from."""
+    """The first comment of each table names the source of its facts."""
     files = list(SHIPPED.glob("*.toml"))
     assert len(files) == 15
     for path in files:
@@ -123,13 +126,13 @@ def test_every_file_tells_its_source() -> None:
     ],
 )
 def test_xid(number: int, expected: dict[str, Any]) -> None:
-    """XIDs mean what the catalogue says, and what was chosen for them."""
+    """XIDs have the verdicts of NVIDIA's catalogue and of Rekindle's own choices."""
     assert holds(TABLES.xid(number), expected)
 
 
 @given(st.integers())
 def test_unlisted_xid(number: int) -> None:
-    """An XID that no table lists is watched, and isolates nothing."""
+    """An unlisted XID is watched and isolates nothing."""
     verdict = TABLES.xid(number)
     if not verdict.listed:
         assert holds(verdict, {"urgency": Urgency.WATCH, "at_fault": Blame.NOTHING})
@@ -154,14 +157,14 @@ def test_unlisted_xid(number: int) -> None:
     ids=str,
 )
 def test_exit(end: Exit, expected: dict[str, Any]) -> None:
-    """A status of its own is the script's doing; a signal, or 128 and more, is not."""
+    """An ordinary exit status is the script's fault. A signal, or a status for a signal, is not."""
     assert holds(TABLES.exit(end), expected)
     assert TABLES.exit(end).explanation.startswith(f"{end}: ")
 
 
 @given(st.integers(0, 255) | st.none(), st.integers(1, 64))
 def test_every_exit_is_judged(code: int | None, number: int) -> None:
-    """Each status and signal has a verdict, and a signal is the same however it is told."""
+    """Each exit status and each signal has a verdict."""
     if code is not None:
         assert TABLES.exit(Exit(code=code)).urgency is Urgency.NOW
     else:
@@ -170,7 +173,7 @@ def test_every_exit_is_judged(code: int | None, number: int) -> None:
 
 @given(st.integers(1, 128), st.integers(1, 64), st.booleans())
 def test_a_rank_and_the_table_agree(code: int, number: int, signalled: bool) -> None:
-    """What the coordinator makes of an exit is what the table says."""
+    """The coordinator derives the same kind from an exit as the table."""
     end = Exit(signal=number) if signalled else Exit(code=code)
     made = fault_of_exit(TABLES, end, None, rank=0, node=0, finished=0, at=0.0)
     assert TABLES.exit(end).kind is made.kind
@@ -191,7 +194,7 @@ def test_a_rank_and_the_table_agree(code: int, number: int, signalled: bool) -> 
     ],
 )
 def test_node_condition(condition: str, status: str, expected: dict[str, Any]) -> None:
-    """A condition is a fault in the status that its entry names."""
+    """A node condition is a fault if it has the status that its entry names."""
     assert holds(TABLES.node_condition(condition, status), expected)
 
 
@@ -214,12 +217,12 @@ def test_node_condition(condition: str, status: str, expected: dict[str, Any]) -
     ],
 )
 def test_pod_reason(reason: str, expected: dict[str, Any]) -> None:
-    """A reason without an entry is an unknown fault."""
+    """A pod reason without an entry is an unknown fault."""
     assert holds(TABLES.pod_reason(reason), expected)
 
 
 def test_any_two_kinds_have_an_order() -> None:
-    """Faults of all kinds can be ordered, and what brings another about goes first."""
+    """Faults of any two kinds have an order, in which a cause precedes its effect."""
     faults = {kind: Fault(kind=kind, message=kind.value) for kind in FaultKind}
     assert root_cause(list(faults.values())).kind is FaultKind.LAUNCH
     for cause, effect in [
@@ -236,7 +239,7 @@ def test_any_two_kinds_have_an_order() -> None:
 
 @pytest.mark.process
 def test_what_runs_in_a_job_does_not_read_the_tables() -> None:
-    """The coordinator's and agents' modules load none of this."""
+    """The processes of the coordinator and the agent load neither the tables nor their loader."""
     code = (
         "import sys, rekindle.coordinator.process, rekindle.agent.process;"
         "print([name for name in sys.modules if name.endswith(('codes.tables', 'codes.loading'))])"

@@ -1,4 +1,4 @@
-"""The user's own file: it goes before the shipped tables, and each mistake has its line named."""
+"""The user's own file: it overrides the shipped tables, and each error names its line."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_user_file_goes_before_the_shipped_tables(own: Path) -> None:
-    """Entries are added or take the place of shipped ones; all others stay."""
+    """The user's entries extend or replace the shipped entries. All other entries stay."""
     own.write_text(FILE)
     tables = Tables.load(own)
     assert tables.ascend("80C98008").urgency is Urgency.NONE
@@ -109,7 +109,7 @@ def test_user_file_goes_before_the_shipped_tables(own: Path) -> None:
 
 
 MISTAKES = {
-    # name: (file, line, words)
+    # name: (file, line, words of the error)
     "unknown key": (
         '[[xid]]\nnumbers = [1]\nlevel = "IGNORE"\n\ncolour = 3',
         5, "unknown field `colour`; [[xid]] may have kind, urgency",
@@ -269,7 +269,7 @@ MISTAKES = {
 def test_mistake_is_refused_with_its_line(
     own: Path, text: str, line: int, words: str, ending: str
 ) -> None:
-    """The error names the file, the very line, and what is wrong."""
+    """The error names the file, the line and the mistake."""
     own.write_bytes(text.replace("\n", ending).encode())
     with pytest.raises(UsageError) as caught:
         Tables.load(own)
@@ -278,14 +278,14 @@ def test_mistake_is_refused_with_its_line(
 
 
 def test_file_that_is_missing(tmp_path: Path) -> None:
-    """A path that leads nowhere, or to a folder, is told as one."""
+    """If the path does not exist or is a folder, the error states that it cannot be read."""
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}: cannot be read"):
             Tables.load(path)
 
 
 def test_file_that_is_not_utf8(own: Path) -> None:
-    """The line with the first byte that is not UTF-8 is named."""
+    """The error names the line of the first byte that is not UTF-8."""
     own.write_bytes(b"# fine\n\n# caf\xe9\n")
     with pytest.raises(UsageError, match=":3: not UTF-8"):
         Tables.load(own)
@@ -313,7 +313,7 @@ FILLERS = st.lists(
 def test_lines_are_right_whatever_stands_between(
     own: Path, entries: list[list[str]], data: st.DataObject
 ) -> None:
-    """Comments, blank lines, strings and arrays of many lines do not shift a line."""
+    """Comments, blank lines, and long strings and arrays do not shift a line number."""
     lines: list[str] = []
     headers, keys, elements = [], [], []
     for fillers in entries:
@@ -341,7 +341,7 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=40).map("".join) | st.text(max_size=200) | st.binary(max_size=200))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_taken_or_refused(own: Path, content: str | bytes) -> None:
-    """Whatever a file holds, it is either used or refused with a line that it has."""
+    """Any file is either used or refused with one of its line numbers."""
     raw = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
     own.write_bytes(raw)
     try:
@@ -353,14 +353,14 @@ def test_any_file_is_taken_or_refused(own: Path, content: str | bytes) -> None:
 
 
 def test_deep_nesting_is_refused(own: Path) -> None:
-    """Brackets without end are an error of the file, not of the program."""
+    """Brackets that are nested too deeply are an error of the file."""
     own.write_text("[[xid]]\n\nnumbers = " + "[" * 100_000)
     with pytest.raises(UsageError, match=":3: invalid "):
         Tables.load(own)
 
 
 def test_example_of_the_documentation(own: Path) -> None:
-    """The file that the documentation shows can be used as it stands."""
+    """The example file of the documentation is valid."""
     page = ROOT / "docs" / "recover" / "faults.md"
     own.write_text(page.read_text().split("```toml\n")[1].split("```")[0])
     assert Tables.load(own).exit(Exit(code=77)).kind is FaultKind.TRANSIENT
