@@ -51,7 +51,7 @@ def agent(tmp_path: Path) -> Agent:
 class Line:
     """A connection to a silent coordinator.
 
-    fails: called before it sends each message, except until one message is sent.
+    fails: called for each message after the first one.
     """
 
     close_code: int | None = None

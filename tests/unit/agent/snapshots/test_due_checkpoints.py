@@ -193,7 +193,7 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the order arrives before a snapshot is sealed, the agent waits for the seal and writes it.
+    """If a newer snapshot is not sealed yet, the agent waits for its seal and writes that one.
 
     The order may arrive between the end of a step and the seal of its snapshot.
     """
