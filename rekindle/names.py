@@ -52,7 +52,7 @@ ENDPOINT_FILE = "coordinator.json"
 LAUNCH_LOCK_FILE = "launch.lock"
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
-ERROR_FILE = "error.json"  # the error of a rank, next to its output, as torchrun has it
+ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form
 STACK_FILE = "stacks.log"  # the stacks of a rank, written on request
 # The request. Scripts and libraries use the signals that have names, and no shell sends this one.
 STACK_SIGNAL = signal.SIGRTMIN + 8

@@ -20,7 +20,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 
 CLOSE_LOOK_S = 0.6  # the time for which an inspection observes processes
-AGAIN_S, SELDOM_S = 1.5, 30.0  # between two reports of late ranks; the pauses become longer
+AGAIN_S, SELDOM_S = 1.5, 30.0  # the first and the longest pause between reports of late ranks
 _RESTS_PER_TIMEOUT = 20
 _SLOWEST_REST_S = 5.0
 

@@ -112,7 +112,7 @@ PROGRESS_S = 0.5
 TABLES_AFTER_S = 1.0  # after the start: the ranks import their framework then
 BACKLOG = 4096  # connections that wait to be accepted; a refused agent retries late
 GARBAGE_AFTER = 50_000  # new objects between two garbage collections; default: 700 or 2,000
-KEPT_BYTES = 16 << 20  # of freed memory, at most
+KEPT_BYTES = 16 << 20  # freed memory that the process keeps, at most
 # Parameters of mallopt(3) in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 OTHER_FILES = 64  # open files besides agents' connections: journal, followers, Python's own

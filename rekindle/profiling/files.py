@@ -109,7 +109,7 @@ def rank_folders(folder: Path) -> dict[int, Path]:
 
 
 def lines_of(folder: Path) -> Iterator[bytes]:
-    """Yield the records of a rank, the oldest file first; skip a file that is removed meanwhile."""
+    """Yield the records of a rank, the oldest file first; skip a file that disappears."""
     for path in sorted(numbered(folder), key=_number):
         try:
             with path.open("rb") as file:

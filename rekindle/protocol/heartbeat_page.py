@@ -38,7 +38,7 @@ class RankActivity(enum.IntEnum):
     """A rank's activity. Each one has its own time limit (see rekindle.agent.lateness)."""
 
     OUTSIDE = 0  # not in a Session: before it, after it, or in a script without one
-    MEETING = 1  # forms a generation and takes its state; the coordinator has limits for that
+    MEETING = 1  # forms a generation and receives its state; the coordinator has limits for that
     FIRST = 2  # the first step of a generation: compiles, sets up libraries
     STEP = 3
     BETWEEN = 4  # between two steps, where a script may do anything

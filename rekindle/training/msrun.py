@@ -104,7 +104,8 @@ class Agent:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._users = dict(environment)
-        self._callbacks: dict[str, types.MethodType] = {}  # of msrun's process manager
+        # The callbacks of msrun's process manager, by name.
+        self._callbacks: dict[str, types.MethodType] = {}
         self._told: signal.Signals | None = None  # the signal with which msrun's parent stops it
         self.has_all = True  # whether this node has all workers of the job
 

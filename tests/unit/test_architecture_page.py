@@ -91,7 +91,10 @@ def test_each_path_of_the_http_api_has_its_row() -> None:
 
 @pytest.mark.parametrize("folder", ["agent", "coordinator"])
 def test_a_process_of_the_job_names_itself(folder: str) -> None:
-    """Its messages begin as the table of log lines has it: `rekindle:` alone is a command."""
+    """The agent's and the coordinator's messages begin with the prefix in the table of log lines.
+
+    `rekindle:` alone is the prefix of a command.
+    """
     assert f"| `rekindle {folder}:` |" in TEXT
     for path in (PACKAGE / folder).rglob("*.py"):
         assert '"rekindle: ' not in path.read_text(), path

@@ -98,7 +98,7 @@ class StragglerCheck:
         self._roster = job.roster
         self._spec = job.spec
         self._pace: OnlineDetector | None = None
-        self._plan: Plan | None = None  # of the generation whose ranks are compared
+        self._plan: Plan | None = None  # the plan of the generation whose ranks it compares
         self._placed: Mapping[int, int] = {}  # the compared nodes, and their agents' pids
         self.suspects: Mapping[int, Finding] = {}
         self.examining: Mapping[int, Finding] = {}

@@ -20,7 +20,7 @@ class FaultKind(str, enum.Enum):
     NODE_LOST = "node-lost"  # the agent and all ranks of its node are lost
     STUCK = "stuck"  # a rank did not leave its collective in time
     HANG = "hang"  # the job or a device makes no progress, and no process ended
-    RESTORE = "restore"  # a rank could not take its state from the source in the plan
+    RESTORE = "restore"  # a rank could not get its state from the source in the plan
     COORDINATOR = "coordinator-lost"  # the job's coordinator failed; another one replaced it
     STORAGE = "storage"  # a checkpoint write failed
     LAUNCH = "launch"  # the ranks could not start

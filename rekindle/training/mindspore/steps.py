@@ -125,7 +125,7 @@ class Steps(Callback):  # type: ignore[misc]  # MindSpore is absent where types 
 
 
 class Settled(Callback):  # type: ignore[misc]  # as above
-    """Run after all other callbacks: then no callback changes the state of a step any more.
+    """Run after all other callbacks, so that no later callback changes the state of a step.
 
     From here on the loop waits for its next batch. For an epoch's last step, this class runs after
     the callbacks at the epoch's end: they may change parameters there, and their own values.

@@ -57,7 +57,7 @@ class MindSporeDevice:
         return seconds, product.asnumpy()
 
     def copy(self, pattern: Numbers) -> tuple[float, Numbers]:
-        """Copy to the same memory each time."""
+        """Return the seconds of one copy, and the last copy; all copies go to the same memory."""
         source, copy = ms.Tensor(pattern), ms.Tensor(np.zeros_like(pattern))
         seconds = timed(lambda: copy.copy_(source), ms.runtime.synchronize, self._window_s)
         return seconds, copy.asnumpy()

@@ -43,12 +43,12 @@ class Processor:
         self.note = note
 
     def multiply(self, left: Matrix, right: Matrix) -> tuple[float, Matrix]:
-        """Multiply into the same memory each time."""
+        """Return the seconds of one product, and the last product; all use the same memory."""
         product = np.empty_like(left)
         return timed(lambda: np.matmul(left, right, out=product), _done, self._window_s), product
 
     def copy(self, pattern: Numbers) -> tuple[float, Numbers]:
-        """Copy to the same memory each time."""
+        """Return the seconds of one copy, and the last copy; all copies go to the same memory."""
         copy = np.empty_like(pattern)
         return timed(lambda: np.copyto(copy, pattern), _done, self._window_s), copy
 

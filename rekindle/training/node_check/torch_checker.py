@@ -142,7 +142,7 @@ def together(bench: Bench) -> float:
 
 
 class _Exchange:
-    """Exchange values between the ranks of the default process group, with other values each time.
+    """Exchange values between the ranks of the default process group, new ones in each exchange.
 
     So an earlier exchange's values cannot pass as the newest exchange's values.
     """

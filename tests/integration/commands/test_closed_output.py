@@ -45,7 +45,7 @@ def test_a_command_ends_quietly(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The status is that of a Unix tool that SIGPIPE ends, and there is no traceback."""
+    """If the reader closes the output, the command ends with SIGPIPE's status and no traceback."""
     monkeypatch.chdir(tmp_path)
     Path("policy.yaml").write_text("{}\n")
     done = ended(*words)
@@ -59,7 +59,7 @@ def test_an_error_that_is_not_read() -> None:
 
 
 def test_another_pipe_that_breaks() -> None:
-    """A BrokenPipeError of another pipe is not hidden."""
+    """If another pipe breaks, the command shows the BrokenPipeError."""
     code = (
         "from rekindle.cli import jobs\n"
         "def broken(options): raise BrokenPipeError('another')\n"

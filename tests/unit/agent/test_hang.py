@@ -1,4 +1,4 @@
-"""Who is late: heartbeat pages in, ranks out, against a clock that tests turn."""
+"""Late ranks: the tracker finds them from heartbeat pages and a simulated clock."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rekindle.agent.process_activity import Activity
 from rekindle.protocol.heartbeat_page import BUSY_S, PageReading, RankActivity
 
 LEAST_S = 10.0
-MOMENT_S = 2.0  # what a close look at all ranks takes, and a coordinator
+MOMENT_S = 2.0  # for the inspection of all ranks and the coordinator
 
 
 class Rank:
-    """A rank's page over time, and the watch that looks at it every so often."""
+    """A rank's page over time, and the tracker that looks at it at regular intervals."""
 
     def __init__(self, look_s: float = LOOK_S) -> None:
         self.watch = LatenessTracker(LEAST_S)
@@ -36,7 +36,7 @@ class Rank:
         return self.watch.look({0: self.mark}, self.now) == [0]
 
     def pass_time(self, seconds: float) -> float | None:
-        """Time passes; return after how much of it the rank is first found to be late."""
+        """Let time pass; return after how many seconds the rank is late, or None."""
         begin, end = self.now, self.now + seconds
         while self._next_look <= end:
             self.now = self._next_look
@@ -52,7 +52,7 @@ class Rank:
         self.mark = PageReading(done, doing, int(self.now * 1e9), meetings)
 
     def do(self, doing: RankActivity, seconds: float) -> bool:
-        """The rank is at this for so long; return whether it was found to be late."""
+        """Do one activity for some seconds; return whether the tracker found the rank late."""
         self.begin(doing)
         late = self.pass_time(seconds) is not None
         if doing in (RankActivity.FIRST, RankActivity.STEP):
@@ -60,15 +60,18 @@ class Rank:
         return late
 
     def train(self, steps: int, seconds: float) -> None:
-        """Regular steps of which none is late."""
-        self.do(RankActivity.FIRST, seconds)  # which may well be late: nothing is known yet
+        """Do regular steps, and check that none of them is late."""
+        self.do(RankActivity.FIRST, seconds)  # may be late: no duration is known yet
         for number in range(steps):
             assert not self.do(RankActivity.STEP, seconds), number
 
 
 @pytest.mark.parametrize("seconds", [0.01, 0.5, 3.0, 5.0, 6.0, 20.0, 100.0])
 def test_a_step_without_an_end_is_found_in_time(seconds: float) -> None:
-    """Within 15 s or three times the longest step, with a moment left to look closely."""
+    """The tracker finds a hanging step within 15 s or three times the longest step.
+
+    This includes the time for a close inspection.
+    """
     rank = Rank()
     rank.train(ENOUGH + 2, seconds)
     rank.begin(RankActivity.STEP)
@@ -78,7 +81,7 @@ def test_a_step_without_an_end_is_found_in_time(seconds: float) -> None:
 
 
 def lengths(shape: str, seed: int) -> Iterator[float]:
-    """Step times between 1 and 10."""
+    """Yield random step times between 1 and 10."""
     chance = random.Random(seed)
     while True:
         yield 10 ** chance.random() if shape == "logarithmic" else chance.uniform(1.0, 10.0)
@@ -87,7 +90,7 @@ def lengths(shape: str, seed: int) -> Iterator[float]:
 @pytest.mark.parametrize("shape", ["logarithmic", "even"])
 @pytest.mark.parametrize("unit_s", [0.01, 0.4, 1.5, 4.0])
 def test_steps_that_vary_by_ten_are_no_hang(shape: str, unit_s: float) -> None:
-    """Ten thousand of them, with a script's own business between some."""
+    """Among 10,000 steps that vary by a factor of ten, with checkpoints between, none is late."""
     rank = Rank(look_s=min(1.0, max(LOOK_S, unit_s / 4)))
     times = lengths(shape, seed=int(unit_s * 100))
     rank.do(RankActivity.FIRST, unit_s * next(times))
@@ -98,7 +101,7 @@ def test_steps_that_vary_by_ten_are_no_hang(shape: str, unit_s: float) -> None:
 
 
 def test_the_first_step_of_a_job_has_time() -> None:
-    """Nothing is known then; a process that computes may compile, one that rests is waited for."""
+    """The first step has a fixed limit, which is longer for a computing process: it may compile."""
     rank = Rank()
     rank.begin(RankActivity.FIRST)
     assert rank.pass_time(UNKNOWN_S - 1.0) is None
@@ -111,9 +114,12 @@ def test_the_first_step_of_a_job_has_time() -> None:
     [None, PageReading(0, RankActivity.OUTSIDE, 0), PageReading(0, RankActivity.MEETING, 0, 1)],
 )
 def test_a_first_step_between_two_looks_is_known(before: PageReading | None) -> None:
-    """It took no longer than what lay between them; the next one need not be waited for so long."""
+    """A first step between two looks counts as a known duration, so the next limit is shorter.
+
+    It took no longer than the time between the looks.
+    """
     rank = Rank()
-    rank.watch.look({}, -LOOK_S)  # a rank may be started, and train, between two looks
+    rank.watch.look({}, -LOOK_S)  # a rank may start and train between two looks
     for mark in filter(
         None,
         (before, PageReading(1, RankActivity.STEP, 1, 1), PageReading(1, RankActivity.FIRST, 2, 2)),
@@ -124,7 +130,7 @@ def test_a_first_step_between_two_looks_is_known(before: PageReading | None) -> 
 
 
 def test_state_that_a_rank_was_given_is_no_first_step() -> None:
-    """It has finished more steps than before then, and none of them itself."""
+    """A received state with more finished steps teaches the tracker no duration of a step."""
     rank = Rank()
     for mark in (
         PageReading(0, RankActivity.MEETING, 0, 1),
@@ -145,7 +151,10 @@ def test_a_few_steps_say_little() -> None:
 
 
 def test_whoever_computes_in_a_step_has_no_more_time() -> None:
-    """A loop without an end computes, too; between two steps it may be an evaluation."""
+    """A computing process extends the limit between two steps, but not within a step.
+
+    An endless loop computes as well. Between two steps the script may evaluate its model.
+    """
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
     rank.begin(RankActivity.STEP)
@@ -161,7 +170,7 @@ def test_whoever_computes_in_a_step_has_no_more_time() -> None:
     "doing", [RankActivity.EVALUATE, RankActivity.CHECKPOINT, RankActivity.COMPILE]
 )
 def test_what_the_script_says_takes_long_has_time(doing: RankActivity) -> None:
-    """However short the steps are."""
+    """A declared phase has its own long limit, even if the steps are short."""
     rank = Rank()
     rank.train(1000, 0.01)
     assert not rank.do(doing, BUSY_S - 1.0)
@@ -169,7 +178,7 @@ def test_what_the_script_says_takes_long_has_time(doing: RankActivity) -> None:
 
 
 def test_a_watcher_that_was_held_up_counts_nothing() -> None:
-    """A suspended laptop wakes up in the step in which it went to sleep."""
+    """Time during which the agent itself was suspended does not count for the rank."""
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
     rank.begin(RankActivity.STEP)
@@ -182,19 +191,19 @@ def test_a_watcher_that_was_held_up_counts_nothing() -> None:
 
 
 def test_a_step_that_was_broken_off_teaches_nothing() -> None:
-    """Neither one that a regroup ended nor one whose process died."""
+    """If a regroup or the process's end interrupts a step, the tracker learns no duration."""
     rank = Rank()
     rank.train(ENOUGH + 2, 0.1)
     rank.begin(RankActivity.STEP)
     rank.pass_time(9.0)
-    rank.begin(RankActivity.BETWEEN, meetings=1)  # quicker than the next look
+    rank.begin(RankActivity.BETWEEN, meetings=1)  # before the next look
     rank.pass_time(0.1)
     rank.begin(RankActivity.STEP)
     rank.pass_time(9.0)
     rank.begin(RankActivity.OUTSIDE)
     rank.pass_time(1.0)
     rank.begin(RankActivity.STEP, meetings=1)
-    assert rank.watch.limit_s(0, busy=True) == float("inf")  # nobody has looked yet
+    assert rank.watch.limit_s(0, busy=True) == float("inf")  # the tracker has not looked yet
     late = rank.pass_time(100.0)
     assert late is not None
     assert late < LEAST_S + 1.0
@@ -202,13 +211,16 @@ def test_a_step_that_was_broken_off_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("doing", [RankActivity.OUTSIDE, RankActivity.MEETING])
 def test_nobody_is_late_where_others_set_the_limits(doing: RankActivity) -> None:
-    """The coordinator has limits of its own for a meeting, and of a script nothing is known."""
+    """A rank in a meeting or outside of its Session is never late.
+
+    The coordinator has its own limits for a meeting. The agent knows nothing about the script.
+    """
     rank = Rank(look_s=1.0)
     assert not rank.do(doing, 10_000.0)
 
 
 def test_a_rank_that_is_gone_is_forgotten() -> None:
-    """Its successor begins with no time used."""
+    """If a rank disappears, its successor begins with zero elapsed time."""
     rank = Rank()
     rank.begin(RankActivity.BETWEEN)
     rank.pass_time(50.0)
@@ -222,7 +234,10 @@ def activity(cpu_s: float, io_bytes: int = 0) -> dict[int, Activity]:
 
 
 def test_processes_rest_while_they_neither_compute_nor_read_nor_write() -> None:
-    """A timer's few milliseconds are nothing; a line that is printed is something."""
+    """A process is idle if it neither computes nor reads nor writes.
+
+    A few milliseconds of a timer do not count as activity; a printed line does.
+    """
     rest = IdleTracker()
     rest.look(activity(1.0), 5.0)
     assert rest.rested_s(0) == 0.0
@@ -237,7 +252,7 @@ def test_processes_rest_while_they_neither_compute_nor_read_nor_write() -> None:
 
 
 def test_a_device_that_computes_by_itself_is_a_sign_of_life() -> None:
-    """Its utilisation changes; what is stuck has the same, be it none or all."""
+    """A varying utilisation of the device shows activity; a constant one, low or high, does not."""
     rest = IdleTracker()
     rest.look(activity(1.0), 5.0)
     for use in (100, 100, 99):
@@ -251,7 +266,7 @@ def test_a_device_that_computes_by_itself_is_a_sign_of_life() -> None:
 
 
 def test_what_a_look_itself_has_caused_is_no_sign_of_life() -> None:
-    """A rank writes its stacks because it is asked to."""
+    """Activity that the agent itself causes, such as written stacks, does not end the idle time."""
     rest = IdleTracker()
     for _ in range(3):
         rest.look(activity(1.0), 5.0)

@@ -1,4 +1,4 @@
-"""A log directory whose file system does not answer costs the agent no answer of its own."""
+"""If the file system of the log directory does not answer, the agent still answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPAWN = p.Spawn(
 
 
 class Node:
-    """A node whose log of rank 0 is a pipe: to open it waits for a reader."""
+    """A node whose log of rank 0 is a named pipe: `open` waits for a reader."""
 
     def __init__(self, folder: Path) -> None:
         spec = msgspec.structs.replace(
@@ -55,7 +55,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_event_loop_runs_while_a_log_is_opened(node: Node) -> None:
-    """So the agent answers pings, and the node is not lost."""
+    """While the agent opens a log, its event loop runs, so it answers pings and stays alive."""
 
     async def start() -> None:
         order = asyncio.create_task(node.ranks.handle(SPAWN))
@@ -70,7 +70,7 @@ def test_the_event_loop_runs_while_a_log_is_opened(node: Node) -> None:
 
 
 def test_a_log_that_is_not_opened_in_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator gets the name of the directory."""
+    """If a log does not open in time, the coordinator gets an error with the directory's name."""
     monkeypatch.setattr(output, "LOGS_S", 0.01)
     asyncio.run(finished(node.ranks.handle(SPAWN)))
     (failed,) = node.sent

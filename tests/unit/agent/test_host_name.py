@@ -1,4 +1,4 @@
-"""What an agent calls its host."""
+"""The host name that an agent reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rekindle.agent import process as agent
 
 
 def test_a_pod_is_told_its_nodes_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pod the host is its node; elsewhere, or when nothing is said, the machine itself."""
+    """The agent reports REKINDLE_HOST_NAME; if that is empty or missing, the machine's own name."""
     monkeypatch.setenv("REKINDLE_HOST_NAME", "node-7")
     assert agent._host_name() == "node-7"
     monkeypatch.setenv("REKINDLE_HOST_NAME", "")

@@ -1,4 +1,4 @@
-"""How much memory may still be taken: of the machine, and of each cgroup."""
+"""The memory that a process can still take: of the machine, and of each cgroup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAT = f"anon {3 * GB}\nshmem {GB}\nactive_file {GB}\ninactive_file {GB}"
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with 64 GB left."""
+    """Simulate a machine with 64 GB of free memory."""
 
     class Machine:
         available = 64 * GB
@@ -28,7 +28,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(root: Path, cgroup: str, files: dict[str, dict[str, object]]) -> int:
-    """Whole GB left to a process of such cgroups."""
+    """Return the whole GB that a process in these cgroups can still take."""
     (root / "proc").mkdir()
     (root / "proc" / "cgroup").write_text(cgroup)
     (root / "cgroup").mkdir()
@@ -63,15 +63,18 @@ def left(root: Path, cgroup: str, files: dict[str, dict[str, object]]) -> int:
 def test_the_least_of_all_limits(
     tmp_path: Path, cgroup: str, files: dict[str, dict[str, object]], expected: int
 ) -> None:
-    """In both versions of cgroups; what caches files does not count, shared memory does."""
+    """The least limit applies, in both cgroup versions. Cached files are free memory.
+
+    Shared memory is not.
+    """
     assert left(tmp_path, cgroup, files) == expected
 
 
 def test_a_machine_without_cgroups(tmp_path: Path) -> None:
-    """The machine's own memory is what there is."""
+    """Without cgroups, the machine's free memory applies."""
     assert available_bytes(tmp_path / "none", tmp_path / "none") == 64 * GB
 
 
 def test_this_machine() -> None:
-    """Its own files can be read."""
+    """The function can read the files of this machine."""
     assert memory.available_bytes() > 0

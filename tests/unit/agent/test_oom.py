@@ -1,4 +1,4 @@
-"""The kernel's count of processes killed for want of memory."""
+"""The kernel's count of processes that its OOM killer ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 
 
 def laid_out(root: Path, cgroup: str, file: str, text: str) -> tuple[OomCounter, Path]:
-    """A counter of a machine with such files."""
+    """Return a counter on a machine with this cgroup file, and the path of the file."""
     proc, mounted = root / "proc", root / "cgroup"
     proc.mkdir()
     (proc / "cgroup").write_text(cgroup)
@@ -35,9 +35,12 @@ def laid_out(root: Path, cgroup: str, file: str, text: str) -> tuple[OomCounter,
 def test_who_dies_soon_after_the_count_has_risen(
     tmp_path: Path, cgroup: str, file: str, text: str
 ) -> None:
-    """In both versions of cgroups, and where a container sees a part of them; all who die then."""
+    """A process that dies soon after the count has risen may be a victim, also a second one.
+
+    This is true in both cgroup versions, and in a container that sees a part of them.
+    """
     counter, path = laid_out(tmp_path, cgroup, file, text)
-    assert not counter.killed_lately(0.0)  # what was before is no news
+    assert not counter.killed_lately(0.0)  # earlier kills do not count
     path.write_text(text.format(4))
     assert counter.killed_lately(100.0)
     assert counter.killed_lately(100.5)
@@ -45,7 +48,7 @@ def test_who_dies_soon_after_the_count_has_risen(
 
 
 def test_a_kill_of_somebody_else_is_none_of_a_rank(tmp_path: Path) -> None:
-    """A loader's worker was killed long before somebody ends the rank."""
+    """A kill long before the rank's end, such as of a loader's worker, does not explain the end."""
     counter, path = laid_out(tmp_path, "0::/a\n", "a/memory.events", V2)
     path.write_text(V2.format(4))
     counter.look(10.0)
@@ -53,7 +56,7 @@ def test_a_kill_of_somebody_else_is_none_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_where_nobody_counts_nothing_is_seen(tmp_path: Path) -> None:
-    """No cgroups, no file, or one that goes away."""
+    """Without cgroups, or without the file of a cgroup, the counter reports no kill."""
     assert not OomCounter(tmp_path / "none", tmp_path / "none").killed_lately(0.0)
     counter, path = laid_out(tmp_path, "0::/a\n", "a/memory.events", V2)
     path.unlink()
@@ -61,5 +64,5 @@ def test_where_nobody_counts_nothing_is_seen(tmp_path: Path) -> None:
 
 
 def test_on_this_machine() -> None:
-    """It reads whatever there is."""
+    """The counter reads the files of this machine, or works without them."""
     assert not OomCounter().killed_lately(0.0)

@@ -1,4 +1,4 @@
-"""The orders of the coordinator: each has a handler, and a generation concerns some snapshots."""
+"""The orders of the coordinator: each has a handler, and a generation affects some snapshots."""
 
 import asyncio
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ BY_HAND = {p.Bye, p.Welcome, p.Promote, p.Spawn, p.HostStore, *p.CheckOrder}
 
 
 def test_each_order_has_a_handler() -> None:
-    """The table of orders, and those handled by hand, are all messages to an agent."""
+    """The table of orders and the separately handled orders are all messages to an agent."""
     snapshots: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), snapshots, print, {}, NodeState(1))
     assert set(ranks._orders) | BY_HAND == set(get_args(p.ToAgent))
@@ -38,7 +38,10 @@ SUSPICIONS = ((1, 7),)
 def test_a_generation_concerns_shards_and_suspicious_snapshots(
     shard: int | None, shards: int, suspicions: Any, told: list[str]
 ) -> None:
-    """Other snapshots stay as they are, and have no replicas."""
+    """A new generation affects the snapshots if there are several shards or suspicious snapshots.
+
+    Its end affects only shards, because only shards have replicas.
+    """
     calls: list[str] = []
     snapshots: Any = SimpleNamespace(
         dump=print,

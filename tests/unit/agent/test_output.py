@@ -1,4 +1,4 @@
-"""Threads that write the output of ranks: what an error of one file costs."""
+"""Threads that write the output of ranks, and the consequences of one file's error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.errors import UsageError
 
 
 def test_a_worker_survives_work_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is shown, and the work after it is done."""
+    """If a worker's task fails, the worker prints the error and does the next task."""
     done: list[int] = []
     worker = Worker("test")
     worker.do(lambda: 1 / 0)
@@ -39,7 +39,10 @@ def test_a_worker_that_hangs_is_left() -> None:
 
 
 def test_an_error_of_a_file_is_reported_once() -> None:
-    """In a write, or when it is closed: file systems report a full quota there."""
+    """A file's error is reported once, from a write or from close.
+
+    Some file systems report a full quota only at close.
+    """
     lost: list[str] = []
     worker = Worker("test")
     read, write = os.pipe()
@@ -57,7 +60,7 @@ def test_an_error_of_a_file_is_reported_once() -> None:
 def test_the_rest_of_a_rank_that_prints_more_than_its_file_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rank waits, and no line is lost."""
+    """If a rank prints faster than the file accepts it, the rank waits, and no line is lost."""
     monkeypatch.setattr(output, "_MOST_WAITING", 1 << 14)
     spec = spec_of(nodes=1, processes=1)
 
@@ -86,7 +89,10 @@ def test_the_rest_of_a_rank_that_prints_more_than_its_file_takes(
 
 
 def test_a_result_that_nobody_waits_for_is_discarded() -> None:
-    """Files that are opened too late are closed."""
+    """A result that arrives after the cancellation goes to the function that discards it.
+
+    In this way the agent closes files that opened too late.
+    """
 
     async def late() -> list[int]:
         discarded: list[int] = []

@@ -1,4 +1,4 @@
-"""What an agent says to its coordinator: what cannot be said costs nobody else's words."""
+"""Messages of an agent to its coordinator: one bad message does not affect the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWITCH = p.ProfilingSwitchRead(switch=Switch())
 
 @pytest.fixture
 def agent(tmp_path: Path) -> Agent:
-    """One that has not begun anything."""
+    """Return an agent that has not started any work."""
     spec = msgspec.structs.replace(
         spec_of(nodes=1, processes=1),
         directory=str(tmp_path),
@@ -49,7 +49,10 @@ def agent(tmp_path: Path) -> Agent:
 
 
 class Line:
-    """To a coordinator that says nothing. fails: what sending does to all but the first message."""
+    """A connection to a silent coordinator.
+
+    fails: called for each message after the first one.
+    """
 
     close_code: int | None = None
 
@@ -60,11 +63,11 @@ class Line:
         self._cut = asyncio.Event()
 
     async def has_tried(self, count: int) -> None:
-        """Wait until so many messages have been sent, or have failed."""
+        """Wait until the agent has tried to send `count` messages."""
         await turn_until(lambda: self._tries >= count, f"{count} messages")
 
     def cut(self) -> None:
-        """End the line."""
+        """Close the connection."""
         self._cut.set()
 
     async def send_bytes(self, data: bytes) -> None:
@@ -82,12 +85,12 @@ class Line:
 
 
 async def serve(agent: Agent, line: Line) -> bool:
-    """Serve this line until it is cut."""
+    """Serve this connection until it closes."""
     return await asyncio.create_task(agent._serve(line, asyncio.Queue()))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_encoded_fails_where_it_is_said(agent: Agent) -> None:
-    """And all the rest is still sent."""
+    """A message that cannot be encoded raises in its sender, and later messages still arrive."""
 
     async def speak() -> Line:
         line = Line()
@@ -105,7 +108,10 @@ def test_what_cannot_be_encoded_fails_where_it_is_said(agent: Agent) -> None:
 
 
 def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
-    """With what happened to it, instead of keeping an open line on which nothing is said."""
+    """If sending fails with a bug, the agent raises the error.
+
+    It does not keep an open connection without messages.
+    """
 
     def fail() -> None:
         raise RuntimeError("a bug")
@@ -122,7 +128,7 @@ def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
 
 
 def test_a_line_that_is_cut_while_something_is_sent_ends_nobody(agent: Agent) -> None:
-    """The next coordinator is waited for."""
+    """If the connection breaks during a message, the agent waits for the next coordinator."""
 
     def fail() -> None:
         raise ConnectionResetError
@@ -140,7 +146,10 @@ def test_a_line_that_is_cut_while_something_is_sent_ends_nobody(agent: Agent) ->
 
 
 def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
-    """It is read once; who has no coordinator then tells the next one, but not where ranks were."""
+    """Without a coordinator, the agent keeps a switch's content for the next one, but no heartbeat.
+
+    The agent reads the switch once only.
+    """
     agent.send(GOOD)
     agent.send(SWITCH)
 

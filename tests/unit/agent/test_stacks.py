@@ -16,7 +16,7 @@ OURS = sorted(p for p in {*stacks._WAITS, *stacks._WRAPPERS} if p.startswith("tr
 
 @pytest.mark.parametrize("path", OURS)
 def test_a_file_by_which_a_wait_is_known_exists(path: str) -> None:
-    """A file that moves takes its name here along."""
+    """Each file name that identifies a wait is the name of an existing file of Rekindle."""
     assert (ROOT / "rekindle" / path).is_file()
 
 
@@ -28,7 +28,7 @@ def test_some_file_is_ours() -> None:
 def test_a_py_spy_that_cannot_be_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """There is no stack then, and that is said."""
+    """If py-spy cannot run, the agent returns an empty stack and prints the reason."""
     tool = tmp_path / "py-spy"
     tool.write_text("no program")
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The watchdog of an agent: what it reports, and what it finds when it looks closely."""
+"""The watchdog of an agent: its reports, and its results when it inspects ranks closely."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLICY = Policy()
 
 
 class Node:
-    """A watchdog of simulated ranks, whose processes do what a test says."""
+    """A watchdog of simulated ranks; the test sets the activity of their processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 1) -> None:
         self.sent: list[Any] = []
@@ -54,7 +54,7 @@ class Node:
         return self.stack
 
     async def pass_time(self, seconds: float, step: float = 5.0) -> None:
-        """Look around every few seconds."""
+        """Let simulated time pass, and let the watchdog look around every `step` seconds."""
         end = self.now + seconds
         while self.now < end:
             self.now += step
@@ -63,12 +63,12 @@ class Node:
                 await self.watchdog._resting
 
     async def look(self) -> p.RanksInspected:
-        """Have the watchdog look closely."""
+        """Let the watchdog inspect all ranks, and return its answer."""
         await self.watchdog.look(p.InspectRanks(serial=7))
         return self.sent.pop()
 
     def start_anew(self, rank: int) -> None:
-        """Another process is the rank now."""
+        """Replace the process of the rank."""
         self.ranks[rank] = _process(rank, self.ranks[rank].pid + 1000)
 
 
@@ -83,7 +83,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
 
 
 def test_a_script_that_was_started_anew_has_not_rested(node: Node) -> None:
-    """Its predecessor had, for half an hour."""
+    """If a script restarts after half an hour of idle time, the new process is not idle yet."""
 
     async def run() -> p.RanksInspected:
         await node.pass_time(POLICY.idle_timeout_s + 15.0)
@@ -103,7 +103,10 @@ def test_a_script_that_was_started_anew_has_not_rested(node: Node) -> None:
 def test_a_look_that_fails_is_said_and_answered(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The coordinator does not wait for it in vain, and the next one may do better."""
+    """If an inspection fails, the agent prints the error and answers the coordinator with it.
+
+    The next inspection can succeed.
+    """
 
     async def run() -> tuple[p.RanksInspected, p.RanksInspected]:
         node.fails = OSError(24, "Too many open files")
@@ -121,7 +124,7 @@ def test_a_look_that_fails_is_said_and_answered(
 def test_a_watch_goes_on_after_a_failure(
     node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What fails again and again is said once."""
+    """If a look fails, the watchdog continues, and prints a repeated error once."""
     looked: list[float] = []
 
     def fails(self: Watchdog, now: float) -> None:
@@ -142,7 +145,10 @@ def test_a_watch_goes_on_after_a_failure(
 def test_what_ranks_do_is_asked_again_after_a_failure(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it no hang of a script would be found."""
+    """If the watchdog cannot read the ranks' activity, it tries again, and finds a later hang.
+
+    It prints the error once.
+    """
 
     async def run() -> None:
         node.fails = OSError(24, "Too many open files")
@@ -158,7 +164,7 @@ def test_what_ranks_do_is_asked_again_after_a_failure(
 def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that train are watched meanwhile, and the tool is asked once."""
+    """If a device's tool hangs, the watchdog still looks at ranks and starts no second tool."""
     asked: list[object] = []
 
     async def hangs(devices: object) -> dict[int, int]:
@@ -184,7 +190,10 @@ def test_a_devices_tool_that_hangs_does_not_hold_up_the_watch(
     ("doing", "busy"), [(RankActivity.BETWEEN, True), (RankActivity.STEP, False)]
 )
 def test_who_moves_bytes_is_busy_but_in_a_step(doing: RankActivity, busy: bool, node: Node) -> None:
-    """It uploads something, say; a prefetching thread of a hanging step may do so, too."""
+    """A rank that moves bytes is busy between two steps, but not within a step.
+
+    Between two steps it may upload a file. In a hanging step a prefetching thread may move bytes.
+    """
     node.ranks[0].page.begin(doing)
     moved = iter(range(0, 1 << 40, 1 << 30))
     node.does = lambda: Activity(1.0, next(moved), "S")
@@ -193,14 +202,14 @@ def test_who_moves_bytes_is_busy_but_in_a_step(doing: RankActivity, busy: bool, 
 
 
 def test_who_prints_now_and_then_moves_nothing() -> None:
-    """As a progress bar of a thread does."""
+    """Small amounts of output, such as a progress bar's, do not count as moved bytes."""
     before = Activity(1.0, 0, "S")
     assert not Activity(1.0, 1000, "S").moves(before, 0.6)
     assert Activity(1.0, MOVING_BYTES_PER_S, "S").moves(before, 0.6)
 
 
 def test_whoever_compiles_in_another_thread_compiles(node: Node) -> None:
-    """The main thread waits for it."""
+    """If another thread of a rank compiles and its main thread waits, the rank is not late."""
     compiling = '  File "/x/torch/_inductor/compile_fx.py", line 3 in compile'
     node.stack = f'{compiling}\n\n  File "/x/train.py", line 9 in main'
     node.ranks[0].page.begin(RankActivity.STEP)
@@ -212,7 +221,10 @@ def test_whoever_compiles_in_another_thread_compiles(node: Node) -> None:
 
 
 def test_it_is_noted_when_the_kernel_kills(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each look around, so that a rank's later end is not taken for it."""
+    """Each look reads the kernel's count of OOM kills.
+
+    So the agent does not mistake a rank's later end for an OOM kill.
+    """
     counts = iter((1, *[2] * 9))
     monkeypatch.setattr(OomCounter, "_read", lambda self: next(counts))
     node.watchdog.oom = OomCounter()
@@ -223,7 +235,7 @@ def test_it_is_noted_when_the_kernel_kills(node: Node, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def nonsense() -> Iterator[int]:
-    """A process whose name is no text."""
+    """Yield a process whose name is not valid UTF-8."""
     renames = (
         "import ctypes, signal\n"
         "ctypes.CDLL(None).prctl(15, b'\\xff\\xfe', 0, 0, 0)\n"
@@ -240,7 +252,7 @@ def nonsense() -> Iterator[int]:
 
 @pytest.mark.process
 def test_a_process_may_have_any_name(nonsense: int) -> None:
-    """Others on the machine are none of our business, and ranks are known all the same."""
+    """A process whose name is not valid UTF-8 does not disturb the watchdog or the stacks."""
     assert Path(f"/proc/{nonsense}/comm").read_bytes() == b"\xff\xfe\n"
     assert set(activities([nonsense, os.getpid()])) == {nonsense, os.getpid()}
     assert stacks._ask(nonsense, os.pidfd_open(nonsense), Path("nowhere")) == ""

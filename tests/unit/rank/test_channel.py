@@ -1,4 +1,4 @@
-"""A rank's line to its agent: answers that come late, out of turn, or to nobody."""
+"""A rank's channel: answers of the agent that arrive late, out of order, or unwanted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rekindle.rank.channel import Channel
 
 
 class Line:
-    """A channel, and the agent's end of it."""
+    """A channel, the agent's end of its socket, and a pipe to send."""
 
     def __init__(self) -> None:
         self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -26,12 +26,12 @@ class Line:
         self.channel.on_over = lambda over: self.heard.set()
 
     def answer(self, serial: int) -> None:
-        """With one file, whose only name is the pipe's that it is an end of."""
+        """Send the answer to a request, with one descriptor: the write end of the pipe."""
         message = protocol.encode(protocol.BufferGrant(serial=serial))
         socket.send_fds(self.agent, [message], [self.write_end])
 
     def all_heard(self, generation: int) -> None:
-        """Wait until the channel has heard what was sent before."""
+        """End the generation, and wait until the channel has handled this and earlier messages."""
         self.heard.clear()
         self.agent.send(
             protocol.encode(protocol.GenerationEnded(generation=generation, finished=0))
@@ -51,7 +51,7 @@ def line() -> Iterator[Line]:
 
 
 def is_open_elsewhere(line: Line) -> bool:
-    """Whether anybody else has the pipe's end that was sent."""
+    """Close the test's write end, and return whether another descriptor of it is open."""
     os.close(line.write_end)
     os.set_blocking(line.read_end, False)
     try:
@@ -61,7 +61,7 @@ def is_open_elsewhere(line: Line) -> bool:
 
 
 def test_an_answer_is_kept_for_whoever_asked(line: Line) -> None:
-    """A later request is answered first, and waited for by somebody else."""
+    """If the answers arrive in another order, each request still gets its own answer."""
     line.answer(2)
     line.answer(1)
     second, first = (line.channel.buffers(n, bound_s()) for n in (2, 1))
@@ -75,7 +75,7 @@ def test_an_answer_is_kept_for_whoever_asked(line: Line) -> None:
 
 @pytest.mark.parametrize("late", [True, False])
 def test_what_nobody_waits_for_is_closed(line: Line, late: bool) -> None:
-    """Whether it comes before it is given up or after."""
+    """If a rank forgets a request, the channel closes the descriptors, before or after arrival."""
     if late:
         line.channel.forget(1)
         line.answer(1)
@@ -89,7 +89,7 @@ def test_what_nobody_waits_for_is_closed(line: Line, late: bool) -> None:
 
 
 def test_nobody_waits_longer_than_the_generation_goes_on(line: Line) -> None:
-    """It has ended, or ends."""
+    """A request waits no longer than its generation lasts, also if that has ended already."""
     found: list[object] = []
     waits = threading.Thread(
         target=lambda: found.append(line.channel.buffers(1, None, generation=3))

@@ -24,7 +24,7 @@ from rekindle.recovery.policy.plan import RankPlan, StateSource
 
 
 def form_of(generation: int) -> protocol.FormGeneration:
-    """The generation that the coordinator forms."""
+    """Return the coordinator's order to form a generation."""
     return protocol.FormGeneration(
         generation=generation,
         world_size=1,
@@ -38,7 +38,7 @@ def form_of(generation: int) -> protocol.FormGeneration:
 
 
 class Framework:
-    """A framework whose forming does what the test says, a generation after the other."""
+    """A framework whose `form` runs one function of the test for each generation."""
 
     def __init__(self, state: HeldState) -> None:
         self.state = state
@@ -76,7 +76,7 @@ class Rank:
         self.member = Member(channel, 0, ProgressReporter(HeartbeatPage()), state, self.framework)
 
     def sent(self, kind: type[Any], count: int = 1) -> list[Any]:
-        """The messages of a kind, once the agent has received so many."""
+        """Wait until the agent has received `count` messages of a kind, and return them."""
 
         def found() -> list[Any]:
             return [each for each in self.agent.heard if isinstance(each, kind)]
@@ -85,7 +85,7 @@ class Rank:
         return found()
 
     def fails(self, error: BaseException, *, ends: bool = False) -> None:
-        """The next forming raises. ends: the generation has ended before."""
+        """Let the next forming raise the error. ends: its generation ends before that."""
 
         def form() -> None:
             if ends:
@@ -118,7 +118,7 @@ def test_a_rank_arrives_forms_and_reports_its_first_step(rank: Rank) -> None:
 
 
 def test_a_source_that_lacks_the_state_is_reported(rank: Rank) -> None:
-    """The rank names what is missing, and arrives again when its generation has ended."""
+    """If its source lacks the state, the rank reports that, and arrives again after the end."""
 
     def form() -> None:
         rank.agent.over(1)
@@ -133,7 +133,7 @@ def test_a_source_that_lacks_the_state_is_reported(rank: Rank) -> None:
 
 
 def test_a_fault_while_a_generation_forms(rank: Rank) -> None:
-    """One line of at most 500 characters goes to the coordinator."""
+    """If a fault breaks the forming, the coordinator gets one line of at most 500 characters."""
     rank.fails(ConnectionError("peer " + "x" * 1000 + "\nsecond line"))
     assert rank.member.join()
     (failed,) = rank.sent(protocol.StepFailed)
@@ -143,7 +143,10 @@ def test_a_fault_while_a_generation_forms(rank: Rank) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no such row"), SessionError("another model")])
 def test_the_scripts_own_error_passes_through(rank: Rank, error: Exception) -> None:
-    """The coordinator gets no message: the agent reports the end of the process."""
+    """If the script's own error breaks the forming, `join` raises it and sends no StepFailed.
+
+    The agent reports the end of the process.
+    """
     rank.fails(error)
     with pytest.raises(type(error), match=str(error)):
         rank.member.join()
@@ -153,7 +156,10 @@ def test_the_scripts_own_error_passes_through(rank: Rank, error: Exception) -> N
 def test_an_unknown_error_of_an_ended_generation_is_in_the_log(
     rank: Rank, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A framework's collectives fail like that when a peer dies. The traceback stays visible."""
+    """An unknown error in an ended generation forms the next one, and the log has its traceback.
+
+    A framework's collectives fail like this when a peer dies.
+    """
     rank.fails(ValueError("no such row"), ends=True)
     with caplog.at_level(logging.WARNING):
         assert rank.member.join()
@@ -162,7 +168,7 @@ def test_an_unknown_error_of_an_ended_generation_is_in_the_log(
 
 
 def test_a_session_error_is_never_the_end_of_a_generation(rank: Rank) -> None:
-    """Rekindle itself has found a mistake in the script: a retry cannot help."""
+    """A SessionError ends the script even in an ended generation, because a retry cannot help."""
     rank.fails(SessionError("another model"), ends=True)
     with pytest.raises(SessionError, match="another model"):
         rank.member.join()
@@ -180,18 +186,21 @@ def test_a_session_error_is_never_the_end_of_a_generation(rank: Rank) -> None:
 def test_a_fault_in_a_generation_that_has_ended(
     rank: Rank, kind: FaultKind, own: bool, is_sent: bool
 ) -> None:
-    """The end itself breaks links; it damages no memory."""
+    """In an ended generation, the rank reports only faults that the end cannot cause.
+
+    The end breaks links, but does not damage memory.
+    """
     assert rank.member.join()
     rank.agent.over(1)
     wait_until(lambda: rank.member.is_over, "the end of generation 1")
     rank.member.report(kind, "x", own=own)
-    assert rank.member.join()  # the agent has received all that was sent before
+    assert rank.member.join()  # then the agent has received all earlier messages
     found = [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
     assert len(found) == is_sent
 
 
 def test_the_log_has_the_traceback_of_a_fault(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    """A script's own error may read like a fault."""
+    """The log has the traceback of each fault, because a script's own error may look like one."""
     assert rank.member.join()
     with caplog.at_level(logging.WARNING):
         rank.member.break_off(FaultKind.LINK, RuntimeError("NCCL error in: labels.py"))
@@ -201,7 +210,7 @@ def test_the_log_has_the_traceback_of_a_fault(rank: Rank, caplog: pytest.LogCapt
 
 
 def test_all_ranks_may_leave(rank: Rank) -> None:
-    """Until the script asks for more steps."""
+    """After a dismissal `join` returns False, and the member knows how many steps are finished."""
     assert rank.member.join()
     rank.agent.over(1)
     assert rank.member.join()

@@ -1,4 +1,4 @@
-"""What callbacks keep, as JSON and back."""
+"""The conversion of plain values, such as the states of callbacks, to JSON and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VALUES = st.recursive(
 
 @given(_VALUES)
 def test_values_come_back(value: Any) -> None:
-    """Whatever JSON would make of infinities, or of an object with one entry."""
+    """A value is the same after JSON and back, also an infinity or an object with one entry."""
     told = json.loads(json.dumps(plain(value, "it"), allow_nan=False))
     np.testing.assert_equal(real(told), value)
 
@@ -37,7 +37,7 @@ def test_values_come_back(value: Any) -> None:
     ],
 )
 def test_numbers_of_numpy_keep_their_type(value: Any) -> None:
-    """Compared in another type they would be rounded otherwise."""
+    """NumPy's values keep their type, because another type may round them differently."""
     found = real(json.loads(json.dumps(plain(value, "it"))))
     assert np.asarray(found).dtype == value.dtype
     np.testing.assert_array_equal(found, value)
@@ -56,6 +56,6 @@ def test_numbers_of_numpy_keep_their_type(value: Any) -> None:
     ],
 )
 def test_what_cannot_be_kept_is_named(value: Any, what: str) -> None:
-    """Before a fault, not after it."""
+    """The conversion refuses an unsupported type by its place: before a fault, not after it."""
     with pytest.raises(SessionError, match=what):
         plain(value, "it")

@@ -1,4 +1,4 @@
-"""A generation that ends while a rank is in a step: whether the rank may finish that first."""
+"""If a generation ends during a step of a rank, the rank may finish the step first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORLD = 2
 
 @pytest.mark.parametrize("begun", [0, 1])
 def test_others_that_have_not_finished_it_either_are_not_waited_for(begun: int) -> None:
-    """Nor is a rank held up that is in no step, or whose step is newer than theirs."""
+    """The wait ends at once for a rank between two steps, or in a step newer than the others'."""
     step = CurrentStep()
     step.end(3)
     if begun:
@@ -37,7 +37,7 @@ def test_others_that_have_not_finished_it_either_are_not_waited_for(begun: int) 
 def test_the_wait_ends_with_the_step(
     ends: Callable[[CurrentStep], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However it ends."""
+    """A wait for the current step ends when the step succeeds, and when it fails."""
     monkeypatch.setattr(progress, "STEP_LIMIT_S", 2 * bound_s())
     step = CurrentStep()
     step.begin()
@@ -50,7 +50,7 @@ def test_the_wait_ends_with_the_step(
 
 
 def test_a_step_that_does_not_end_is_left() -> None:
-    """What it waits for is lost."""
+    """If the step does not end, the wait ends at its limit: the step's data may be lost."""
     step = CurrentStep()
     step.begin()
     step.wait_end(4)
@@ -68,7 +68,7 @@ def test_a_broken_step_is_told_of_once(broke: bool) -> None:
 
 
 def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]:
-    """Steps that the rank has when it arrives; its generation is declared over within step 1."""
+    """Return the finished steps at each arrival of the rank; its generation ends during step 1."""
     slot = rank.rank
     os.environ |= {
         "RANK": str(slot),
@@ -118,5 +118,8 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.process
 def test_a_step_that_others_have_finished_is_finished_first(ahead: int, sharded: bool) -> None:
-    """Its gradients are all on their way; one that nobody has finished is left at once."""
+    """A rank finishes a step that others have finished, because all its gradients are sent.
+
+    It leaves a step that no rank has finished.
+    """
     assert run(_told_within_step, WORLD, ahead, sharded) == [[None, 1 + ahead]] * WORLD

@@ -1,4 +1,4 @@
-"""What msrun is told besides its own command line."""
+"""The options that Rekindle adds to msrun's command line."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def check_words(pods: KubernetesSettings) -> None:
 
 
 def _check_choices(settings: msgspec.Struct, prefix: str = "") -> None:
-    """Check the texts that have choices. Raises UsageError: one of them is no choice."""
+    """Check the texts that have choices. Raises UsageError: one of them is not a choice."""
     for name, choices in choices_of(type(settings)).items():
         said = getattr(settings, name)
         for word in (said,) if isinstance(said, str) else said:

@@ -100,8 +100,9 @@ class BufferGuard:
     """Keeps a copy of a module's buffers that change.
 
     It copies constant buffers (masks, tables) once: their version counters never change. It copies
-    the buffers of normalisations each time, because torch's kernels write them without counting. It
-    copies all buffers on a device each time, because the replay of a CUDA graph does not count.
+    the buffers of normalisations at every call, because torch's kernels write them without
+    counting. It copies all buffers on a device at every call, because the replay of a CUDA graph
+    does not count.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:

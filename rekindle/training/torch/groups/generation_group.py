@@ -163,8 +163,7 @@ class Group:
                 dist.destroy_process_group()
             _free_later(self._groups or [self._group])
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
-            # init_process_group wraps the hook each time, and each wrapper adds a prefix to the
-            # output.
+            # Every init_process_group wraps the hook, and each wrapper adds a prefix to the output.
             sys.excepthook = self._hooks[0]
         for sock in self._sockets:
             shut(sock)

@@ -1,4 +1,4 @@
-"""DCMI, called as its header says: a library of C functions that write through their pointers."""
+"""Calls of DCMI according to its header: C functions that write through their pointers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rekindle.agent.devices.dcmi import DcmiError, Found, NoDcmiError
 from rekindle.protocol.monitoring import Condition
 
 # github.com/Ascend/mind-cluster, commit 2c141d42ca7b6b89334dc8ab1876a06df3e849d6,
-# component/ascend-common/devmanager/dcmi/dcmi_interface_api.h; each returns int, 0 if all is well.
+# component/ascend-common/devmanager/dcmi/dcmi_interface_api.h; each returns int, 0 for success.
 HEADER = {
     "dcmi_init": "void",
     "dcmi_get_card_list": "int *card_num, int *card_list, int list_len",
@@ -27,13 +27,13 @@ HEADER = {
     "dcmi_get_device_errorcode_v2": "int card_id, int device_id, int *error_count, "
     "unsigned int *error_code_list, unsigned int list_len",
 }
-MOST_CARDS, MOST_CODES = 64, 128  # what its callers there give room for
+MOST_CARDS, MOST_CODES = 64, 128  # the sizes of its callers' arrays there
 ABSENT = 0xFFFFFFFF
 NOT_READY = -8012
 
 
 def types_of(declared: str) -> tuple[Any, ...]:
-    """The ctypes of what the header declares."""
+    """Return the ctypes of the parameters that the header declares."""
     found = []
     for each in declared.replace("void", "").split(","):
         if each.strip():
@@ -50,8 +50,8 @@ class CLibrary:
         self.healths = dict.fromkeys(range(4), 0)
         self.codes: dict[int, list[int]] = {}
         self.statuses: dict[str, int] = {}
-        self.claimed: int | None = None  # how many codes there are, if not as many as are given
-        self._kept = []  # a function that Python forgets is none in C
+        self.claimed: int | None = None  # the reported number of codes; None: the true number
+        self._kept = []  # Python must keep a function as long as C uses it
         for name, declared in HEADER.items():
             typed = ctypes.CFUNCTYPE(c_int, *types_of(declared))(self._counted(name))
             self._kept.append(typed)
@@ -101,13 +101,13 @@ def ask(library: object) -> Found:
 
 
 def test_prototypes_are_those_of_the_header() -> None:
-    """Also where another would do on this machine, as a long in the place of an int may."""
+    """The prototypes match the header, also if another type, such as long, works here as well."""
     assert {name: types_of(declared) for name, declared in HEADER.items()} == dcmi.PROTOTYPES
     assert (dcmi.MOST_CARDS, dcmi.MOST_CODES) == (MOST_CARDS, MOST_CODES)
 
 
 def test_the_codes_of_each_device() -> None:
-    """By its logical number; as the tables spell them, with all their digits."""
+    """The answer has each device's codes by logical number, in the spelling of the tables."""
     library = CLibrary()
     library.healths[3], library.codes[3] = 2, [0x80E01801, 0x0100000D]
     well = Condition(0, ())
@@ -124,7 +124,7 @@ def test_as_many_codes_as_there_is_room_for() -> None:
 
 @pytest.mark.parametrize("claimed", [-1, MOST_CODES + 1])
 def test_more_codes_than_there_is_room_for_are_none(claimed: int) -> None:
-    """What is said to be there was written to memory that is not ours, or nowhere."""
+    """If the reported number of codes does not fit the array, the agent reads none of them."""
     library = CLibrary()
     library.claimed = claimed
     found = ask(library)
@@ -150,7 +150,10 @@ def test_one_that_cannot_be_asked_hides_no_other(health: int, why: str) -> None:
 
 @pytest.mark.parametrize("name", ["dcmi_init", "dcmi_get_card_list", "dcmi_get_device_num_in_card"])
 def test_a_call_that_all_need_fails(name: str) -> None:
-    """Next time it may not."""
+    """If a call for all devices fails, the answer has the problem, and DCMI is not absent.
+
+    The next call may succeed.
+    """
     library = CLibrary()
     library.statuses[name] = -8005
     found = ask(library)
@@ -160,7 +163,7 @@ def test_a_call_that_all_need_fails(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(HEADER))
 def test_a_library_without_one_of_its_functions(name: str) -> None:
-    """An older one: it is never asked again."""
+    """A library without one of the functions counts as absent: the agent does not call it again."""
     library = CLibrary()
     delattr(library, name)
     assert ask(library) == Found(
@@ -169,7 +172,7 @@ def test_a_library_without_one_of_its_functions(name: str) -> None:
 
 
 def test_errors_are_typed() -> None:
-    """Whether it is worth to ask again is seen from the type."""
+    """A failed initialization raises DcmiError, not NoDcmiError: a later attempt may succeed."""
     library = CLibrary()
     library.statuses["dcmi_init"] = 1
     with pytest.raises(DcmiError, match=r"dcmi_init\(\) returned 1") as failed:
@@ -188,7 +191,7 @@ def test_the_loader_is_asked_where_the_driver_has_put_none(monkeypatch: pytest.M
 
 @pytest.mark.process
 def test_the_program_says_what_it_has_found_in_one_line() -> None:
-    """Whatever this machine has."""
+    """The program prints one line of JSON on every machine, with or without DCMI."""
     command = [sys.executable, "-m", "rekindle.agent.devices.dcmi"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.count("\n") == 1

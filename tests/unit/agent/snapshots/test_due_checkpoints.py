@@ -1,4 +1,4 @@
-"""Checkpoints that are due on a node: no rank waits for a slow store, and nothing piles up."""
+"""Checkpoints that are due on a node: a slow store delays no rank and causes no long queue."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from rekindle.recovery.policy.plan import Made
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
-FILE = len(HEADER).to_bytes(8, "little") + HEADER  # of a snapshot without tensors
+FILE = len(HEADER).to_bytes(8, "little") + HEADER  # a snapshot without tensors
 KEEP_ALL, KEEP = Retention(), Retention(last=1)
 KNOWN = Credentials("simulated", 0, "the secret")
 
 
 class SlowStore(DirectoryStore):
-    """A store that writes when it is told to."""
+    """A store whose writes wait until the test sets `free`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -55,7 +55,7 @@ class SlowStore(DirectoryStore):
 
 
 class Node:
-    """An agent's snapshots, a rank that takes them, and what the coordinator is told."""
+    """An agent's snapshots, a rank that takes them, and the messages for the coordinator."""
 
     def __init__(self, folder: Path, *, shards: int, keep: Retention = KEEP_ALL) -> None:
         spec = msgspec.structs.replace(spec_of(nodes=2, processes=1), keep=keep)
@@ -75,7 +75,7 @@ class Node:
         return [message.step for message in self.told if isinstance(message, kind)]
 
     async def take(self, step: int, *, checkpoint: bool = True) -> None:
-        """The rank takes a snapshot as SnapshotWriter would, never waiting for the store."""
+        """Take a snapshot like SnapshotWriter, which never waits for the store."""
         count = 2 if self.shards == 1 else BUFFERS_OF_SHARD
         await room_of(self.snapshots, p.BufferRequest(rank=0, bytes=len(FILE), buffers=count))
         pair = self.snapshots._buffers[0]
@@ -111,7 +111,10 @@ def run(node: Node, body: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
-    """One is written, the newest waits as long as its snapshot is there; snapshots go on."""
+    """With a slow store, the agent writes one checkpoint and queues only the newest other one.
+
+    It leaves a queued checkpoint out when a newer snapshot overwrites it.
+    """
     node = Node(tmp_path, shards=1)
 
     async def body() -> None:
@@ -134,7 +137,7 @@ def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
 
 
 def test_shards_and_a_slow_store(tmp_path: Path) -> None:
-    """What is ordered is written if it is there and the rank's last one is done; else it is not."""
+    """The agent leaves a shard out if it has no such snapshot, or still writes the last shard."""
     node = Node(tmp_path, shards=2)
 
     def order(step: int) -> None:
@@ -152,7 +155,7 @@ def test_shards_and_a_slow_store(tmp_path: Path) -> None:
         await node.snapshots.finish()
         await node.take(15)
         order(15)
-        order(16)  # which nobody has taken
+        order(16)  # no rank took this snapshot
         await node.snapshots.finish()
         assert node.heard(p.ShardWritten) == [5, 15]
         assert node.heard(p.WriteLeftOut) == [10, 16]
@@ -161,7 +164,7 @@ def test_shards_and_a_slow_store(tmp_path: Path) -> None:
 
 
 def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told, once, and checkpoints are written all the same."""
+    """If pruning fails, the coordinator learns it once, and the agent still writes checkpoints."""
     node = Node(tmp_path, shards=1, keep=KEEP)
     node.store.free.set()
 
@@ -190,7 +193,10 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order to write it may come between the end of a step and the seal of its snapshot."""
+    """If a newer snapshot is not sealed yet, the agent waits for its seal and writes that one.
+
+    The order may arrive between the end of a step and the seal of its snapshot.
+    """
     node, seal, go_on = Node(tmp_path, shards=1), buffers_module._seal, threading.Event()
     node.store.free.set()
 
@@ -223,7 +229,7 @@ def buffers() -> Iterator[list[int]]:
 
 
 def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
-    """While the store has one of the three buffers of a shard the others take turns."""
+    """While the store reads one of a shard's three buffers, the rank uses the other two in turn."""
     agent = [SnapshotBuffer(fd) for fd in buffers]
     place = RankPlace(0, shard=0, generation=1, shards=2)
 

@@ -1,4 +1,4 @@
-"""A bound for what a replica server's line does, and a cancellation at any moment."""
+"""The time limit for the work of a replica server's connection, and a cancellation during it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.agent.snapshots.replica_transport import within
 
 @pytest.mark.parametrize("late", range(8))
 def test_a_cancellation_is_never_ignored(late: int) -> None:
-    """A task that takes a cancellation ends with it, however near the end of the work is."""
+    """If a task is cancelled near the end of its work, it still ends with the cancellation."""
 
     async def body() -> None:
         work: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -35,7 +35,7 @@ def test_a_cancellation_is_never_ignored(late: int) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_work_that_takes_too_long_is_cancelled(fails: bool) -> None:
-    """It has ended before the caller continues, even if it ends with an error."""
+    """The work ends before its caller continues, even if the work ends with an error."""
     ended = []
 
     async def works() -> None:

@@ -1,4 +1,4 @@
-"""Memory for snapshots: made while the agent goes on, once, and refused before it is missed."""
+"""Memory for snapshots: the agent allocates it in threads, once, and refuses it if it is short."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ WANTED = p.BufferRequest(rank=0, bytes=100_000, buffers=3)
 
 
 class Node:
-    """An agent's snapshots, and what the coordinator is told."""
+    """An agent's snapshots, and the messages for the coordinator."""
 
     def __init__(self, folder: Path) -> None:
         spec = spec_of(nodes=2, processes=1)
-        self._others = set(memory_files())  # of tests before this one
+        self._others = set(memory_files())  # the files of earlier tests
         self.told: list[p.Message] = []
         self.answers: list[tuple[p.BufferGrant, list[int]]] = []
         replica_server = ReplicaServer(spec, KNOWN, self.told.append)
@@ -51,16 +51,16 @@ class Node:
         self.snapshots.room(wanted, lambda *answer: self.answers.append(answer))
 
     async def answered(self, count: int) -> list[tuple[p.BufferGrant, list[int]]]:
-        """All answers, once there are so many."""
+        """Wait until there are `count` answers, and return all answers."""
         await turn_until(lambda: len(self.answers) >= count, f"{count} answers")
         return self.answers
 
     def heard_of_none(self) -> bool:
-        """Whether it was told that nothing is kept of the rank."""
+        """Return whether a message reports that the node keeps no snapshot of the rank."""
         return any(isinstance(each, p.Snapshots) and each.kept == {0: ()} for each in self.told)
 
     def memory(self) -> dict[int, int]:
-        """The buffers that have been made since, and the bytes of each."""
+        """Return the bytes of each buffer that this test made, by inode."""
         return {file: size for file, size in memory_files().items() if file not in self._others}
 
     def run(self, body: Coroutine[Any, Any, None]) -> None:
@@ -74,10 +74,10 @@ class Node:
 
 
 def memory_files() -> dict[int, int]:
-    """The buffers that this process has open: by their number, how many bytes are in each."""
+    """Return the bytes of each buffer that this process has open, by inode."""
     files: dict[int, int] = {}
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another thread has just closed it
+        with contextlib.suppress(FileNotFoundError):  # another thread closed it
             if "memfd:rekindle-" in str(link.readlink()):
                 file = link.stat()
                 files[file.st_ino] = file.st_size
@@ -92,7 +92,10 @@ def node(tmp_path: Path) -> Node:
 def test_the_agent_goes_on_while_memory_is_made(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that dies meanwhile and asks again gets what was made for it, and nothing twice."""
+    """During an allocation the agent answers other requests, and waits for no memory at the end.
+
+    If the rank's next process asks for the same buffers, the agent allocates them only once.
+    """
     go_on = threading.Event()
     made: list[str] = []
 
@@ -112,7 +115,7 @@ def test_the_agent_goes_on_while_memory_is_made(
         )
         [(none, _)] = node.answers
         assert "no snapshot of rank 0" in none.error
-        await node.snapshots.finish()  # nothing that has to be done waits for memory
+        await node.snapshots.finish()  # this does not wait for the allocation
         go_on.set()
         [_, (_, first), (_, second)] = await node.answered(3)
         assert first == second
@@ -123,7 +126,7 @@ def test_the_agent_goes_on_while_memory_is_made(
 
 
 def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
-    """Those that are too small are let go."""
+    """If a state outgrows its buffers, the agent makes larger ones and frees the old ones."""
 
     async def body() -> None:
         small = await room_of(node.snapshots, WANTED)
@@ -140,7 +143,10 @@ def test_a_state_that_grows_gets_larger_buffers(node: Node) -> None:
 def test_memory_that_is_not_to_be_had(
     node: Node, monkeypatch: pytest.MonkeyPatch, enough_for: int
 ) -> None:
-    """It is refused before the kernel has to kill somebody, whichever buffer finds it missing."""
+    """If the memory does not suffice for all buffers, the agent refuses them and frees the others.
+
+    So the kernel does not kill a process for lack of memory.
+    """
     enough = enough_for * 200_000
     left = lambda: enough - sum(node.memory().values())  # noqa: E731
     monkeypatch.setattr(buffer_memory, "available_bytes", left)
@@ -154,13 +160,13 @@ def test_memory_that_is_not_to_be_had(
         assert told == p.SnapshotRefused(rank=0, error=refused.error)
         assert not node.memory()
         monkeypatch.undo()
-        assert len(await room_of(node.snapshots, WANTED)) == 3  # what was promised is free again
+        assert len(await room_of(node.snapshots, WANTED)) == 3  # the reserved memory is free again
 
     node.run(body())
 
 
 def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks ask at the same time, before the memory of any is taken."""
+    """If two ranks ask at the same time, the agent does not reserve the same memory for both."""
     monkeypatch.setattr(buffer_memory, "available_bytes", lambda: 1_000_000)
     begun, go_on = threading.Event(), threading.Event()
     write = os.pwrite
@@ -182,13 +188,13 @@ def test_what_others_were_promised_is_not_promised_again(monkeypatch: pytest.Mon
         go_on.set()
         join(first)
     monkeypatch.setattr(os, "pwrite", write)
-    fds.append(create_buffer("third", 600_000))  # of this million nothing is taken
+    fds.append(create_buffer("third", 600_000))  # the simulated free memory is constant
     for fd in fds:
         os.close(fd)
 
 
 def test_memory_whose_maker_fails_is_not_promised_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No descriptor is left to be had, say."""
+    """If an allocation fails, for example without a free descriptor, its reservation ends."""
     monkeypatch.setattr(buffer_memory, "available_bytes", lambda: 1_000_000)
 
     def fail(name: str) -> int:
@@ -205,7 +211,7 @@ def test_memory_whose_maker_fails_is_not_promised_for_ever(monkeypatch: pytest.M
 def test_an_agent_that_ends_does_not_wait_for_memory(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being made is given up; whoever waits is told."""
+    """When the agent ends, it stops a running allocation and answers the request with an error."""
     begun, write = threading.Event(), os.pwrite
 
     def slowly(fd: int, data: bytes, at: int) -> int:
@@ -228,7 +234,10 @@ def test_an_agent_that_ends_does_not_wait_for_memory(
 def test_a_fetch_that_is_broken_off_leaves_its_memory_to_the_next(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A generation ends while the memory for a replica's copy is made."""
+    """If a generation ends during the allocation for a replica, the next request gets the memory.
+
+    The agent does not allocate it again.
+    """
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(name: str, data_bytes: int, stop: threading.Event) -> int:
@@ -255,7 +264,10 @@ def test_a_fetch_that_is_broken_off_leaves_its_memory_to_the_next(
 def test_old_buffers_that_are_still_read_are_waited_for(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is not memory enough for both: the new ones are made when the old ones are gone."""
+    """If the memory does not suffice for old and new buffers, the new ones wait for the old ones.
+
+    The old buffers stay as long as a task reads them.
+    """
     enough = 4_000_000
     left = lambda: enough - sum(node.memory().values())  # noqa: E731
     monkeypatch.setattr(buffer_memory, "available_bytes", left)

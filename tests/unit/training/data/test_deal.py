@@ -1,4 +1,4 @@
-"""The deal of a stream's parts: whatever happens to the world, every sample comes exactly once."""
+"""The assignment of a stream's parts: in every sequence of worlds, each sample occurs once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORLDS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 25)), min_size=1, 
 def read(
     deal: PartAssignment, marks: list[Mark], reader: int, count: int, sizes: list[int]
 ) -> list[tuple[int, int]]:
-    """Read so many samples, (item, place in it), as a reader does; its mark moves."""
+    """Read `count` samples like a reader, and move its mark; return (item, place in it)."""
     seen: list[tuple[int, int]] = []
     for turn in itertools.count(marks[reader].turn):
         item = deal.item(reader, turn)
@@ -34,8 +34,8 @@ def read(
 def test_every_sample_comes_once(
     worlds: list[tuple[int, int]], sizes: list[int], batch: int
 ) -> None:
-    """Of all that was dealt, what was passed was read once, and the rest is still to come."""
-    # A reader of empty parts alone would search for ever: so does none here.
+    """Readers read each sample at most once; the next assignment has exactly the unread ones."""
+    # A reader that has only empty parts would search without end, so no part is empty here.
     sizes = [max(1, size) for size in sizes]
     deal, seen = PartAssignment((), 0, worlds[0][0]), []
     marks = deal.beginning()
@@ -59,9 +59,9 @@ def test_every_sample_comes_once(
 
 
 def test_the_deal_of_what_was_begun_comes_first() -> None:
-    """Who comes first takes up what was left, the oldest before the others."""
+    """A new assignment first deals the unfinished items, in ascending order, then new ones."""
     deal = PartAssignment((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
-    # Of 0 to 11, readers had finished 0, 3 and 7; 4 is begun, 1 too, 11 as well.
+    # From 0 to 11, the readers have finished 0, 3 and 7, and have begun 1, 4 and 11.
     assert deal.left[:5] == (Item(1, 2), Item(2, 0), Item(4, 5), Item(5, 0), Item(6, 0))
     assert deal.left[5:] == (Item(8, 0), Item(9, 0), Item(10, 0), Item(11, 1))
     assert deal.fresh == 12
@@ -69,7 +69,7 @@ def test_the_deal_of_what_was_begun_comes_first() -> None:
 
 
 def test_ahead_is_told_of_items_that_wait() -> None:
-    """A reader that is four rounds on is ahead of what the slow one has not begun."""
+    """`ahead` is the distance from the foremost reader to the first item that no reader began."""
     deal = PartAssignment((), 0, 2)
     assert deal.ahead(deal.beginning()) == -1
     assert deal.ahead([Mark(0, 9), Mark(4, 0)]) == 7

@@ -1,4 +1,4 @@
-"""Which samples each rank sees: complete, never twice, the same everywhere and for ever."""
+"""The samples of each rank: all of them, each once, in the same order on every machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def at(sampler: StepSampler, position: int) -> StepSampler:
 
 
 def stream(length: int, count: int, **options: int) -> list[int]:
-    """The first samples of the stream, drawn by a single rank one at a time."""
+    """Return the first samples of the stream; a single rank draws them one at a time."""
     sampler, samples = bound(length, 1, **options), []
     for _ in range(count):
         samples += sampler.indices()
@@ -53,7 +53,7 @@ def mix(word: int) -> int:
 
 
 def reference(length: int, seed: int, position: int) -> int:
-    """The contract of the order once more, in plain integers."""
+    """Return the sample at a position: the definition of the order again, in plain integers."""
     epoch, value = divmod(position, length)
     key = mix((mix(seed + GOLDEN & WORD) + (epoch + 1) * GOLDEN) & WORD)
     bits = max(6, (length - 1).bit_length())
@@ -90,7 +90,7 @@ def test_each_epoch_of_a_longer_data_set_is_a_permutation(
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2**20, 2**40), st.integers(0, WORD))
 def test_samples_of_a_huge_data_set_are_distinct_and_in_range(length: int, seed: int) -> None:
-    """Lengths up to 2**40 cost no memory and give distinct samples of the data set."""
+    """Lengths up to 2**40 use no memory and give distinct samples of the data set."""
     samples = at(bound(length, 10_000, seed=seed), length - 10_000).indices()
     assert len(set(samples)) == len(samples)
     assert all(0 <= sample < length for sample in samples)
@@ -116,12 +116,12 @@ def test_the_order_is_the_written_contract(length: int, seed: int, position: int
     ],
 )  # fmt: skip
 def test_the_order_never_changes(length: int, seed: int, epoch: int, expected: list[int]) -> None:
-    """A job saved by an older version continues with the very same samples."""
+    """The order is constant, so a job from an older version continues with the same samples."""
     assert at(bound(length, 10, seed=seed), epoch * length).indices() == expected
 
 
 def test_a_long_stream_never_changes() -> None:
-    """A thousand steps over eight epochs are pinned by one digest."""
+    """One digest fixes the samples of a thousand steps over eight epochs."""
     sampler, digest = bound(12_345, 100, seed=7), hashlib.sha256()
     for _ in range(1000):
         digest.update(repr(sampler.indices()).encode())
@@ -134,7 +134,7 @@ def test_a_long_stream_never_changes() -> None:
 def test_no_sample_is_lost_or_repeated_when_the_world_changes(
     length: int, batch: int, seed: int, shuffle: bool, worlds: list[tuple[int, int]]
 ) -> None:
-    """The ranks together draw the one stream, whatever worlds they form and save their state in."""
+    """In every sequence of worlds, the ranks together draw the stream of a single rank."""
     options = {"seed": seed, "shuffle": shuffle}
     state = StepSampler(length, batch, **options).state_dict()
     drawn: list[int] = []
@@ -164,7 +164,7 @@ def test_no_sample_is_lost_or_repeated_when_the_world_changes(
 def test_with_shares_every_step_takes_what_the_full_world_takes(
     length: int, batch: int, full: int, worlds: list[tuple[int, int]]
 ) -> None:
-    """Whatever worlds follow each other, their ranks do the full world's shares, each once."""
+    """In every sequence of worlds, the ranks do each share of the full world once per step."""
     state = StepSampler(length, batch).state_dict()
     whole = [bound(length, batch, rank, full) for rank in range(full)]
     for world_size, steps in ((min(world_size, full), steps) for world_size, steps in worlds):
@@ -185,14 +185,14 @@ def test_with_shares_every_step_takes_what_the_full_world_takes(
 
 
 def test_a_state_that_is_loaded_keeps_the_shares() -> None:
-    """A rank that takes a peer's position keeps its place, and the shares of the full world."""
+    """If a rank loads a peer's position, it keeps its place and the shares of the full world."""
     sampler = StepSampler(100, 2)
     sampler.bind(1, 2, 4)
     assert at(sampler, 8).parts() == [stream(100, 16)[10:12], stream(100, 16)[14:16]]
 
 
 def test_blocks_computed_ahead_do_not_show() -> None:
-    """Many more steps than are computed at once give the same samples as one step at a time."""
+    """The sampler computes many steps at once, and gives the same samples as for single steps."""
     sampler = bound(1000, 16, rank=2, world_size=3, seed=5)
     for step in range(700):
         fresh = at(bound(1000, 16, rank=2, world_size=3, seed=5), step * 48)
@@ -207,7 +207,7 @@ def test_blocks_computed_ahead_do_not_show() -> None:
 
 
 def test_asking_changes_nothing() -> None:
-    """indices() may be called any number of times, and its answer belongs to the caller."""
+    """indices() changes no position, and a caller may change its result without an effect."""
     sampler = bound(100, 8)
     first = sampler.indices()
     kept = list(first)
@@ -226,13 +226,13 @@ def test_the_epoch_follows_the_position() -> None:
 
 
 def test_without_shuffling_the_order_is_the_data_sets_own() -> None:
-    """shuffle=False goes through the data set from front to back, over and over."""
+    """With shuffle=False, each epoch has the data set's samples in their own order."""
     assert stream(3, 7, shuffle=False) == [0, 1, 2, 0, 1, 2, 0]
 
 
 @pytest.mark.process
 def test_the_order_is_the_same_in_another_process() -> None:
-    """Nothing of a process, such as its hash seed, has a part in the order."""
+    """The order does not depend on the process, for example on its hash seed."""
     code = (
         "from rekindle.training.data.sampler import StepSampler as S;"
         "s = S(12345, 500, seed=99); s.bind(1, 2); print(s.indices())"
@@ -258,7 +258,7 @@ def test_all_orders_of_a_short_data_set_are_equally_likely() -> None:
 
 
 def test_places_and_samples_are_not_correlated() -> None:
-    """A sample's place, its predecessor and its place in other epochs tell nothing about it."""
+    """A sample does not correlate with its place, its predecessor or its place in other epochs."""
     length = 20_000
     orders = [at(bound(length, length, seed=3), e * length).indices() for e in range(3)]
     orders += [bound(length, length, seed=4).indices(), list(range(length))]
@@ -269,7 +269,7 @@ def test_places_and_samples_are_not_correlated() -> None:
 
 
 def test_a_batch_is_spread_over_the_data_set() -> None:
-    """Batches of 64 fall evenly on the 16 parts of a data set, low bits of the index included."""
+    """The samples are spread evenly over 16 parts of the data set, and over the index modulo 16."""
     length, draws = 2**16 + 3, 64 * 500
     samples = np.array(bound(length, draws, seed=8).indices())
     for parts in (samples * 16 // length, samples % 16):
@@ -291,7 +291,7 @@ def test_a_data_loader_yields_the_ranks_stream() -> None:
 
 
 def test_an_iterator_in_step_with_the_loop_follows_a_recovery() -> None:
-    """Without prefetching, a recovered step gets its own samples again and no other ones."""
+    """Without prefetching, a repeated step gets exactly its own samples again."""
     sampler = bound(100, 5, world_size=2)
     batches = iter(sampler)
     for _ in range(3):
@@ -308,7 +308,7 @@ def test_an_iterator_in_step_with_the_loop_follows_a_recovery() -> None:
 
 @pytest.mark.process
 def test_an_iterator_yields_each_share_by_itself() -> None:
-    """A rank with several shares takes one batch for each; a recovery begins with the first."""
+    """A rank with several shares gets one batch per share; a recovery begins with the first."""
     data = pytest.importorskip("torch.utils.data")
     sampler = bound(100, 5)
     sampler.bind(0, 2, 4)
@@ -319,7 +319,7 @@ def test_an_iterator_yields_each_share_by_itself() -> None:
             assert next(batches) == part
             assert next(loader).tolist() == part
         sampler.advance()
-    next(batches)  # of the step that fails
+    next(batches)  # for the step that fails
     for place in ((1, 3, 4), (1, 4, 4)):
         sampler.bind(*place)
         for part in sampler.parts():
@@ -329,7 +329,7 @@ def test_an_iterator_yields_each_share_by_itself() -> None:
 
 @pytest.mark.process
 def test_batches_prefetched_before_a_recovery_are_refused() -> None:
-    """Batches that wait in a worker's queue are not silently trained on in another step."""
+    """After a recovery, the sampler refuses batches that a worker prefetched for another step."""
     data = pytest.importorskip("torch.utils.data")
     sampler = bound(100, 5, world_size=2)
     batches = iter(data.DataLoader(range(100), batch_sampler=sampler, num_workers=1))

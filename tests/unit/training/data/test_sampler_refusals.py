@@ -1,4 +1,4 @@
-"""Samplers, ranks and states that StepSampler refuses, each with what is wrong."""
+"""Samplers, ranks and states that StepSampler refuses, each with its reason."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rekindle.training.data.sampler import StepSampler
     ],
 )
 def test_impossible_samplers_are_refused(arguments, options, message: str) -> None:
-    """A sampler that could give no samples is refused with what is wrong."""
+    """StepSampler refuses arguments that allow no samples, and names the wrong one."""
     with pytest.raises(SessionError, match=message):
         StepSampler(*arguments, **options)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 0), (-1, 2), (2, 2)])
 def test_impossible_ranks_are_refused(rank: int, world_size: int) -> None:
-    """A rank outside its world is refused."""
+    """The sampler refuses a rank outside of its world."""
     with pytest.raises(SessionError, match="must be from"):
         StepSampler(10, 1).bind(rank, world_size)
 
 
 def test_fewer_shares_than_ranks_are_refused() -> None:
-    """A rank that would have nothing to do is refused."""
+    """The sampler refuses fewer shares than ranks, because a rank would have no samples."""
     with pytest.raises(SessionError, match="shares must be from 4"):
         StepSampler(10, 1).bind(0, 4, 3)
 
 
 def test_use_before_binding_is_refused() -> None:
-    """A sampler that belongs to no rank says so, and its state may be loaded all the same."""
+    """An unbound sampler raises SessionError when it is used, but it can load a state."""
     sampler = StepSampler(10, 1)
     for use in (
         sampler.indices,
@@ -62,7 +62,7 @@ def test_use_before_binding_is_refused() -> None:
     ],
 )
 def test_states_of_another_stream_are_refused(change, message: str) -> None:
-    """A state with which the position would mean other samples changes nothing and is refused."""
+    """The sampler refuses a state of another stream, and its own position does not change."""
     sampler = StepSampler(10, 1)
     sampler.bind(0, 1)
     sampler.advance()
@@ -72,6 +72,6 @@ def test_states_of_another_stream_are_refused(change, message: str) -> None:
 
 
 def test_an_incomplete_state_is_refused() -> None:
-    """A state that lacks something names it."""
+    """For an incomplete state, the error names the missing entries."""
     with pytest.raises(SessionError, match="not have position, seed"):
         StepSampler(10, 1).load_state_dict({"length": 10, "shuffle": True})

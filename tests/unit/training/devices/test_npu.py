@@ -1,4 +1,4 @@
-"""The NPU adapter against the source of the released torch-npu: each call fits its signature."""
+"""The NPU adapter's calls match the signatures in the source of the released torch-npu."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source() -> Callable[[str], str]:
 
 
 class TorchNpu:
-    """torch_npu as it is called: the signatures are the released ones, the bodies take notes."""
+    """A simulated torch_npu with the released signatures, whose functions record their calls."""
 
     def __init__(self, source: Callable[[str], str], *, stop: int = 0, uce: int = 0) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -69,7 +69,7 @@ class TorchNpu:
 
 
 def with_signature_of(text: str, name: str, note: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of this name as the source defines it, whose body is `note(arguments)`."""
+    """Return a function with the signature in the source, whose body is `note(arguments)`."""
     tree = ast.parse(text)
     (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
     found.body = ast.parse("return note(locals())").body
@@ -85,7 +85,7 @@ def with_signature_of(text: str, name: str, note: Callable[..., Any]) -> Callabl
 def install(
     monkeypatch: pytest.MonkeyPatch, source: Callable[[str], str]
 ) -> Callable[..., TorchNpu]:
-    """Make `import torch_npu` find the simulated one."""
+    """Return a function that lets `import torch_npu` find a simulated module."""
 
     def pretend(**answers: int) -> TorchNpu:
         module = TorchNpu(source, **answers)
@@ -96,7 +96,7 @@ def install(
 
 
 def device() -> NpuDevice:
-    # A torch that knows no NPU cannot name one.
+    # This torch has no NPU support, so it cannot create such a device.
     return NpuDevice(types.SimpleNamespace(type="npu", index=3))
 
 
@@ -104,7 +104,7 @@ def device() -> NpuDevice:
 def test_the_function_is_offered_where_it_is_called(
     name: str, source: Callable[[str], str]
 ) -> None:
-    """A definition is not enough: its module must have it by that name."""
+    """The module from which Rekindle calls the function exports it by that name."""
     _, module = FUNCTIONS[name]
     names = set()
     for node in ast.parse(source(module)).body:
@@ -118,7 +118,7 @@ def test_the_function_is_offered_where_it_is_called(
 
 
 def test_a_peer_of_a_broken_rank_is_stopped_and_restarted(install: Any) -> None:
-    """Nothing is looked for in its memory."""
+    """If a peer broke, the adapter stops and restarts this device without a check of its memory."""
     npu = install()
     ours = device()
     ours.stop()
@@ -131,12 +131,12 @@ def test_a_peer_of_a_broken_rank_is_stopped_and_restarted(install: Any) -> None:
     ]
     assert (
         ours.repair(FaultKind.LINK, lambda: [PARAMETER]) is Damage.NONE
-    )  # nobody has stopped it since
+    )  # nothing has stopped it since
     assert len(npu.calls) == 4
 
 
 def test_a_rank_that_waits_gives_memory_back(install: Any) -> None:
-    """Also where the device has a fault, of which it tells again."""
+    """A waiting rank frees cached memory; an error of the device in this call has no effect."""
     npu = install()
     device().free()
     assert npu.calls == [("npu.empty_cache", ())]
@@ -149,7 +149,7 @@ def test_a_rank_that_waits_gives_memory_back(install: Any) -> None:
 
 
 def test_waiting_is_for_this_device(install: Any) -> None:
-    """The one of the model, whichever is the current one."""
+    """The adapter waits for the model's device, even if another device is the current one."""
     npu = install()
     device().wait()
     assert npu.calls == [("npu.synchronize", (3,))]
@@ -168,7 +168,10 @@ def test_an_error_in_temporary_memory_costs_the_step_alone(
 
 
 def test_an_error_in_lasting_memory_costs_the_state(install: Any) -> None:
-    """Its tensors are told to be safe, so that they can be written anew."""
+    """An error in lasting memory costs the state: the adapter marks its tensors as safe.
+
+    Then the rank can write them again.
+    """
     npu = install(uce=3)
     ours = device()
     ours.stop()
@@ -178,7 +181,7 @@ def test_an_error_in_lasting_memory_costs_the_state(install: Any) -> None:
 
 @pytest.mark.parametrize("answers", [{"stop": 1}, {"uce": 1}])
 def test_a_device_that_cannot_be_repaired(answers: dict[str, int], install: Any) -> None:
-    """It did not stop, or the error lies outside of what torch-npu manages."""
+    """A device is unusable if it does not stop, or if torch-npu does not manage the memory."""
     npu = install(**answers)
     ours = device()
     ours.stop()
@@ -187,7 +190,10 @@ def test_a_device_that_cannot_be_repaired(answers: dict[str, int], install: Any)
 
 
 def test_the_clock_is_that_of_an_event(install: Any, source: Callable[[str], str]) -> None:
-    """The device's errors tell the same time. Each method's parameters are the released ones."""
+    """The clock uses an Event, because the device's errors have the same time.
+
+    The methods of Event have the released parameters.
+    """
     (event,) = (
         node
         for node in ast.parse(source("npu/streams.py")).body

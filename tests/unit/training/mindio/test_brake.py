@@ -1,4 +1,4 @@
-"""When a device is stopped: not in an update, and no later than that."""
+"""The time at which a device stops: not during an update, but directly after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rekindle.training.mindio.generations import DeviceStop
 
 
 class Device:
-    """Knows whether it was stopped."""
+    """A device that records whether it was stopped, and by which thread."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -24,18 +24,18 @@ class Device:
 
 
 def thread_of_brake() -> threading.Thread:
-    """The thread that waits to stop the device."""
+    """Return the thread that waits to stop the device."""
     return next(thread for thread in threading.enumerate() if thread.name == "rekindle-brake")
 
 
 @pytest.fixture
 def device() -> Device:
-    """One device."""
+    """Return a device."""
     return Device()
 
 
 def test_a_device_is_stopped_by_another_thread(device: Device) -> None:
-    """Once for all who ask, and waited for."""
+    """Another thread stops the device once for several requests, and `wait` returns after that."""
     brake = DeviceStop(device.stop)
     brake.release(3)
     brake.pull(3)
@@ -46,7 +46,7 @@ def test_a_device_is_stopped_by_another_thread(device: Device) -> None:
 
 
 def test_an_update_that_has_begun_ends_first(device: Device) -> None:
-    """Nobody stops the device in it; the next may not begin, until training goes on."""
+    """The device stops after a running update. No update may begin until training continues."""
     brake = DeviceStop(device.stop)
     assert brake.begin_update()
     brake.pull(1)
@@ -62,7 +62,10 @@ def test_an_update_that_has_begun_ends_first(device: Device) -> None:
 
 
 def test_an_update_that_others_have_done_may_still_begin(device: Device) -> None:
-    """Its gradients are on their way: the rank would need a peer's state else."""
+    """If other ranks have done an update, this rank may still begin it before the stop.
+
+    Its gradients are already sent. Otherwise the rank would need a peer's state.
+    """
     brake = DeviceStop(device.stop)
     brake.release(4)
     brake.pull(5)
@@ -73,7 +76,7 @@ def test_an_update_that_others_have_done_may_still_begin(device: Device) -> None
 
 
 def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update that broke off never ends."""
+    """If an update breaks off, the stop does not wait for it, because it never ends."""
     monkeypatch.setattr(module, "REACH_S", 1000.0)
     monkeypatch.setattr(module, "UPDATE_S", 1000.0)
     brake = DeviceStop(device.stop)
@@ -85,7 +88,7 @@ def test_what_has_raised_is_not_waited_for(device: Device, monkeypatch: pytest.M
 
 
 def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
-    """The thread that trains goes on when its device is stopped, and no sooner."""
+    """If an update must not begin, the training thread waits until the device has stopped."""
     go = threading.Event()
     brake = DeviceStop(lambda: wait_set(go))
     brake.pull(0)
@@ -100,7 +103,7 @@ def test_an_update_that_must_not_begin_waits_for_the_stop() -> None:
 
 
 def test_a_stop_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    """With its traceback, to whoever waits for it."""
+    """If a stop fails, `wait` returns False, and stderr has the traceback."""
     brake = DeviceStop(lambda: 1 / 0)
     brake.pull(0)
     assert not brake.wait()

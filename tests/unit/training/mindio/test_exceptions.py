@@ -1,4 +1,4 @@
-"""`tft_exception_handler`: which error is what, and how training is entered anew."""
+"""`tft_exception_handler`: the states of errors, and the next call of the training function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rekindle.training.mindio.handlers import Handlers
 
 
 class Rank:
-    """What is done with a rank, in its order."""
+    """A processor that records its calls in order."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -41,7 +41,7 @@ class Rank:
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
-    """The process's own."""
+    """Replace the process's processor with a recording one, and reset the handlers of errors."""
     made = Rank()
     monkeypatch.setattr(framework, "_processor", made)
     monkeypatch.setattr(update_times, "_times", {})
@@ -70,7 +70,10 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     ],
 )
 def test_an_error_s_text_says_what_it_is(rank: Rank, text: str, state: str) -> None:
-    """An update ran from 100 to 200: errors of its time and after it have not spoiled it."""
+    """The error's text determines the state that the rank reports.
+
+    An update ran from 100 to 200. A memory error during the update or after it can be repaired.
+    """
     update_times.tft_set_update_start_time(100)
     update_times.tft_set_update_end_time(200)
     assert exceptions.state_of(text).name == state
@@ -79,7 +82,7 @@ def test_an_error_s_text_says_what_it_is(rank: Rank, text: str, state: str) -> N
 def test_without_repair_of_memory_such_errors_are_the_script_s(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """enable_uce=False: MindIO then repairs neither memory nor links."""
+    """With enable_uce=False, errors of memory and links count as the script's own, as in MindIO."""
     monkeypatch.setattr(framework, "repairs_memory", False)
     for text in ("UCE ERROR", "HBM MULTI BIT ECC", "HCCL OP RETRY FAILED"):
         assert exceptions.state_of(text) is ReportState.RS_UNKNOWN
@@ -87,7 +90,10 @@ def test_without_repair_of_memory_such_errors_are_the_script_s(
 
 
 def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
-    """With the arguments that handlers have put in, until it ends; then the rank leaves."""
+    """After each fault, the rank calls the function again, with the arguments of the handlers.
+
+    When the function returns, the rank ends.
+    """
     errors = [RuntimeError("UCE ERROR, device error type 1A2b."), RuntimeError("FORCE STOP")]
 
     @exceptions.tft_exception_handler
@@ -108,7 +114,7 @@ def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
 
 
 def test_what_is_no_fault_of_a_device_is_raised(rank: Rank) -> None:
-    """Once it was reported; nothing is waited for."""
+    """If an error is not a fault of a device, the rank reports it and raises it without a wait."""
 
     @exceptions.tft_exception_handler
     def train(error: Exception) -> None:
@@ -121,7 +127,7 @@ def test_what_is_no_fault_of_a_device_is_raised(rank: Rank) -> None:
 
 
 def test_what_cannot_be_repaired_is_raised(rank: Rank) -> None:
-    """The process ends with what it was, for its agent to see."""
+    """If a repair fails, the rank raises an error with the fault's text, for the agent."""
     rank.repairs = False
 
     @exceptions.tft_exception_handler
@@ -133,7 +139,10 @@ def test_what_cannot_be_repaired_is_raised(rank: Rank) -> None:
 
 
 def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
-    """As MindSpeed registers them: a pattern, its state, and a function that looks at the text."""
+    """A framework can register a pattern, its state, and a function that gets the error's text.
+
+    MindSpeed registers its errors in this way.
+    """
     seen = []
 
     def handle(text: str) -> str:
@@ -146,7 +155,7 @@ def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
 
 
 def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a hot switch nor a world of another size is mistaken for being there."""
+    """The functions refuse features of MindIO that Rekindle lacks, such as a hot switch."""
     with pytest.raises(SessionError, match="RS_STEP_FINISH: a hot switch needs MindIO itself"):
         framework.tft_report_error(ReportState.RS_STEP_FINISH)
     for name in ("enable_local_copy", "enable_zit"):
@@ -160,7 +169,10 @@ def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
-    """RS_INIT_FINISH and RS_PREREPAIR_FINISH are those of `tft_is_reboot_node()`."""
+    """Only a process that joins other ranks can report RS_INIT_FINISH and RS_PREREPAIR_FINISH.
+
+    `tft_is_reboot_node()` is true for such a process only.
+    """
     assert not framework.tft_is_reboot_node()
     for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH"):
         with pytest.raises(SessionError, match=f"{state}: this process does not join other ranks"):
@@ -173,7 +185,10 @@ def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
 
 @pytest.mark.process
 def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To torch it would be another one: that of the thread that has called tft_init_processor()."""
+    """A thread that stops the device selects the device of the thread that initialized the rank.
+
+    torch has a current device per thread. A second tft_init_processor() raises SessionError.
+    """
     used = threading.local()
     npu = types.SimpleNamespace(
         current_device=lambda: getattr(used, "device", 0),
@@ -200,7 +215,10 @@ def test_a_thread_that_stops_the_device_uses_the_rank_s(monkeypatch: pytest.Monk
 def test_mindspore_waits_for_all_at_once(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """Of others the device is clean after the first wait, and the state repaired after another."""
+    """With MindSpore, the first wait lasts until the device is clean and the state is repaired.
+
+    With another framework, the second wait is for the repair.
+    """
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", variable)
     assert framework.tft_wait_next_action() == 0
     assert rank.done == (["clean", "repaired"] if variable in ("1", "true") else ["clean"])

@@ -1,4 +1,4 @@
-"""Rekindle's mindio_ttp against MindIO's published interface, and where it is found."""
+"""Rekindle's mindio_ttp has MindIO's published interface, and imports find it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PUBLISHED = [
 
 @pytest.fixture
 def mindio_ttp() -> Iterator[types.ModuleType]:
-    """The installed package."""
+    """Yield the installed package."""
     before = set(sys.modules)
     assert install()
     yield sys.modules["mindio_ttp"]
@@ -67,7 +67,7 @@ def mindio_ttp() -> Iterator[types.ModuleType]:
 def test_each_function_takes_what_mindio_s_takes(
     mindio_ttp: types.ModuleType, module: str, name: str, parameters: list[Parameter]
 ) -> None:
-    """The same parameters in the same order with the same defaults, by place and by name."""
+    """Each function has MindIO's parameters in the same order, with the same names and defaults."""
     mine = inspect.signature(getattr(getattr(mindio_ttp, module), name))
     assert [(each.name, each.default) for each in mine.parameters.values()] == parameters
     kinds = {each.kind for each in mine.parameters.values()}
@@ -85,14 +85,14 @@ def test_each_enumeration_has_mindio_s_numbers(name: str) -> None:
 
 
 def test_the_package_offers_all_of_its_names(mindio_ttp: types.ModuleType) -> None:
-    """framework_ttp also has those that MindIO defines elsewhere."""
+    """framework_ttp has all of MindIO's names, also the ones that MindIO defines elsewhere."""
     offered = set(signatures(FRAMEWORK)) - {"get_device", "get_mindio_export_version"}
     offered |= set(list(signatures(CONTROLLER))[:3]) | set(FROM_ELSEWHERE)
     assert offered <= set(vars(mindio_ttp.framework_ttp))
 
 
 def test_nothing_is_offered_that_mindio_has_not(mindio_ttp: types.ModuleType) -> None:
-    """No name of a newer MindIO can be mistaken for one that is here."""
+    """The package has only published functions, so that it does not pretend a newer MindIO."""
     known = signatures(FRAMEWORK + CONTROLLER + MINDX + UTILS)
     for module in ("framework_ttp", "controller_ttp", "utils"):
         offered = {name for name in vars(getattr(mindio_ttp, module)) if name.startswith("tft_")}
@@ -100,7 +100,7 @@ def test_nothing_is_offered_that_mindio_has_not(mindio_ttp: types.ModuleType) ->
 
 
 def run(code: str, *paths: Path) -> str:
-    """Run Python anew, with these on the path."""
+    """Run the code in a new process with these paths, and return its output."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths)))}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
@@ -111,7 +111,7 @@ def run(code: str, *paths: Path) -> str:
 
 @pytest.mark.process
 def test_adaptors_find_what_they_import_and_no_framework_is_loaded() -> None:
-    """Each import of MindSpeed-LLM's and MindSpore's works; neither torch nor MindSpore comes."""
+    """All imports of MindSpeed-LLM's and MindSpore's adaptors work, and load no framework."""
     code = "from rekindle.training import mindio\nassert mindio.install()\n" + IMPORTED
     code += "import sys\nassert mindio.install()\n"
     code += "print({'torch', 'torch_npu', 'mindspore', 'numpy'} & set(sys.modules))"
@@ -120,7 +120,7 @@ def test_adaptors_find_what_they_import_and_no_framework_is_loaded() -> None:
 
 @pytest.mark.process
 def test_mindio_itself_wins(tmp_path: Path) -> None:
-    """Where it can be imported, nothing is put in its place, before it is loaded and after."""
+    """If Python can import MindIO, Rekindle does not replace it, before its import or after."""
     (tmp_path / "mindio_ttp").mkdir()
     (tmp_path / "mindio_ttp" / "__init__.py").write_text("real = True\n")
     code = "from rekindle.training import mindio\nfirst = mindio.install()\nimport mindio_ttp\n"

@@ -1,4 +1,4 @@
-"""Who repairs whom, in MindIO's terms."""
+"""The ranks that repair each other, in MindIO's terms."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def info(
 
 
 def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
-    """Each names its own pairs, and all ranks that take part in any of them."""
+    """Senders and receivers get calls that match: their own pairs, and all ranks in any pair."""
     heard = [Said(((0, 2),)), Said(((0, 5),)), Said(((1, 3),))]
     ranks = [0, 1, 2, 3, 5]
     sends = repair_of(0, 9, heard, rebuild=False, types=1)
@@ -39,14 +39,17 @@ def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
 
 
 def test_each_optimizer_is_repaired() -> None:
-    """Of two, attention and experts, each pair is named twice."""
+    """With two optimizers, such as attention and experts, the call has each pair twice."""
     call = repair_of(0, 9, [Said(((0, 2),))], rebuild=False, types=2)
     assert call is not None
     assert call.repair_info == info(RepairType.RT_SEND, [(0, 2)], [0, 2], types=2)
 
 
 def test_one_that_asks_for_a_checkpoint_has_all_load_it() -> None:
-    """Those whose memory is damaged build their model anew, too."""
+    """If one rank requests a checkpoint, all ranks load it.
+
+    A rank with damaged memory also rebuilds its model.
+    """
     heard = [Said(loads=True), Said(((0, 2),))]
     call = repair_of(1, 9, heard, rebuild=False, types=1)
     assert call == (9, False, [1], info(RepairType.RT_LOAD_CKPT, [(1, 1)], [1]))
@@ -58,13 +61,16 @@ def test_one_that_asks_for_a_checkpoint_has_all_load_it() -> None:
     ("rank", "same"), [(0, {0, 16}), (8, {8, 24}), (16, {0, 16}), (24, {8, 24})]
 )
 def test_replicas_of_a_sharded_optimizer_mirror_each_other(rank: int, same: set[int]) -> None:
-    """MindIO's example: of four ranks and two replicas, 0 and 16 hold the same, 8 and 24."""
+    """In MindIO's example of four ranks and two replicas, 0 and 16 hold the same, and 8 and 24."""
     group = {"rank_list": [0, 8, 16, 24], "replica_cnt": 2, "replica_shift": 0}
     assert replicas_of(rank, [group]) == same
 
 
 def test_replicas_hold_the_same_of_every_optimizer() -> None:
-    """MindSpore's group is all replicas; of attention and experts both have to be the same."""
+    """With several optimizers, two ranks are replicas only if all their states are equal.
+
+    In MindSpore's group all ranks are replicas.
+    """
     whole = {"type": 1, "rank_list": [0, 1, 2, 3], "replica_cnt": 4, "replica_shift": 0}
     assert replicas_of(2, [whole]) == {0, 1, 2, 3}
     experts = {"rank_list": [0, 2], "replica_cnt": 2, "replica_shift": 0}
@@ -81,7 +87,7 @@ def test_replicas_hold_the_same_of_every_optimizer() -> None:
     ],
 )
 def test_what_is_no_group_of_replicas_is_refused(group: dict[str, Any]) -> None:
-    """One that lacks the rank, or cannot be cut into as many pieces."""
+    """A group is invalid if it lacks the rank, or if the replicas cannot divide it equally."""
     with pytest.raises(SessionError, match="not a group of replicas with rank 0"):
         replicas_of(0, [group])
     with pytest.raises(SessionError, match="at least one group of replicas"):

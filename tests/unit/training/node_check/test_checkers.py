@@ -1,4 +1,4 @@
-"""NodeCheckRunner that run out of memory: what they say, and what is said of one that is killed."""
+"""Checkers of nodes without enough memory: their errors, and the error for a killed checker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEVICE = Bench(
 
 
 def counter(root: Path) -> tuple[OomCounter, Path]:
-    """The count of a cgroup of the test's own, and its file."""
+    """Return a counter for the test's own cgroup, and the path of its file."""
     proc, file = root / "proc", root / "cgroup/pod/memory.events"
     proc.mkdir()
     (proc / "cgroup").write_text("0::/pod\n")
@@ -52,7 +52,10 @@ def counter(root: Path) -> tuple[OomCounter, Path]:
 def test_a_checker_that_the_kernel_kills_for_want_of_memory(
     tmp_path: Path, for_memory: bool
 ) -> None:
-    """It says nothing, so its agent does; any other SIGKILL means what it has meant."""
+    """If the OOM killer ends a checker, the agent's error names the lack of memory.
+
+    For any other SIGKILL it does not.
+    """
 
     oom, file = counter(tmp_path)
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -86,7 +89,10 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
 def test_what_a_checker_says_of_memory_is_understood(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line that says it, which need not be the first; an error without words has its name."""
+    """A checker's memory error has the line that names the lack, even if it is not the first.
+
+    For an error without a text, it has the name of its type.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(os, "_exit", lambda status: None)
     with ours, theirs:
@@ -99,7 +105,7 @@ def test_what_a_checker_says_of_memory_is_understood(
 
 
 class Pretended:
-    """A device's checker, which answers after some turns of the loop; None: it never answers."""
+    """A checker that answers after some turns of the loop. answer: None: it never answers."""
 
     def __init__(self, device: int, answer: str | float | None, after: int = 0) -> None:
         self.device, self._answer, self._after = device, answer, after
@@ -125,7 +131,10 @@ class Pretended:
 def test_who_has_no_memory_is_heard_though_others_fail_with_it(
     answers: list[str | float | None], said: str, device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is first; and nobody is waited for who says nothing."""
+    """If several checkers fail, the error of one without memory counts, otherwise the first.
+
+    The agent does not wait for silent checkers.
+    """
     monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
     checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
@@ -135,7 +144,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
 
 
 def test_the_slowest_device_counts() -> None:
-    """What all of them have to say is said once."""
+    """The slowest device's time counts, and a note that all devices have appears once."""
     checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
     done = asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
@@ -143,7 +152,10 @@ def test_the_slowest_device_counts() -> None:
 
 
 def test_beside_ranks_little_memory_is_taken() -> None:
-    """Less than 0.5 GiB of tensors for all that a device does alone; before training 2.4 GiB."""
+    """Beside ranks, a device's own measurements take less than 0.5 GiB of tensors.
+
+    Before training they take 2.4 GiB.
+    """
     least = 0.5 * (1 << 30)
     for bench, fits in ((DEVICE, False), (DEVICE.lighter(), True)):
         matrices, copies = 3 * 2 * bench.size**2, 2 * bench.copied
@@ -152,7 +164,10 @@ def test_beside_ranks_little_memory_is_taken() -> None:
 
 
 def test_a_node_with_fewer_gpus_than_ranks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's own text is only "invalid device ordinal"."""
+    """If a node has fewer GPUs than ranks, the error names the missing GPU.
+
+    CUDA's own text is only "invalid device ordinal".
+    """
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(RuntimeError, match="torch finds 1 GPUs here, and not GPU 1"):

@@ -1,4 +1,4 @@
-"""Nodes without PyTorch are checked as well: by NumPy, and by what they send each other."""
+"""The check of nodes without PyTorch: NumPy measures them and their connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rekindle.training.node_check.serving import WrongResultError
 
 
 def meet(kits: list[PlainKit], serial: int) -> list[Done]:
-    """Have all of them meet at the first."""
+    """Let all kits meet at the first one, and return their results."""
 
     def one(rank: int) -> Done:
         task = Meet(
@@ -42,7 +42,7 @@ def meet(kits: list[PlainKit], serial: int) -> list[Done]:
 
 
 def close(kits: list[PlainKit]) -> None:
-    """End their listeners and lines."""
+    """Close the connections and listeners of the kits."""
     for kit in kits:
         kit.hang_up()
         if kit._listener is not None:
@@ -50,7 +50,7 @@ def close(kits: list[PlainKit]) -> None:
 
 
 def test_a_host_is_measured_alone() -> None:
-    """A product and a copy, whose results are right."""
+    """The check of one host measures a product and a copy, and finds correct results."""
     kit = PlainKit(1, Processor())
     done = kit.work(DeviceWork(serial=7))
     assert done.serial == 7
@@ -69,7 +69,7 @@ def test_a_host_is_measured_alone() -> None:
 def test_wrong_results_are_seen(
     name: str, spoil: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that computes or copies wrongly is faulty."""
+    """If a host computes or copies wrongly, the check raises WrongResultError."""
     monkeypatch.setattr(plain_device.np, name, spoil(getattr(np, name)))
     with pytest.raises(WrongResultError):
         PlainKit(1, Processor()).work(DeviceWork(serial=1))
@@ -77,14 +77,14 @@ def test_wrong_results_are_seen(
 
 @pytest.fixture
 def mindspore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend one that is installed; whoever imports it fails."""
+    """Install a simulated MindSpore that raises an error if it is imported."""
     (tmp_path / "mindspore.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(tmp_path)
 
 
 @pytest.mark.usefixtures("mindspore")
 def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MindSpore is not imported then, and there is nothing to say of it."""
+    """Without an NPU, the check measures the processor, and does not import MindSpore."""
     monkeypatch.setattr(plain_device, "count_npus", lambda: 0)
     device = device_for(0)
     assert isinstance(device, Processor)
@@ -92,7 +92,7 @@ def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_mindspore_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever NPUs there are."""
+    """Without MindSpore, the check measures the processor, even on a node with NPUs."""
     monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
     monkeypatch.setattr(plain_device.importlib.util, "find_spec", lambda name: None)
     assert isinstance(device_for(0), Processor)
@@ -103,7 +103,7 @@ def test_without_mindspore_the_processor_is_measured(monkeypatch: pytest.MonkeyP
 def test_an_npu_is_measured_if_mindspore_can_use_it(
     usable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the rank; else it is said that it was not."""
+    """If MindSpore can use NPUs, the check measures the rank's NPU; otherwise it adds a note."""
     adapter = types.ModuleType("adapter")
     adapter.knows_ascend = lambda: usable
     adapter.MindSporeDevice = lambda *device: device
@@ -123,7 +123,10 @@ def test_an_npu_is_measured_if_mindspore_can_use_it(
 
 @pytest.mark.process
 def test_nodes_meet_again_and_again() -> None:
-    """Two nodes of two devices each; the first hosts, and what was left of earlier is forgotten."""
+    """Two nodes with two devices each can meet several times at the first one.
+
+    Earlier meetings do not affect a later one.
+    """
     kits = [
         PlainKit(0, Processor()),
         PlainKit(1, Processor()),
@@ -141,7 +144,7 @@ def test_nodes_meet_again_and_again() -> None:
 
 @pytest.mark.process
 def test_a_value_that_is_lost_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All know what the sum has to be."""
+    """If a value changes during its transmission, the check finds it: each kit knows the sum."""
     received, count = plain_checker._received, iter(range(100))
     lock = threading.Lock()
 

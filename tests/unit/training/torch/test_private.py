@@ -51,7 +51,7 @@ def test_buffers_that_are_not_saved_are_among_a_modules_buffers() -> None:
 
 
 def test_no_other_module_uses_private_names() -> None:
-    """A new use belongs into `private.py`, where the next version of torch is tried."""
+    """Only `private.py` and `fsdp.py` use private names of torch, which tests check."""
     known = re.compile(r"(dist|c10d|nn|torch)\.(\w+\.)*_[a-z]\w*")
     wrong = []
     for path in FOLDER.rglob("*.py"):

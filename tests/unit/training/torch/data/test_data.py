@@ -1,4 +1,4 @@
-"""Loaders that a Session hands out: what it refuses, and what it does in one process."""
+"""Loaders in a Session: the ones that it refuses, and their batches in one process."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from rekindle.training.torch.state.capture import capture, finish, prepare
 
 SIZES = (3, 0, 5, 1)
 
-# torchdata 0.11 calls it, and torch 2.13 has nothing against that but words.
+# torchdata 0.11 calls it; torch 2.13 only warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 
 
 def read(part: int, epoch: int, start: int) -> Iterator[int]:
-    """Samples that tell where they are from."""
+    """Yield samples whose numbers contain their epoch, part and place."""
     for number in range(start, SIZES[part]):
         yield 100 * epoch + 10 * part + number
 
 
 def session_of(**settings: Any) -> Session:
-    """A session of a small model."""
+    """Return a session of a small model."""
     model = torch.nn.Linear(2, 1)
     return Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **settings)
 
 
 def loader_of(**settings: Any) -> DataLoader[Any]:
-    """A loader of the stream above."""
+    """Return a loader of the stream above."""
     return DataLoader(ElasticStream(read, len(SIZES), seed=1), **{"batch_size": 2, **settings})
 
 
 def data_of(loader: Any, *, full_world: int = 1) -> Data:
-    """The data of a Session."""
+    """Return the data of a Session."""
     return Data(None, loader, full_world, in_parts=False)
 
 
 class Broken(IterableDataset[int]):
-    """A dataset whose state is nothing that can be kept; of no samples, if asked for."""
+    """A dataset of `count` samples, whose state contains `state`."""
 
     def __init__(self, count: int, state: Any) -> None:
         self._count, self._state = count, state
@@ -66,7 +66,7 @@ class Broken(IterableDataset[int]):
 
 
 def stateful(*arguments: Any, **settings: Any) -> Any:
-    """A loader of torchdata."""
+    """Return a loader of torchdata."""
     module = pytest.importorskip("torchdata.stateful_dataloader")
     return module.StatefulDataLoader(*arguments, **settings)
 
@@ -93,20 +93,20 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "message"), REFUSED, ids=[m for _, m in REFUSED])
 def test_loaders_that_are_refused(settings: dict[str, Any], message: str) -> None:
-    """A loader whose position cannot be kept is refused at once, with what to do instead."""
+    """A Session refuses a loader without a usable position when it starts, and names a remedy."""
     with pytest.raises(SessionError, match=message):
         session_of(**settings)
 
 
 def test_a_stream_needs_a_part_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer parts than ranks of the full world would leave a rank without one."""
+    """A Session refuses a stream with fewer parts than ranks in the full world."""
     monkeypatch.setenv("REKINDLE_FULL_WORLD", "5")
     with pytest.raises(SessionError, match="4 parts for 5 ranks"):
         session_of(loader=loader_of())
 
 
 def test_batches_are_asked_for_in_each_step() -> None:
-    """A step without its batch, and a batch without a loader, are errors that say so."""
+    """A step that does not use its batch is an error, and so is a batch without a loader."""
     with session_of(loader=loader_of()) as session:
         step = next(session.steps(1))
         with pytest.raises(SessionError, match=r"use step\.batch in each step"), step:
@@ -119,7 +119,7 @@ def test_batches_are_asked_for_in_each_step() -> None:
 
 
 def test_the_parts_of_a_step_have_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank of a world of three takes the three shares' batches, each with its part."""
+    """In a full world of three, a single rank gets the batches of all three shares in each step."""
     monkeypatch.setenv("REKINDLE_FULL_WORLD", "3")
     loader = DataLoader(range(20), batch_sampler=StepSampler(20, 2, shuffle=False))
     with session_of(loader=loader, keep_global_batch=True) as session:
@@ -135,9 +135,9 @@ def test_the_parts_of_a_step_have_batches(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_a_stream_in_one_process(batch_size: int | None) -> None:
-    """Each epoch's samples come once, in batches or one by one; a batch is the same if asked twice.
+    """Each sample occurs once per epoch, in batches or alone, and the order of the parts varies.
 
-    The order of the parts is another one in each epoch.
+    Within a step, `step.batch` is always the same object.
     """
     seen: list[int] = []
     loader = loader_of(batch_size=batch_size)
@@ -154,7 +154,10 @@ def test_a_stream_in_one_process(batch_size: int | None) -> None:
 
 
 def test_a_stream_is_repositioned_to_what_was_trained() -> None:
-    """What was taken and not trained on comes again; the position survives as a state."""
+    """After a recovery, the loader repeats a batch that was not trained.
+
+    Another process that loads the position as a state gets the same batch.
+    """
     data = data_of(loader_of())
     data.bind(0, 1, None)
     trained = []
@@ -175,7 +178,7 @@ def test_a_stream_is_repositioned_to_what_was_trained() -> None:
 
 
 def test_generations_that_nobody_trained_in_deal_nothing() -> None:
-    """A rank that saw a world which ended at once stands where one stands that did not see it."""
+    """Worlds that end without a step do not change the position or the samples of a rank."""
     saw, missed = data_of(loader_of(), full_world=4), data_of(loader_of(), full_world=4)
     for world_size in (4, 3, 1, 4):
         saw.bind(0, world_size, None)
@@ -185,13 +188,13 @@ def test_generations_that_nobody_trained_in_deal_nothing() -> None:
 
 
 def test_a_stream_without_a_session() -> None:
-    """A stream that nobody has bound says who would."""
+    """Without a Session, a stream raises SessionError: it does not belong to a rank."""
     with pytest.raises(SessionError, match="does not belong to a rank yet"):
         next(iter(loader_of()))
 
 
 def test_a_stream_without_a_sample() -> None:
-    """Parts without samples end in an error, not in an endless search."""
+    """If all parts are empty, the stream raises SessionError, and does not search without end."""
     data = data_of(DataLoader(ElasticStream(lambda *_: (), 2)))
     data.bind(0, 1, None)
     with pytest.raises(SessionError, match="no sample for"):
@@ -203,13 +206,13 @@ def test_a_stream_without_a_sample() -> None:
     [(0, 0, read, "parts"), (2, -1, read, "seed"), (2, 0, [1], r"read\(part, epoch, start\)")],
 )
 def test_streams_that_are_refused(parts: int, seed: int, read: Any, message: str) -> None:
-    """What a stream cannot be made of is said at once."""
+    """A stream refuses an invalid argument when a script creates it, and names the argument."""
     with pytest.raises(SessionError, match=message):
         ElasticStream(read, parts, seed=seed)
 
 
 def test_the_position_of_another_stream_is_refused() -> None:
-    """A stream that was cut up otherwise has no place for it."""
+    """A stream refuses the position of a stream with other parts, or of another kind of loader."""
     data = data_of(loader_of())
     state = data.named["loader"].state_dict()
     with pytest.raises(SessionError, match="parts is 5 there, 4 here"):
@@ -222,7 +225,7 @@ def test_the_position_of_another_stream_is_refused() -> None:
 
 
 class Hiccups(list[int]):
-    """Indexed data that fail once, in the middle of a batch."""
+    """Indexed data that fails once, in the middle of a batch."""
 
     failed = False
 
@@ -235,7 +238,7 @@ class Hiccups(list[int]):
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_batch_that_failed_is_tried_again(own: bool) -> None:
-    """A script that catches what its data raise, and asks again, loses no batch by that."""
+    """If a script catches an error of its data and asks again, it gets the same batch."""
     numbers = Hiccups(range(12))
     sampler = StepSampler(12, 2, shuffle=False)
     loader = stateful(numbers, batch_size=2) if own else DataLoader(numbers, batch_sampler=sampler)
@@ -251,7 +254,7 @@ def test_a_batch_that_failed_is_tried_again(own: bool) -> None:
 
 
 def test_stateful_loaders_go_through_epochs_and_back() -> None:
-    """A loader with a state of its own begins a new epoch by itself, and goes back to a state."""
+    """A StatefulDataLoader starts each new epoch automatically, and continues from each state."""
     generator = torch.Generator().manual_seed(4)
     data = data_of(stateful(range(7), batch_size=3, shuffle=True, generator=generator))
     data.bind(0, 1, None)
@@ -277,7 +280,10 @@ def test_stateful_loaders_go_through_epochs_and_back() -> None:
 
 
 def test_stateful_loaders_that_cannot_go_on() -> None:
-    """No batches, a state that cannot be kept, another world: each says what is wrong."""
+    """A stateful loader without batches, with an unsupported state or in another world is refused.
+
+    The error names the reason.
+    """
     data = data_of(stateful(Broken(0, 1)))
     data.bind(0, 1, None)
     with pytest.raises(SessionError, match="no batch in an epoch"):
@@ -300,7 +306,7 @@ def test_stateful_loaders_that_cannot_go_on() -> None:
 
 
 def test_torchdata_reads_samplers_and_streams_too() -> None:
-    """A StatefulDataLoader over a StepSampler or an ElasticStream is as elastic as a DataLoader."""
+    """A StatefulDataLoader of a StepSampler or an ElasticStream also continues in other worlds."""
     for loader, plain in (
         (
             stateful(range(9), batch_sampler=StepSampler(9, 2)),
@@ -324,7 +330,7 @@ def test_torchdata_reads_samplers_and_streams_too() -> None:
 
 
 def test_what_is_told_arrives() -> None:
-    """A state with tensors is the same behind the wire; one process tells itself."""
+    """A packed state with tensors is the same after unpacking; a single process gets its own."""
     state = {"a": [1, None, 2**70], "t": torch.arange(5, dtype=torch.bfloat16), "e": torch.zeros(0)}
     found = unpack(pack(state, "x"))
     assert found["a"] == state["a"]
@@ -335,7 +341,10 @@ def test_what_is_told_arrives() -> None:
 
 @pytest.mark.process
 def test_the_example_of_the_docs(tmp_path: Path) -> None:
-    """The example of streams in docs/train/data.md runs; its workers fork in its own process."""
+    """The example of streams in docs/train/data.md runs without an error.
+
+    It runs in its own process, because its workers fork.
+    """
     text = ROOT.joinpath("docs", "train", "data.md").read_text()
     (example,) = re.findall(r"```python\n(import.*?)```", text, re.DOTALL)
     (tmp_path / "example.py").write_text(example)

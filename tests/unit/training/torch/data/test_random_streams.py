@@ -42,7 +42,7 @@ def drawn(name: str, seed: int, rank: int, step: int) -> list[float]:
 
 @each_generator
 def test_a_repeated_step_draws_the_same(name: str) -> None:
-    """Regardless of the numbers that were drawn before."""
+    """A repeated step draws the same numbers, regardless of the numbers drawn before."""
     first = drawn(name, 11, 2, 5)
     assert drawn(name, 11, 2, 5) == first
     drawn(name, 11, 2, 6)
@@ -57,7 +57,7 @@ def test_other_streams_draw_other_numbers(name: str) -> None:
 
 
 def test_another_bit_generator_of_numpy() -> None:
-    """A script may choose one for numpy's functions; it is seeded too."""
+    """If a script chooses another bit generator for numpy's functions, each step seeds that one."""
     np.random.set_bit_generator(np.random.PCG64(3))
     first = drawn("numpy", 11, 2, 5)
     assert drawn("numpy", 11, 2, 5) == first

@@ -1,4 +1,4 @@
-"""What an exception inside a step is taken for."""
+"""The kind of fault for an exception inside a step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ScriptError(RuntimeError):
     ids=repr,
 )
 def test_kind_of_an_exception(error: BaseException, kind: FaultKind | None) -> None:
-    """Texts count in RuntimeErrors alone; the script says what else passes."""
+    """Only the text of a RuntimeError shows a fault; the script lists its transient exceptions."""
     assert kind_of(error, (ConnectionError, TimeoutError)) is kind
 
 
@@ -88,12 +88,15 @@ def test_kind_of_an_exception(error: BaseException, kind: FaultKind | None) -> N
     [(GLOO, FaultKind.LINK), ("UCE ERROR", FaultKind.DEVICE_MEMORY), ("?", FaultKind.TRANSIENT)],
 )
 def test_what_is_known_goes_before_what_the_script_says(text: str, kind: FaultKind) -> None:
-    """A script that calls everything transient does not hide a broken peer or damaged memory."""
+    """If a script lists all exceptions as transient, link and memory faults keep their kind."""
     assert kind_of(RuntimeError(text), (Exception,)) is kind
 
 
 def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException:
-    """What a script makes of an error: one of its own."""
+    """Return the script's own error, which it raises because of `origin`.
+
+    hidden: it raises it from None.
+    """
     try:
         try:
             raise origin
@@ -120,12 +123,12 @@ def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException
 def test_errors_that_the_script_has_wrapped(
     origin: Exception, kind: FaultKind | None, hidden: bool
 ) -> None:
-    """A broken link stays one; what the script calls transient and makes another of, does not."""
+    """A wrapped link or memory fault keeps its kind; a wrapped transient exception does not."""
     assert kind_of(raised_from(origin, hidden=hidden), (ConnectionError,)) is kind
 
 
 def test_the_graver_error_of_a_chain_counts() -> None:
-    """Damaged memory may show itself first as a collective that fails, or last."""
+    """In a chain of errors, damaged memory counts more than a link, in either order."""
     for first, last in ((GLOO, "UCE ERROR"), ("UCE ERROR", GLOO)):
         error = RuntimeError(last)
         error.__cause__ = RuntimeError(first)
@@ -133,14 +136,17 @@ def test_the_graver_error_of_a_chain_counts() -> None:
 
 
 def test_what_a_session_says_of_a_script_is_no_fault() -> None:
-    """It may come from an error of torch's that has such words: DDP that refuses a model."""
+    """A SessionError is not a fault, even if its cause has such a text.
+
+    An example is torch's error when DDP refuses a model.
+    """
     error = SessionError("DistributedDataParallel refuses the model")
     error.__cause__ = RuntimeError(GLOO)
     assert kind_of(error) is None
 
 
 def test_a_chain_that_bites_its_own_tail() -> None:
-    """It can be made by hand."""
+    """A chain of errors with a cycle, which a script can create, does not cause an endless loop."""
     error, other = ValueError("a"), ValueError("b")
     error.__cause__, other.__cause__ = other, error
     assert kind_of(error) is None
@@ -156,14 +162,20 @@ DUPLICATE = (
 
 
 def test_two_ranks_on_one_gpu_are_an_error_of_the_script() -> None:
-    """A repetition fails in the same way, so the ranks end with a text that says what to do."""
+    """Two ranks on one GPU are an error of the script, whose text names the remedy.
+
+    A repetition would fail in the same way.
+    """
     with pytest.raises(SessionError, match=r"two ranks use the same GPU.*--nproc-per-node gpu"):
         check_use(dist.DistBackendError(DUPLICATE))
     check_use(dist.DistBackendError("NCCL error in: unhandled system error"))
 
 
 def test_a_lack_of_device_memory_is_no_sign_of_a_peers_failure() -> None:
-    """The rank ends at once, and does not wait two seconds for news of a peer."""
+    """If device memory is short, the rank ends at once: the error does not come from a peer.
+
+    For other errors of a device it waits two seconds for news of a peer.
+    """
     assert not may_come_from_peers(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
     assert may_come_from_peers(RuntimeError("CUDA error: an unknown text of a new driver"))
     assert not may_come_from_peers(ValueError("a planted error"))

@@ -1,4 +1,4 @@
-"""Faults that a rank inflicts upon itself."""
+"""Faults that a rank injects into itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rekindle.training.torch.faults import injection
 
 
 def test_a_rank_waits_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL refuses a tensor of the CPU, and the rank would fail where it was to hang."""
+    """An injected hang receives into a tensor on the model's device.
+
+    NCCL refuses a tensor of the CPU, so the rank would fail and not hang.
+    """
     received: list[torch.Tensor] = []
     waited: list[torch.Tensor] = []
 

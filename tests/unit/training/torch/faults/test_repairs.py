@@ -1,4 +1,4 @@
-"""Which steps a rank knows to be clean after an error that ended its generation."""
+"""The newest clean step of a rank after an error that ended its generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def clean_after(repairs: Repairs, error: BaseException) -> int | None:
 
 
 def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -> None:
-    """Where the device's own words are not the outermost error, and the oldest doubt stays."""
+    """The rank also finds the device's error inside the script's error.
+
+    A later error without information about the memory does not change the result.
+    """
     repairs = Repairs(torch.device("cpu"), torch.nn.Linear(1, 1), CurrentStep())
     repairs.took_state(0)
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Models cut up before there is a process group, and what a broken step leaves of them."""
+"""Models that are sharded before a process group exists, and the memory of a broken step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORLD = 4
 
 @pytest.fixture
 def placeholder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A placeholder for four ranks, seen by the third."""
+    """Create a placeholder group of four ranks in the third rank."""
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", str(WORLD))
     init_placeholder_group()
@@ -35,7 +35,7 @@ def placeholder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def cut_up(*sizes: int) -> nn.Module:
-    """A model along a mesh of these sizes; the last dimension is the one that cuts."""
+    """Return a model on a mesh of these sizes; the last dimension shards it."""
     model = nn.Linear(5, 7)
     names = ("replicate", "shard")[-len(sizes) :]
     return fully_shard(model, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=names))
@@ -46,14 +46,14 @@ def cut_up(*sizes: int) -> nn.Module:
     ("sizes", "shards"), [((4,), [0, 1, 2, 3]), ((2, 2), [0, 1, 0, 1]), ((4, 1), [0, 0, 0, 0])]
 )
 def test_who_holds_what_is_told_by_the_mesh(sizes: tuple[int, ...], shards: list[int]) -> None:
-    """Before any group is there, and the same on every rank."""
+    """The mesh shows each rank's shard before a process group exists."""
     model = cut_up(*sizes)
     assert shards_of(model, WORLD) == shards
 
 
 @pytest.mark.usefixtures("placeholder")
 def test_this_ranks_piece_is_its_own_part_of_the_whole() -> None:
-    """Every rank builds the whole from the same seed and keeps its piece, here of uneven rows."""
+    """Every rank builds the whole model from the same seed and keeps its own, uneven, piece."""
     torch.manual_seed(3)
     whole = nn.Linear(5, 7).weight.detach().clone()
     torch.manual_seed(3)
@@ -63,21 +63,21 @@ def test_this_ranks_piece_is_its_own_part_of_the_whole() -> None:
 
 @pytest.mark.usefixtures("placeholder")
 def test_nothing_is_sent_in_a_placeholder() -> None:
-    """A collective fails; it would not have reached anybody."""
+    """A collective in a placeholder group raises an error, because it would reach no rank."""
     with pytest.raises(RuntimeError, match="No backend type"):
         dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.usefixtures("placeholder")
 def test_a_placeholder_in_a_group() -> None:
-    """Said with what to do."""
+    """If a process group exists already, init_placeholder_group() raises an error with a remedy."""
     with pytest.raises(SessionError, match="instead of init_process_group"):
         init_placeholder_group()
 
 
 @pytest.mark.usefixtures("placeholder")
 def test_a_mesh_of_some_ranks() -> None:
-    """Which ranks hold the same cannot be told then."""
+    """If a mesh lacks some ranks, Rekindle cannot know equal shards, and raises SessionError."""
     model = nn.Linear(5, 7)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
     fully_shard(model, mesh=mesh)
@@ -87,7 +87,7 @@ def test_a_mesh_of_some_ranks() -> None:
 
 @pytest.mark.usefixtures("placeholder")
 def test_ddp_of_a_model_that_is_cut_up() -> None:
-    """DDP needs the whole on every rank."""
+    """A Session refuses DDP of a sharded model, because DDP needs the whole on every rank."""
     model = cut_up(4)
     with pytest.raises(SessionError, match="ddp needs the complete state on every rank"):
         Session(model=model, optimizer=torch.optim.SGD(model.parameters()), ddp=True)
@@ -95,7 +95,10 @@ def test_ddp_of_a_model_that_is_cut_up() -> None:
 
 @pytest.mark.usefixtures("placeholder")
 def test_an_optimizer_of_before() -> None:
-    """It has parameters that the model no longer has: nothing would be trained."""
+    """A Session refuses an optimizer that was created before fully_shard.
+
+    It has other parameters than the model, so it would train nothing.
+    """
     model = nn.Linear(5, 7)
     optimizer = torch.optim.SGD(model.parameters())
     fully_shard(model, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
@@ -105,7 +108,7 @@ def test_an_optimizer_of_before() -> None:
 
 @pytest.mark.usefixtures("placeholder")
 def test_zero_that_updates_within_the_backward_pass() -> None:
-    """Its update window cannot be seen."""
+    """A Session refuses overlap_with_ddp, because it cannot observe the update."""
     model = nn.Linear(5, 7)
     optimizer = ZeroRedundancyOptimizer(
         model.parameters(), torch.optim.SGD, lr=0.1, overlap_with_ddp=True
@@ -115,12 +118,12 @@ def test_zero_that_updates_within_the_backward_pass() -> None:
 
 
 class Activation:
-    """What a step holds while it waits."""
+    """An object that a step holds during its wait."""
 
 
 @pytest.mark.parametrize("release", [True, False])
 def test_a_broken_step_holds_nothing(release: bool) -> None:
-    """The error that ended a wait lives on in torch's future; what the step held must not."""
+    """After a broken step, torch's future keeps the error, but not the objects of the step."""
     held: list[weakref.ref[Activation]] = []
 
     def step(waits: InterruptibleWaits, future: torch.futures.Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Gloo's result on a GPU, for a backward pass in another stream than the default one."""
+"""Gloo's result on a GPU, if the backward pass runs in another stream than the default one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Stream:
 def test_the_stream_of_the_backward_pass_waits_for_gloos_copy(
     monkeypatch: pytest.MonkeyPatch, kind: str, waits: list[tuple[str, str]]
 ) -> None:
-    """Without that, DDP used gradients before gloo's copy: the ranks differed, without an error."""
+    """On a GPU, the stream of the backward pass waits for gloo's copy before DDP continues.
+
+    Without that, DDP used the gradients too early, and the ranks differed without an error.
+    """
     waited: list[tuple[str, str]] = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("backward", waited))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: Stream("default", waited))

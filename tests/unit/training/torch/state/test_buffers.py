@@ -1,4 +1,4 @@
-"""A step that is done again finds the buffers as it found them first."""
+"""A repeated step begins with the same buffers as the first time."""
 
 import torch
 
@@ -6,17 +6,20 @@ from rekindle.training.torch.faults.repairs import BufferGuard
 
 
 def state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copy what the module keeps."""
+    """Return a copy of the module's state."""
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    """Whether two states are equal to the bit."""
+    """Return whether two states are equal to the bit."""
     return all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_broken_step_leaves_no_trace_in_batch_norm() -> None:
-    """Statistics and counters are those of the finished steps alone, as often as a step breaks."""
+    """After each broken step, the guard restores the statistics and counters of batch norm.
+
+    They then come from finished steps only.
+    """
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
     guard = BufferGuard(module)
@@ -27,14 +30,14 @@ def test_a_broken_step_leaves_no_trace_in_batch_norm() -> None:
         before = state(module)
         guard.keep()
         for _ in range(2):
-            module(torch.randn(16, 4))  # one that breaks
+            module(torch.randn(16, 4))  # a step that breaks
             assert not same(state(module), before)
             guard.restore()
             assert same(state(module), before)
 
 
 def test_a_buffer_that_was_replaced_is_followed() -> None:
-    """A module that puts a new tensor in its buffer's place is kept as well."""
+    """If a module replaces its buffer with a new tensor, the guard restores the values there."""
     module = torch.nn.Module()
     module.register_buffer("seen", torch.zeros(2))
     guard = BufferGuard(module)
@@ -49,13 +52,16 @@ def test_a_buffer_that_was_replaced_is_followed() -> None:
 
 
 class OnDevice(torch.Tensor):
-    """A tensor that says that it is on a device."""
+    """A tensor that reports that it is on a device."""
 
     is_cpu = False
 
 
 def test_a_buffer_on_a_device_is_kept_without_a_look_at_its_counter() -> None:
-    """The replay of a CUDA graph changes buffers, and no version counter shows it."""
+    """The guard copies a buffer on a device at each step, without a look at its version counter.
+
+    The replay of a CUDA graph changes buffers, but not the counter.
+    """
     module = torch.nn.Module()
     module.register_buffer("seen", torch.zeros(2).as_subclass(OnDevice))
     guard = BufferGuard(module)

@@ -9,7 +9,7 @@ from rekindle.training.torch.generations import renew_gradients
 
 
 def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
-    """Give all gradients one memory, as a script does that all-reduces them in one call."""
+    """Put all gradients into one tensor, like a script that all-reduces them in one call."""
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
     begin = 0
     for parameter in model.parameters():
@@ -19,7 +19,10 @@ def flat_gradients(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_a_session_leaves_gradients_in_the_memory_of_the_script() -> None:
-    """The script would otherwise all-reduce a memory without gradients, and no error would come."""
+    """A Session does not move gradients out of the script's memory.
+
+    Otherwise the script would all-reduce a tensor without gradients, and no error would show it.
+    """
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     flat = flat_gradients(model)
@@ -33,7 +36,10 @@ def test_a_session_leaves_gradients_in_the_memory_of_the_script() -> None:
 
 
 def test_gradients_of_a_broken_step_become_zero_in_place_or_none() -> None:
-    """A survivor keeps the memory only if the script keeps it from step to step."""
+    """After a broken step, a rank sets gradients to zero in place only with `keep`, else to None.
+
+    `keep` is for a script that keeps their memory from step to step.
+    """
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     gradient = parameters[0].grad = torch.ones(2)
     renew_gradients(parameters, keep=True)

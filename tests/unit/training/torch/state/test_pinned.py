@@ -1,4 +1,4 @@
-"""The memory of snapshots is registered with CUDA for states on a GPU, as long as it is mapped."""
+"""For a state on a GPU, the writer registers the mapped memory of snapshots with CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
 
 
 class Cudart:
-    """CUDA's functions, with the registered sizes by address. answer: the error that it returns."""
+    """CUDA's functions. registered: sizes by address. answer: the returned error number."""
 
     def __init__(self, answer: int = 0) -> None:
         self.answer = answer
@@ -32,7 +32,7 @@ class Cudart:
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says that it is on a GPU."""
+    """A tensor that reports that it is on a GPU."""
 
     is_cuda = True
 
@@ -41,7 +41,7 @@ class OnGpu(torch.Tensor):
 def test_a_snapshot_of_a_gpu_registers_its_buffers(
     monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
-    """Each buffer is registered once, and no longer when the writer closes its buffers."""
+    """The writer registers each buffer of a GPU's state once, and unregisters it when it closes."""
     cudart = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     channel: Any = None
@@ -59,7 +59,10 @@ def test_a_snapshot_of_a_gpu_registers_its_buffers(
 def test_a_refusal_of_cuda_makes_snapshots_slow_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """CUDA reports a refusal again at the next operation (recorded with torch 2.11 on an H100)."""
+    """If CUDA refuses a registration, the log has a warning, and the script gets no error.
+
+    CUDA reports a refusal again at the next operation (recorded with torch 2.11 on an H100).
+    """
 
     def refuse(*_: object, **__: object) -> None:
         told.append("CUDA error: part or all of the requested memory range is already mapped")

@@ -1,4 +1,4 @@
-"""A checkpoint taken over by another number of ranks: each has its piece, to the bit."""
+"""Another number of ranks loads a checkpoint: each rank gets exactly its piece."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MADE = (3, 1)
 
 
 class Network(nn.Module):
-    """Rows that no number of ranks divides, fewer of them than ranks, and tied weights."""
+    """A model with uneven rows, with fewer rows than ranks, and with tied weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.Linear(6, 13), nn.Linear(6, 13, bias=False)
         self.two.weight = self.one.weight
-        # Tied where most ranks have nothing of them.
+        # Tied weights of which most ranks have no piece.
         self.three, self.four = nn.Linear(4, 2, bias=False), nn.Linear(4, 2, bias=False)
         self.four.weight = self.three.weight
         self.few = nn.Parameter(torch.randn(3, 2, 2))
@@ -48,7 +48,7 @@ class Network(nn.Module):
 
 
 class Extra:
-    """State of the script's own: a distributed tensor in a list, a number, and a plain one."""
+    """The script's own state: a distributed tensor in a list, a number, and a plain tensor."""
 
     def __init__(self, like: torch.Tensor, number: int) -> None:
         self.state = {"average": [like.detach() * 2], "number": number, "own": torch.ones(2)}
@@ -64,9 +64,10 @@ class Extra:
 def rank_of(
     sizes: tuple[int, ...], rank: int, seed: int
 ) -> Iterator[tuple[dict[str, Any], RankPlace]]:
-    """What one rank of a mesh of these sizes has; (): whole tensors, as DDP has them.
+    """Yield the objects and the place of one rank in a mesh of these sizes.
 
-    Two sizes: replicated along the first. The same seed makes the same whole on every rank.
+    (): whole tensors, as with DDP. Two sizes: replicated along the first. The same seed gives the
+    same whole on every rank.
     """
     world = torch.Size(sizes).numel()
     with pytest.MonkeyPatch.context() as patch:
@@ -80,7 +81,7 @@ def rank_of(
             wholes = [torch.randn_like(p) for p in model.parameters()]
             mesh = None
             if sizes:
-                # A name for each rank: torch would take another's mesh for its own, out of a cache.
+                # The name has the rank, because torch's cache would return another rank's mesh.
                 names = ("replicate", f"shard {rank}")[-len(sizes) :]
                 mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
                 fully_shard(model, mesh=mesh)
@@ -100,7 +101,7 @@ def rank_of(
 
 
 def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
-    """The rank's piece of a whole tensor, cut up as a parameter is."""
+    """Return the rank's piece of a whole tensor, sharded like a parameter."""
     if not hasattr(parameter, "device_mesh"):
         return whole
     from torch.distributed.tensor import DTensor
@@ -116,7 +117,7 @@ def like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
 
 
 def file_of(named: dict[str, Any], place: RankPlace, **changes: str) -> bytearray:
-    """What the rank's agent writes."""
+    """Return the file that the rank's agent writes."""
     state = capture(named)
     metadata = {METADATA_SKELETON: state.skeleton.decode(), **metadata_of(state, place, seed=5)}
     metadata |= changes
@@ -132,7 +133,7 @@ def file_of(named: dict[str, Any], place: RankPlace, **changes: str) -> bytearra
 
 
 def written(root: Path, *files: bytearray) -> Path:
-    """A checkpoint of these files."""
+    """Write a checkpoint of these files, and return its folder."""
     manifest = Manifest(
         job_id="job",
         step=MADE[0],
@@ -149,7 +150,7 @@ def written(root: Path, *files: bytearray) -> Path:
 
 
 def checkpoint_of(root: Path, sizes: tuple[int, ...], seed: int = 1) -> Path:
-    """What the ranks of a mesh leave."""
+    """Write the checkpoint of the ranks of a mesh, and return its folder."""
     files = []
     for rank in range(sizes[-1] if sizes else 1):
         with rank_of(sizes, rank, seed) as (named, place):
@@ -161,8 +162,11 @@ def checkpoint_of(root: Path, sizes: tuple[int, ...], seed: int = 1) -> Path:
 def test_every_rank_has_its_piece(
     before: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of parameters, buffers, moments and the script's own, in any number of pieces, or whole."""
-    # As if the tensors were big: of many blocks, some of them read straight to their place.
+    """After a change of the number of ranks, each rank loads exactly its piece of every tensor.
+
+    The tensors are parameters, buffers, moments and the script's own, whole or in pieces.
+    """
+    # Small limits, as for big tensors: many blocks, and direct reads of some of them.
     monkeypatch.setattr(blocks, "BLOCK", 64)
     monkeypatch.setattr(checkpoint, "_TAKE_BYTES", 40)
     monkeypatch.setattr(checkpoint, "_STRAIGHT_BYTES", 100)
@@ -179,7 +183,7 @@ def test_every_rank_has_its_piece(
 
 
 def test_only_the_files_that_are_needed_are_read(tmp_path: Path) -> None:
-    """Those that a rank takes nothing from may as well be damaged."""
+    """A rank reads only the files that have its pieces, so damage of other files has no effect."""
     root = checkpoint_of(tmp_path, (8,))
     for file in ("state-00000.safetensors", "state-00003.safetensors"):
         [path] = root.glob(f"*/{file}")
@@ -193,7 +197,10 @@ def test_only_the_files_that_are_needed_are_read(tmp_path: Path) -> None:
 
 
 def test_what_ranks_have_of_their_own_is_the_files_in_their_place(tmp_path: Path) -> None:
-    """Of four files that two ranks read the first and the third, and of two that four read."""
+    """A rank takes unsharded values of its own from the file at the same relative place.
+
+    Two ranks take the first and the third of four files. Four ranks take each of two files twice.
+    """
     for before, after, taken in ((4, 2, [0, 2]), (2, 4, [0, 0, 1, 1])):
         files = []
         for rank in range(before):
@@ -211,7 +218,7 @@ def test_what_ranks_have_of_their_own_is_the_files_in_their_place(tmp_path: Path
 
 
 def test_another_model(tmp_path: Path) -> None:
-    """It is told which tensor differs, before anything is loaded."""
+    """If the checkpoint has another model, the error names the tensor that differs."""
     root = checkpoint_of(tmp_path, (4,))
     with rank_of((2,), 0, seed=2) as (named, place):
         named["extra"].state["average"] = [like(named["model"].few, torch.randn(9, 1))]
@@ -228,7 +235,7 @@ def test_another_model(tmp_path: Path) -> None:
 
 
 def test_pieces_that_only_the_script_knows(tmp_path: Path) -> None:
-    """Nobody can put them together anew; the same number takes them as they are."""
+    """If only the script knows the pieces, the same number of ranks can load them, and no other."""
     files = []
     for shard in range(2):
         with rank_of((), 0, seed=shard) as (named, _):
@@ -247,7 +254,7 @@ def test_pieces_that_only_the_script_knows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pieces", ["{}", "[", '{"model.one.weight":[[99,6],[0,0]]}'])
 def test_pieces_that_cannot_be(pieces: str, tmp_path: Path) -> None:
-    """A file that tells nonsense of itself is not loaded."""
+    """Rekindle refuses a file with an invalid description of its pieces."""
     files = []
     for rank in range(2):
         with rank_of((2,), rank, seed=1) as (named, place):
@@ -259,7 +266,7 @@ def test_pieces_that_cannot_be(pieces: str, tmp_path: Path) -> None:
 
 
 def test_a_piece_that_no_file_has(tmp_path: Path) -> None:
-    """The checkpoint is not whole, whatever its manifest says."""
+    """If no file has a piece, Rekindle refuses the checkpoint, even if its manifest is valid."""
     with rank_of((4,), 0, seed=1) as (named, place):
         first = file_of(named, place)
     root = written(tmp_path, first, first)

@@ -1,4 +1,4 @@
-"""The seal of a snapshot, and the tensors that are filled from a sealed one."""
+"""The seal of a snapshot, and the copy of a sealed snapshot into tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def small_blocks() -> Iterator[None]:
 
 @given(st.binary(max_size=5 * BLOCK), st.lists(st.integers(1, 3 * BLOCK)))
 def test_the_seal_of_what_arrives(content: bytes, cuts: list[int]) -> None:
-    """However it was cut on its way."""
+    """The seal of data that arrives in pieces is the seal of the whole data."""
     sealer, rest = seal.arriving(), memoryview(content)
     for cut in [*cuts, len(content)]:
         sealer.add(rest[:cut])
@@ -42,7 +42,10 @@ def test_contents_that_differ_in_length_alone() -> None:
 
 
 def targets() -> list[torch.Tensor]:
-    """Longer than blocks, shorter, empty, a scalar, and one whose elements do not lie in a row."""
+    """Return tensors of different kinds.
+
+    They are longer or shorter than a block, empty, scalar, not contiguous, boolean and complex.
+    """
     return [
         torch.zeros(37, dtype=torch.float64),
         torch.zeros((3, 5), dtype=torch.bfloat16),
@@ -55,7 +58,7 @@ def targets() -> list[torch.Tensor]:
 
 
 def test_tensors_wherever_blocks_end() -> None:
-    """Each is filled with its bytes, whatever else lies before it."""
+    """The copy fills each tensor with its bytes, at every distance from the ends of blocks."""
     for gap in range(0, BLOCK + 8, 8):
         filled = targets()
         generator = torch.Generator().manual_seed(gap)
@@ -74,7 +77,7 @@ def test_tensors_wherever_blocks_end() -> None:
 
 @pytest.mark.parametrize("byte", range(0, 4 * BLOCK + 5, 7))
 def test_a_flipped_byte_wherever_it_is(byte: int) -> None:
-    """Also where no tensor lies."""
+    """The copy finds a flipped byte anywhere in the file, also outside of the tensors."""
     buffer = sealed(bytes(4 * BLOCK + 5))
     buffer.file[byte] ^= 1
     with pytest.raises(CorruptError, match="checksum"):

@@ -1,4 +1,4 @@
-"""Snapshots of a state that all ranks hold, where the agent is behind."""
+"""Snapshots of a state that all ranks hold, if the agent is late."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_sna
 
 
 class Rank:
-    """A rank, and the buffers of its agent, which does nothing by itself."""
+    """A rank, and the buffers of an agent that acts only on the test's request."""
 
     def __init__(self) -> None:
         self.taken: list[SnapshotTaken] = []
         self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
         self.asked: list[BufferRequest] = []
-        self.makes = True  # memory, as soon as it is asked for it
+        self.makes = True  # the agent allocates requested memory at once
         self.patience: list[float | None] = []
         self.forgotten: list[int] = []
         self.writer = TorchSnapshotWriter(self, RankPlace(0, generation=1), seed=0)
@@ -43,7 +43,7 @@ class Rank:
     def buffers(
         self, serial: int, timeout_s: float | None, *, generation: int | None
     ) -> tuple[BufferGrant, list[int]] | None:
-        """As of a Channel."""
+        """Return the agent's answer, like a Channel."""
         assert serial == self.asked[-1].serial
         self.patience.append(timeout_s)
         if not self.makes and timeout_s is not None:
@@ -51,7 +51,7 @@ class Rank:
         return BufferGrant(serial=serial), [os.dup(fd) for fd in self.fds]
 
     def forget(self, serial: int) -> None:
-        """As of a Channel."""
+        """Record the discarded request."""
         self.forgotten.append(serial)
 
     def take(self, step: int, *, checkpoint: bool = False, wait: bool = False) -> bool:
@@ -65,7 +65,7 @@ class Rank:
         )
 
     def seal(self, step: int) -> None:
-        """The agent comes to seal a snapshot; it has been written where it is a checkpoint."""
+        """Seal the snapshot of a step, like the agent after it has written a due checkpoint."""
         for buffer in self.agent:
             if buffer.made == (step, 1):
                 buffer.seal()
@@ -86,7 +86,10 @@ def rank() -> Iterator[Rank]:
 
 
 def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
-    """One that the agent has not sealed is overwritten, or the new one is left out."""
+    """A new snapshot overwrites an unsealed one or the older sealed one, and one sealed one stays.
+
+    If neither snapshot is sealed, the rank leaves the new one out.
+    """
     assert rank.take(5)
     assert rank.take(10)  # there was room
     assert not rank.take(15)  # neither is sealed
@@ -99,7 +102,7 @@ def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
 
 
 def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> None:
-    """The snapshot in its place is the checkpoint, and only that one."""
+    """If a snapshot overwrites one that is due as a checkpoint, it becomes the checkpoint, once."""
     rank.take(5)
     rank.seal(5)
     rank.take(10, checkpoint=True)
@@ -119,15 +122,15 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("byte", [9, 400, -1])
 def test_a_damaged_snapshot_leaves_nothing_behind(byte: int, rank: Rank) -> None:
-    """Whatever of it is damaged: it is refused, unlocked, and its memory goes with the error."""
+    """If any part of a snapshot is damaged, the rank refuses it, unlocks it and frees memory."""
     rank.take(1)
     rank.seal(1)
     held = rank.agent[0]
     held.file[byte] ^= 0x40
     fds = [os.dup(fd) for fd in rank.fds]
-    # As in a process that has just begun: nobody else has the memory mapped.
+    # As in a new process, which does not have the memory mapped.
     rank.close()
-    gc.collect()  # what earlier tests have left
+    gc.collect()  # the objects of earlier tests
     before = descriptors()
     rank.fds = fds
     with pytest.raises(CorruptError):
@@ -147,7 +150,7 @@ def test_a_damaged_snapshot_leaves_nothing_behind(byte: int, rank: Rank) -> None
 def test_a_snapshot_that_fails_is_not_in_the_way(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its buffer holds nothing, and is free; the next one is taken."""
+    """If a snapshot fails, its buffer is empty and unlocked, and the rank can take the next one."""
     rank.take(1)
     rank.seal(1)
 
@@ -165,9 +168,10 @@ def test_a_snapshot_that_fails_is_not_in_the_way(
 
 
 def test_training_goes_on_while_the_first_memory_is_made(rank: Rank) -> None:
-    """Gigabytes take their time: it is asked for once, and waited for a moment; then for no time.
+    """While the agent allocates the first buffers, training continues without snapshots.
 
-    The last checkpoint of all waits for it.
+    The rank asks once. Its first snapshot waits PATIENCE_S for the answer, the later ones do not
+    wait.
     """
     rank.makes = False
     assert [rank.take(step) for step in (1, 2)] == [False, False]
@@ -175,19 +179,23 @@ def test_training_goes_on_while_the_first_memory_is_made(rank: Rank) -> None:
     rank.makes = True
     assert rank.take(3)
     assert rank.take(4)
-    assert (len(rank.asked), rank.patience) == (1, [PATIENCE_S, 0.0, 0.0])  # then it has them
+    # The rank has the buffers since step 3.
+    assert (len(rank.asked), rank.patience) == (1, [PATIENCE_S, 0.0, 0.0])
     assert [snapshot.step for snapshot in rank.taken] == [3, 4]
 
 
 def test_the_last_checkpoint_waits_for_its_memory(rank: Rank) -> None:
-    """Also if it is the first."""
+    """The last checkpoint waits without a limit for its memory, also if it is the first one."""
     rank.makes = False
     assert rank.take(1, checkpoint=True, wait=True)
     assert rank.patience == [None]
 
 
 def test_a_state_that_changes_while_memory_is_made(rank: Rank) -> None:
-    """It is asked for anew; what comes for the old shape is nobody's."""
+    """If the state's shape changes during the allocation, the rank asks again.
+
+    It discards the answer to the first request.
+    """
     rank.makes = False
     assert not rank.take(1)
     rank.model = torch.nn.Linear(3, 3)
@@ -205,7 +213,10 @@ def test_a_state_that_changes_while_memory_is_made(rank: Rank) -> None:
 def test_a_shard_that_is_to_be_written_waits_for_its_memory(
     checkpoint: bool, patience: float | None, rank: Rank
 ) -> None:
-    """The other shards of its step are written, too."""
+    """A shard that becomes a checkpoint waits for its memory without a limit.
+
+    The agents write the other shards of its step, too. Another snapshot waits PATIENCE_S.
+    """
     place = RankPlace(0, shard=0, generation=1, shards=2, writes=True)
     rank.makes = False
     rank.fds.append(create_buffer("test", 1 << 16))

@@ -1,4 +1,4 @@
-"""States of models and optimizers: exact, in place, and the same as torch's own loading."""
+"""States of models and optimizers: a transfer is exact, in place, and equal to torch's loading."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ SCHEDULERS: dict[str, Make] = {
 
 
 class Extra(nn.Module):
-    """A module that adds to its state what is no tensor, and a tensor that is a copy."""
+    """A module whose extra state has a number, and a tensor that is a copy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,10 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def check_against_torch(make: Callable[[], dict[str, Any]], behind: int) -> None:
-    """A receiver `behind` steps old continues as the sender does and as torch's loading would."""
+    """Check that a receiver of the state continues like its sender, and like torch's loading.
+
+    behind: the steps that the receiver has done before.
+    """
     torch.manual_seed(0)
     sender, receiver, loaded = make(), make(), make()
     train(sender, 5)
@@ -153,11 +156,11 @@ def check_against_torch(make: Callable[[], dict[str, Any]], behind: int) -> None
 @pytest.mark.parametrize("behind", [0, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_continue_bit_for_bit(name: str, behind: int):
-    """With an optimizer that has a state already, or none, training goes on as with torch's own."""
+    """A receiver continues like with torch's loading, if its optimizer has a state and if not."""
 
     def make() -> dict[str, Any]:
         model = make_model()
-        if name == "lbfgs":  # it takes one group of plain layout only
+        if name == "lbfgs":  # LBFGS supports only one group, of plain layout
             return {"model": model, "optimizer": OPTIMIZERS[name](model.parameters())}
         model.to(memory_format=torch.channels_last)
         groups = [{"params": model[0].parameters()}, {"params": model[4].parameters()}]
@@ -172,7 +175,7 @@ def test_optimizers_continue_bit_for_bit(name: str, behind: int):
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")
 def test_schedulers_continue_bit_for_bit(name: str, behind: int):
-    """Learning rates go on as they do with torch's own loading, whatever the scheduler keeps."""
+    """With each kind of scheduler, the learning rates continue like with torch's own loading."""
 
     def make() -> dict[str, Any]:
         model = make_model()
@@ -209,7 +212,7 @@ def test_moments_wider_than_their_parameter_are_not_rounded(behind: int):
 
 
 def test_extra_state_and_tied_weights_survive():
-    """A module's extra state goes along; tied weights are kept once and stay tied."""
+    """The transfer includes a module's extra state. Tied weights occur once, and stay tied."""
     torch.manual_seed(0)
     pair = []
     for _ in range(2):
@@ -229,7 +232,7 @@ def test_extra_state_and_tied_weights_survive():
 
 
 def test_a_state_of_another_model_is_refused_by_its_place():
-    """Other shapes, names, dtypes, optimizers and objects are errors, before anything is filled."""
+    """For other shapes, names, dtypes, optimizers or objects, `prepare` raises a SessionError."""
     model = nn.Linear(3, 2)
     state = capture({"model": model}).skeleton
     for other, message in (
@@ -247,7 +250,7 @@ def test_a_state_of_another_model_is_refused_by_its_place():
 
 
 def test_the_skeleton_is_plain_json_and_tensors_are_live():
-    """The skeleton has no elements, and what capture() returns changes with the model."""
+    """The skeleton has no elements, and the tensors of capture() share the model's memory."""
     model = nn.Linear(3, 2)
     state = capture({"model": model})
     tree = msgspec.json.decode(state.skeleton)

@@ -1,4 +1,4 @@
-"""What objects may have in their states: values and tensors come back exactly, or are refused."""
+"""Values in the states of objects: a transfer is exact, or `capture` refuses the value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rekindle.training.torch.state.capture import (
 
 
 class Kept:
-    """Any object with a state: what it is given is what it has."""
+    """An object whose state is the value that it received."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -75,7 +75,7 @@ values = st.recursive(
 
 @given(values)
 def test_plain_values_round_trip_exactly(value: Any):
-    """Values and their types come back, the keys' types and the order of mappings included."""
+    """The transfer keeps values and their types, also the types and order of keys."""
     assert identical(round_trip(value), value)
 
 
@@ -99,7 +99,7 @@ def test_values_that_json_has_no_words_for_round_trip():
 
 @pytest.mark.parametrize("dtype", DTYPE_CODES)
 def test_tensors_of_every_dtype_round_trip(dtype: torch.dtype):
-    """Bits, dtype and shape come back, for scalars, empty tensors and any stride."""
+    """The transfer keeps bits, dtype and shape, for scalars, empty tensors and any stride."""
     size = torch.empty(0, dtype=dtype).element_size()
     row = torch.randint(0, 2, (24 * size,), dtype=torch.uint8) * (1 if dtype is torch.bool else 93)
     block = row.view(dtype).view(4, 6)
@@ -138,13 +138,13 @@ def test_tensors_of_every_dtype_round_trip(dtype: torch.dtype):
     ],
 )
 def test_what_a_state_cannot_hold_is_refused_by_its_place(value: Any, message: str):
-    """A SessionError names the path of the first thing that is no plain value."""
+    """A SessionError names the path of the first unsupported value."""
     with pytest.raises(SessionError, match=message):
         capture({"kept": Kept(value)})
 
 
 def test_an_object_that_does_not_take_its_state_over_is_found_out():
-    """finish() compares what the objects have then with what they were to have."""
+    """finish() raises SessionError if an object's state differs from the state that it received."""
 
     class Forgetful(Kept):
         def load_state_dict(self, state: Any) -> None:
