@@ -113,7 +113,6 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
     return [message.finished for message in agent.heard if isinstance(message, Arrived)]
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.process
