@@ -3,8 +3,6 @@
 A change of one of them is a change of the wire contract.
 """
 
-import signal
-
 # The agent sets these for each rank, in addition to torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
@@ -54,8 +52,6 @@ NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect ha
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form
 STACK_FILE = "stacks.log"  # the stacks of a rank, written on request
-# The request. Scripts and libraries use the signals that have names, and no shell sends this one.
-STACK_SIGNAL = signal.SIGRTMIN + 8
 METRICS_DIRECTORY = "metrics"
 PROFILING_DIRECTORY = "profiling"  # records of light profiling
 NODES_DIRECTORY = "nodes"  # directories of nodes that joined, each named by its hostname

@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from rekindle import names
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.threads import in_thread
+from rekindle.rank.program import STACK_SIGNAL
 
 LIMIT_S = 0.8
 _TICK_S = 0.02
@@ -69,7 +69,7 @@ def _ask(pid: int, process: int, path: Path) -> str:
         if not _listens(pid):
             return ""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, names.STACK_SIGNAL)
+            signal.pidfd_send_signal(process, STACK_SIGNAL)
     finally:
         os.close(process)
     deadline = time.monotonic() + LIMIT_S
@@ -120,7 +120,7 @@ def _listens(pid: int) -> bool:
     except OSError:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (names.STACK_SIGNAL - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
 
 
 def _size(path: Path) -> int:

@@ -19,6 +19,10 @@ from typing import NoReturn
 
 from rekindle import names
 
+# The agent requests the stacks of this process with it. Scripts and libraries use the signals that
+# have names, and no shell sends this one.
+STACK_SIGNAL = signal.SIGRTMIN + 8
+
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
@@ -104,7 +108,7 @@ def reseed() -> None:
 
 
 def answer_signals(path: Path) -> None:
-    """Make this process append its stacks to a file at each names.STACK_SIGNAL.
+    """Make this process append its stacks to a file at each STACK_SIGNAL.
 
     The handler is faulthandler's. It runs in C, even if the interpreter waits or another thread
     holds the GIL. A process does not answer while it is stopped, or in a system call that nothing
@@ -115,7 +119,7 @@ def answer_signals(path: Path) -> None:
     except OSError as error:  # a full disk must not stop the training
         print(f"rekindle: the rank cannot write its stacks: {error}", file=sys.stderr, flush=True)
         return
-    faulthandler.register(names.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> None:

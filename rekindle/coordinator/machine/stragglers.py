@@ -108,10 +108,10 @@ class StragglerCheck:
 
     def on_timed(self, message: p.StepTimings) -> None:
         """Handle the times of ranks' steps."""
-        plan = self._generations.planned
-        if plan is None or self._job.phase in ENDING:
+        pace = None if self._job.phase in ENDING else self._follow(self._generations.planned)
+        if pace is None:
             return
-        found, over = self._follow(plan).add(message.steps)
+        found, over = pace.add(message.steps)
         for each in over:
             self._drop(each)
         for each in found:
@@ -175,14 +175,17 @@ class StragglerCheck:
         decision = decide(self._spec.policy, self._recovery.case(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
 
-    def _follow(self, plan: Plan) -> OnlineDetector:
+    def _follow(self, plan: Plan | None) -> OnlineDetector | None:
         """Return the detector. It compares the ranks of the newest generation, which has this plan.
 
         The first times of a generation change the detector, so a job without light profiling does
-        not have one.
+        not have one. None: no generation is formed, or it ended before its first times; then its
+        nodes may have changed.
         """
-        if self._pace is not None and plan is self._plan:
+        if plan is self._plan:
             return self._pace
+        if plan is None or self._job.phase not in (Phase.RESTORING, Phase.TRAINING):
+            return None
         placed = {node.node: node.pid for node in self._roster.members}
         ranks = [rank.rank for rank in self._roster.world]
         if self._pace is None:
