@@ -24,17 +24,17 @@ END_S = 30.0  # time that coordinator and agents may take after the job's end
 def run(
     engine: LocalEngine,
     directory: JobDirectory,
+    stop: Stop,
     *,
     attempt: int,
     launched: Callable[[Endpoint], None] = lambda endpoint: None,
 ) -> int:
     """Run the job to its end and return the exit status: torchrun's, or 128 + signal.
 
-    A job that another command stopped has status 1.
+    A job that another command stopped has status 1. A signal before the launch prevents it.
 
     launched: receives the endpoint of each attempt's coordinator.
     """
-    stop = _Stop(engine)
     seen: list[journal.AnyEvent] = []
     known = len(events_in(directory.journal_file)) if attempt else 0
 
@@ -52,7 +52,10 @@ def run(
         say=lambda text: say(f"rekindle: {text}"),
         is_over=lambda: bool(stop.signals),
     )
+    stop.engine = engine
     while True:
+        if stop.signals:
+            return 128 + stop.signals[0]
         endpoint = engine.launch(attempt=attempt)
         stop.launched()
         launched(endpoint)
@@ -71,12 +74,18 @@ def run(
     return 1
 
 
-class _Stop:
-    """Passes signals on to the coordinator. The first signal stops the job, the second kills it."""
+class Stop:
+    """Passes signals on to the coordinator. The first signal stops the job, the second kills it.
 
-    def __init__(self, engine: LocalEngine) -> None:
+    engine: starts the coordinator.
+
+    Create it before the job has files: Python can lose a KeyboardInterrupt, for example in an
+    import, and the job would then start in spite of Ctrl-C.
+    """
+
+    def __init__(self) -> None:
         self.signals: list[int] = []
-        self._engine = engine
+        self.engine: LocalEngine | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
@@ -95,7 +104,7 @@ class _Stop:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        coordinator = self._engine.coordinator
+        coordinator = self.engine.coordinator if self.engine is not None else None
         if coordinator is not None and coordinator.poll() is None:
             coordinator.terminate()
 

@@ -54,6 +54,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.node_rank is not None:
         spec = msgspec.structs.replace(spec, engine=())  # it cannot reschedule nodes elsewhere
     directory = JobDirectory(spec.directory)
+    stop = foreground.Stop()
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)
         engine = LocalEngine(
@@ -73,7 +74,7 @@ def launch(options: argparse.Namespace) -> int:
         attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
         if not (options.job_id or options.rdzv_id):
             foreground.say(f"rekindle: job {spec.job_id} starts; files are in {directory.path}")
-        return foreground.run(engine, directory, attempt=attempt, launched=launched)
+        return foreground.run(engine, directory, stop, attempt=attempt, launched=launched)
 
 
 @contextmanager
