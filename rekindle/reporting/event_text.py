@@ -49,7 +49,7 @@ def sentence(event: AnyEvent) -> str:
 
 
 def level(event: AnyEvent) -> int:
-    """Return the logging level of an event. A terminal shows INFO and above, a flow's log all."""
+    """Return the logging level of an event. A terminal shows INFO and above; a flow logs all."""
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return logging.WARNING
