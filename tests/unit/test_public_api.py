@@ -40,6 +40,19 @@ def test_the_package_imports_nothing_by_itself() -> None:
     assert found.stdout == "[]\n"
 
 
+@pytest.mark.process
+def test_a_client_needs_no_signal_of_linux() -> None:
+    """A client on another system, which has no real-time signals, imports the command line."""
+    script = (
+        "import signal; del signal.SIGRTMIN, signal.SIGRTMAX;"
+        "import rekindle.cli.main, rekindle.engines.local, rekindle.job.spec"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_says_where_to_start() -> None:
     text = pydoc.plain(pydoc.render_doc(rekindle))
     for words in ("training script", "Prefect flow", "rekindle run", *rekindle.__all__):

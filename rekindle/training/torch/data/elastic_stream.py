@@ -214,7 +214,7 @@ class StreamPosition(Position):
     """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
     The kept position changes only with a finished step. A generation may end before all ranks know
-    about a new deal. Otherwise the ranks that know would deal once more than the others.
+    about a new deal. Otherwise the ranks that know would deal parts once more than the others.
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
