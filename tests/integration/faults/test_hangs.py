@@ -38,9 +38,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
     """Return the row: a rank that hangs is named and replaced."""
 
     def inject(job: Job, number: int) -> None:
-        job.wait_fault(number)
-        job.inject(kind, rank=rank, step=step + 3)
-        job.release(number)
+        job.inject_held(number, kind, rank=rank, step=step + 3)
 
     def is_named(ended: Ended, incident: journal.Incident) -> None:
         other = (rank + 1) % RANKS

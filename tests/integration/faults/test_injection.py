@@ -30,9 +30,7 @@ def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: obje
     target = step + AFTER if named else None
 
     def inject(job: Job, number: int) -> None:
-        job.wait_fault(number)
-        job.inject(kind, rank=rank, step=target)
-        job.release(number)
+        job.inject_held(number, kind, rank=rank, step=target)
 
     def is_written(ended: Ended, incident: journal.Incident) -> None:
         said = f"{kind} injected into step {'' if target is None else target}"
@@ -46,9 +44,7 @@ def slow(step: int) -> Row:
     """Return the row: a slow step causes no incident, because the other ranks wait."""
 
     def inject(job: Job, number: int) -> None:
-        job.wait_fault(number)
-        job.inject("slow", rank=1, step=step + AFTER, seconds=0.2)
-        job.release(number)
+        job.inject_held(number, "slow", rank=1, step=step + AFTER)
 
     return Row("slow", step, (hold(step),), inject, strategies=())
 
@@ -57,9 +53,7 @@ def hang_while_others_leave(step: int) -> Row:
     """Return the row: a rank that hangs does not leave for a new generation, and is replaced."""
 
     def inject(job: Job, number: int) -> None:
-        job.wait_fault(number)
-        job.inject("hang", rank=1, step=step + AFTER)
-        job.release(number)
+        job.inject_held(number, "hang", rank=1, step=step + AFTER)
         job.wait(lambda: f"hang injected into step {step + AFTER}" in job.stderr(1), "the hang")
         job.kill(2)
 

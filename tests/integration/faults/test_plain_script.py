@@ -45,9 +45,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
     """Return the row: a rank that hangs in a step is named and replaced."""
 
     def inject(job: Job, number: int) -> None:
-        job.wait_fault(number)
-        job.inject(kind, rank=rank, step=step + 2)
-        job.release(number)
+        job.inject_held(number, kind, rank=rank, step=step + 2)
 
     hold = Fault(0, "forward", step, do="pause", life=0)
     return Row(kind, step, (hold,), inject, replaced={rank}, cause=(FaultKind.HANG, rank))

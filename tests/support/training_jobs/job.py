@@ -20,6 +20,8 @@ from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
 from rekindle.job.spec import EntryKind, JobSpec, check, home
 from rekindle.profiling.switch import ProfilingOrder
+from rekindle.protocol.agent import Inject, InjectionKind
+from rekindle.rank.injection import received
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 from rekindle.testing.handle import JobHandle
@@ -233,6 +235,22 @@ class Job(JobHandle):
             return all(r.finished >= finished and r.status == "training" for r in others)
 
         self.wait(abreast, f"{finished} steps of all ranks but {paused}")
+        self.release(number)
+
+    def inject_received(self, kind: str, *, rank: int, step: int | None) -> None:
+        """Inject a fault, and wait until the rank has received the order."""
+        line = received(Inject(rank=rank, kind=InjectionKind(kind), step=step))
+        before = self.stderr(rank).count(line)
+        self.inject(kind, rank=rank, step=step, seconds=0.2)
+        self.wait(lambda: self.stderr(rank).count(line) > before, line)
+
+    def inject_held(self, number: int, kind: str, *, rank: int, step: int | None) -> None:
+        """Inject a fault while fault `number` pauses the job. Then release the job.
+
+        The rank has the order before the release. Otherwise the order could arrive too late.
+        """
+        self.wait_fault(number)
+        self.inject_received(kind, rank=rank, step=step)
         self.release(number)
 
     def _tend(self) -> None:
