@@ -149,7 +149,7 @@ def _result(
         "faults": dict(Counter(kind for kind, _ in faults)),
         "recovery": {kind: summary(times) for kind, times in recovery.items() if times},
         "strategies": dict(Counter(i.strategy.value for i in incidents if i.strategy)),
-        "steps_lost": sum(i.steps_lost for i in incidents),
+        "steps_lost": sum(i.steps_lost or 0 for i in incidents),
     }
 
 

@@ -14,6 +14,11 @@ def listed(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}{'s' * (len(numbers) > 1)} {shown}{more}"
 
 
+def known(number: int | None) -> str:
+    """Return a number as text; "unknown" for None."""
+    return "unknown" if number is None else str(number)
+
+
 def size(count: float) -> str:
     """Return a number of bytes in about three digits."""
     for unit in ("B", "kB", "MB", "GB"):

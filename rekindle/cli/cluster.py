@@ -141,17 +141,17 @@ def release_node(options: argparse.Namespace) -> None:
         raise UsageError(
             f"there is no record of a node {host!r}; rekindle nodes lists the known nodes"
         )
-    print(f"jobs may use {host} again{_left(mark, namespace)}")
+    print(f"jobs may use {host} again{_left(mark, host, namespace)}")
 
 
-def _left(mark: IsolationMark | None, namespace: str) -> str:
+def _left(mark: IsolationMark | None, host: str, namespace: str) -> str:
     """Return the part of a message that names a remaining mark."""
     if mark is None:
         return ""
     if mark.namespace not in ("", namespace):
         return (
             f" in this namespace; it is still {mark.done} because of job {mark.by}: run rekindle "
-            f"release-node NODE --namespace {mark.namespace}"
+            f"release-node {host} --namespace {mark.namespace}"
         )
     return "" if mark.ours else f"; it is still {mark.done}"
 

@@ -25,6 +25,7 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.host_history import HostReleased
 from rekindle.recovery.policy.policy import Policy
+from rekindle.words import known
 
 
 def status(options: argparse.Namespace) -> None:
@@ -74,7 +75,7 @@ def incidents(options: argparse.Namespace) -> None:
             one.cause.blamed(),
             " > ".join(strategy.value for strategy in one.strategies) or "-",
             f"{(one.first_step - one.detected) * 1000:.0f} ms" if one.closed else "open",
-            one.steps_lost,
+            known(one.steps_lost),
         )
         for one in found
     ]

@@ -46,7 +46,7 @@ COMMANDS = (
     ),
     Command(
         "checkpoints",
-        "list, verify, copy, prune, export and import checkpoints",
+        "list, verify, copy, pin, prune, export and import checkpoints",
         function="rekindle.cli.checkpoints:run",
         about="Manage the checkpoints of a store: a folder, an s3:// location, or a job's.",
         below=declare.CHECKPOINTS,

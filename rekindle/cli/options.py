@@ -315,7 +315,10 @@ _CLUSTER = (
         help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod",
     ),
     argument(
-        "--context", default="", metavar="NAME", help="context of that file; default: its own"
+        "--context",
+        default="",
+        metavar="NAME",
+        help="context of that file; default: its current one",
     ),
 )
 _KIND = (
@@ -360,19 +363,7 @@ KUBERNETES = (
         "required is missing",
         (
             argument("file", nargs="?", help=f"{_JOB_FILE}; default: any job of the kind"),
-            argument(
-                "--kubeconfig",
-                default="",
-                metavar="FILE",
-                help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account "
-                "of a pod",
-            ),
-            argument(
-                "--context",
-                default="",
-                metavar="NAME",
-                help="context of that file; default: its current one",
-            ),
+            *_CLUSTER,
             argument("--namespace", help="namespace to check; default: the job's"),
             AS_JSON,
             *_KIND,

@@ -10,6 +10,7 @@ from rekindle import names
 from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal.journal import (
+    OF_SCRIPT,
     Answered,
     AnyEvent,
     Checkpointed,
@@ -200,7 +201,7 @@ _SOURCES = {
     "replica": ("read", "from a replica on another node"),
     "checkpoint": ("read", "from a checkpoint"),
     "fresh": ("built", ""),
-    "script": ("left", "to the script"),
+    OF_SCRIPT: ("left", "to the script"),
 }
 
 

@@ -18,7 +18,7 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.reporting.event_text import capital, clock, milliseconds, outcome, sources_in_words
-from rekindle.words import listed
+from rekindle.words import known, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Summary:
     attempts: int
     stepped: bool
     incidents: list[Incident]
-    steps_lost: int
+    steps_lost: int | None
     wall_s: float
     starting_s: float
     recovering_s: float
@@ -65,7 +65,8 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     starting = sum(until - since for since, until in _starts(history))
     recovering = sum(until - since for since, until in _recoveries(found, history))
     finished = end.finished if end else _last_step(history)
-    lost = sum(incident.steps_lost for incident in found)
+    lost = sum(incident.steps_lost or 0 for incident in found)
+    unknown = any(incident.steps_lost is None for incident in found)
     done = finished + lost
     moving = max(0.0, wall - starting - recovering)
     return Summary(
@@ -76,7 +77,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
         attempts=sum(isinstance(event, JobStarted) for event in history),
         stepped=any(isinstance(event, FirstStep) and event.step > 0 for event in history),
         incidents=found,
-        steps_lost=lost,
+        steps_lost=None if unknown else lost,
         wall_s=wall,
         starting_s=starting,
         recovering_s=recovering,
@@ -193,7 +194,7 @@ def _incidents(found: list[Incident]) -> str:
             _ms(one.detected, one.regrouped),
             _ms(one.detected, one.restored),
             _ms(one.detected, one.first_step),
-            str(one.steps_lost),
+            known(one.steps_lost),
             sources_in_words(one.sources) or "-",
         )
         lines.append(f"| {' | '.join(cells)} |")

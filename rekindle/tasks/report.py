@@ -68,8 +68,9 @@ class JobResult:
 
     `outcome`: "succeeded", "failed" or "stopped". `finished`: the number of finished steps.
     `goodput`: the share of the time in which the job made progress, 0 to 1. It is None if the
-    script has no Session. `incidents`: a row of the incident table each, times in ms. `report` and
-    `timeline` are paths of files.
+    script has no Session. `steps_lost`: the repeated steps; None if ranks without a Session
+    restarted. `incidents`: a row of the incident table each, times in ms. `report` and `timeline`
+    are paths of files.
     """
 
     job_id: str
@@ -77,7 +78,7 @@ class JobResult:
     reason: str
     finished: int
     attempts: int
-    steps_lost: int
+    steps_lost: int | None
     goodput: float | None
     incidents: list[dict[str, str | int | float | None]]
     report: str

@@ -90,7 +90,7 @@ class Generations:
             generation=self._job.generation + 1,
             world_size=self._roster.world_size,
             step=0,
-            sources={"script": self._roster.world_size},
+            sources={journal.OF_SCRIPT: self._roster.world_size},
             newest=0,
             incident=self._incidents.open,
         )

@@ -237,6 +237,7 @@ class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
 
 # The outcomes of an attempt.
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+OF_SCRIPT = "script"  # the source of the state of ranks without a Session
 RESCHEDULED = "rescheduled"  # another attempt follows immediately
 
 
@@ -294,7 +295,10 @@ AnyEvent = (
 
 
 class Incident(msgspec.Struct, kw_only=True):
-    """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet."""
+    """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet.
+
+    steps_lost: None if ranks without a Session restarted; only the script knows its steps.
+    """
 
     number: int
     faults: list[Fault] = []
@@ -307,7 +311,7 @@ class Incident(msgspec.Struct, kw_only=True):
     restored: float = 0.0
     first_step: float = 0.0
     resumed_at: int = 0
-    steps_lost: int = 0
+    steps_lost: int | None = 0
     sources: dict[str, int] = {}
 
     @property
@@ -367,7 +371,8 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.generation = event.generation
             incident.regrouped = event.at
             incident.resumed_at = event.step
-            incident.steps_lost = max(0, event.newest - event.step)
+            known = OF_SCRIPT not in event.sources
+            incident.steps_lost = max(0, event.newest - event.step) if known else None
             incident.sources = event.sources
         case Restored():
             incident.restored = event.at

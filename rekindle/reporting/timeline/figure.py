@@ -152,7 +152,8 @@ def draw_incidents(axes: Axes, shown: Sequence[Incident]) -> None:
             axes.barh(row, width, left=left, height=0.65, color=colour)
             left += width
         state = f"{left:.0f} ms" if incident.closed else f"{left:.0f} ms, not recovered"
-        lost = f"{incident.steps_lost} steps lost"
+        steps = incident.steps_lost
+        lost = "steps lost unknown" if steps is None else f"{steps} steps lost"
         axes.text(left, row, f"  {state}, {lost}", va="center", fontsize=8)
     labels = [f"#{i.number} {i.cause.blamed()}\n{_strategy(i)}" for i in shown]
     axes.set_yticks(range(len(shown)), labels)

@@ -207,7 +207,7 @@ class Arguments:
         """
         if sampler is None:
             raise SessionError(
-                "keep_global_batch=True: give Session a sampler, Session(sampler=...)"
+                "keep_global_batch=True: give Session a StepSampler, or a loader that uses one"
             )
         if isinstance(self.ddp, Mapping) and self.ddp.get("static_graph"):
             # Its first backward pass must synchronise: without that torch 2.13 fails its own

@@ -274,7 +274,9 @@ def test_another_namespace_has_a_log_of_its_own(
     cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": "other"}})
     hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     said = command("release-node", "node-0", namespace="other")
-    assert "cordoned because of job job: run rekindle release-node NODE --namespace default" in said
+    assert (
+        "cordoned because of job job: run rekindle release-node node-0 --namespace default" in said
+    )
     assert cluster.get(BAD)["spec"]["unschedulable"]
     (row,) = json.loads(command("nodes", "--json", namespace="other")[2:])
     assert (row["host"], row["known"], row["mark"]["by"]) == ("node-0", None, "job")

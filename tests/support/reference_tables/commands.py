@@ -132,9 +132,14 @@ NOTES: dict[str, list[str]] = {
                 (
                     "`took`",
                     "Milliseconds from the detection to the first step that all ranks finished "
-                    "afterwards. `open`: training has not continued.",
+                    "afterwards. Without a Session: to the start of the new processes. `open`: training "
+                    "has not continued.",
                 ),
-                ("`steps lost`", "Finished steps that the ranks had to repeat."),
+                (
+                    "`steps lost`",
+                    "Finished steps that the ranks had to repeat. `unknown`: ranks without a "
+                    "Session restarted, and the script loaded its own state.",
+                ),
             ],
         ),
         _LISTED,

@@ -27,7 +27,8 @@ EVERYTHING = (
     "tests/conftest.py",
     "tests/support/suite",
 )
-UNIT = "tests/unit/"  # no test in this folder starts a process
+UNIT = "tests/unit/"  # in this folder only tests with PROCESS start a process
+PROCESS = "pytest.mark.process"
 _NAMED = re.compile(r"\brekindle(?:\.\w+)+\.?")
 
 
@@ -86,13 +87,14 @@ class Tree:
         """Return all units that a test file needs, and the test file itself."""
         parents = [str(parent) for parent in Path(test).parents]
         todo = [test, *(f"{parent}/conftest.py" for parent in parents)]
+        starts = not test.startswith(UNIT) or PROCESS in self.texts.get(test, "")
         reached: set[str] = set()
         while todo:
             unit = todo.pop()
             if unit in self._imports and unit not in reached:
                 reached.add(unit)
                 todo += self._imports[unit]
-                todo += () if test.startswith(UNIT) else self._names[unit]
+                todo += self._names[unit] if starts else ()
         return reached
 
     def _units(self, names: Iterable[str]) -> set[str]:

@@ -143,7 +143,7 @@ def test_a_message_with_a_flipped_byte_never_breaks_the_reader(
     "head", [b"\xdd\xff\xff\xff\xff", b"\xdd\x0f\xff\xff\xff"], ids=["4 billion", "268 million"]
 )
 @pytest.mark.parametrize(
-    ("tag", "field"), [("spawned", "ranks"), ("snapshots", "steps"), ("beat", "finished")]
+    ("tag", "field"), [("spawned", "ranks"), ("snapshots", "kept"), ("heartbeat", "finished")]
 )
 def test_an_array_that_claims_to_be_huge_takes_no_memory(head: bytes, tag: str, field: str) -> None:
     """The decoder does not reserve memory for a declared length before the elements arrive."""

@@ -17,6 +17,7 @@ FILES = {
     "tests/unit/conftest.py": "import waiting",
     "tests/unit/test_low.py": "from rekindle import low",
     "tests/unit/test_names.py": 'assert name == "rekindle.high"',
+    "tests/unit/test_own.py": 'pytestmark = pytest.mark.process\nstart("-m", "rekindle.cli.main")',
     "tests/integration/test_run.py": 'start("-m", "rekindle.cli.main")',
     "tests/integration/test_jobs.py": "import jobs\nassert 'page.html'",
     "tests/integration/test_any.py": 'start(f"rekindle.agent.{module}")\nread("docs")',
@@ -34,17 +35,17 @@ def tree() -> Tree:
     ("changed", "tests"),
     [
         # Tests that import the module, also indirectly. The package's `__init__` has no imports.
-        ("rekindle/low.py", {"test_low", "test_run", "test_jobs"}),
-        ("rekindle/high.py", {"test_run", "test_jobs"}),
-        # A test starts a process by its module name. Unit tests do not start processes.
-        ("rekindle/cli/main.py", {"test_run"}),
+        ("rekindle/low.py", {"test_low", "test_own", "test_run", "test_jobs"}),
+        ("rekindle/high.py", {"test_own", "test_run", "test_jobs"}),
+        # A test starts a process by its module name. Unit tests without a mark start none.
+        ("rekindle/cli/main.py", {"test_own", "test_run"}),
         # An incomplete name in an f-string stands for all modules of a package.
         ("rekindle/agent/process.py", {"test_jobs", "test_any"}),
         # A package of helpers is one unit.
         ("tests/support/jobs/script.py", {"test_jobs"}),
         # A `conftest.py` belongs to all tests of its folder.
-        ("tests/support/waiting.py", {"test_low", "test_names"}),
-        ("tests/unit/conftest.py", {"test_low", "test_names"}),
+        ("tests/support/waiting.py", {"test_low", "test_names", "test_own"}),
+        ("tests/unit/conftest.py", {"test_low", "test_names", "test_own"}),
         ("tests/unit/test_low.py", {"test_low"}),
         # Other files affect the tests that name them, or their folder.
         ("page.html", {"test_jobs"}),

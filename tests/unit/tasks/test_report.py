@@ -108,6 +108,24 @@ def test_the_summary_accounts_for_all_the_time() -> None:
     assert summary.goodput == summary.training_s / 24.0
 
 
+def test_the_lost_steps_of_a_script_without_a_session_are_unknown() -> None:
+    """The summary and the report name no number of lost steps after a restart of such a script."""
+    script = events(
+        (100.0, started()),
+        (112.0, FaultSeen(incident=1, fault=fault(at=111.9))),
+        (112.0, decided(Strategy.RESTART, "rank 1: process; all ranks restart", at=111.9)),
+        (
+            113.0,
+            Formed(incident=1, generation=1, world_size=2, step=0, sources={"script": 2}, newest=0),
+        ),
+        (113.0, FirstStep(incident=1, generation=1, step=0)),
+        (124.0, Ended(outcome="succeeded", reason="all ranks ended", finished=0)),
+    )
+    summary = summarize("train-1", script)
+    assert summary.steps_lost is None
+    assert "| unknown |" in markdown_report(summary, resumed="", logs="")
+
+
 def test_time_between_attempts_is_time_to_start() -> None:
     """The time from the end of an attempt to the next first step counts as start time."""
     again = events(
