@@ -205,7 +205,8 @@ def exit_statuses() -> str:
         "Every other status and every signal is a fault. An exception that the rank wrote to its "
         "error file decides before the status. An `[[exit]]` entry in a file of your own "
         "(`--fault-tables FILE`, field `fault_tables`) gives a status another meaning. It goes "
-        "before the entries below. [Faults](../recover/faults.md) describes the kinds and the file.",
+        "before the entries below. [Faults](../recover/faults.md) describes the kinds and the "
+        "file.",
         table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
         "Another signal has the kind `process`. Another status above 128 means the signal with the "
         "number status - 128, if there is such a signal: 137 is SIGKILL. Every other status, also "
