@@ -45,7 +45,7 @@ _JOINED = [
 
 # The end of a rank: status or signal, and its meaning. The tables of faults have the kind.
 _RANKS: list[tuple[tuple[int | str, ...], str]] = [
-    ((0,), "The rank ended before the others had finished; see above."),
+    ((0,), "Only if the others regroup or wait for this rank; see above."),
     ((1,), "An error of the script, as after an exception."),
     ((2,), "Wrong arguments of the script."),
     ((14,), "By a convention of nvidia-smi and DLRover: the infoROM of the GPU is damaged."),
@@ -84,7 +84,8 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         (
             _WRONG,
             "The job could not start: an option, the policy, an environment variable or a place "
-            "for checkpoints is not valid, or the script or the framework does not exist.",
+            "for checkpoints is not valid, the address of `--listen` is in use, the script or the "
+            "framework does not exist, or too few hosts are not isolated.",
         ),
         (
             "129, 130, 143",
@@ -101,7 +102,11 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         ("0", "The list is complete, also if it has damaged checkpoints."),
     ],
     "rekindle checkpoints verify": [
-        ("0", "All checkpoints are intact. An unfinished checkpoint does not count as damaged."),
+        (
+            "0",
+            "All checkpoints are intact, or the store is empty. An unfinished checkpoint does not "
+            "count as damaged.",
+        ),
         (_FAILED, "A checkpoint is damaged or cannot be read."),
     ],
     "rekindle checkpoints pull": [
@@ -194,13 +199,14 @@ def exit_statuses() -> str:
         "rank ends with `sys.exit(3)`, the status is 1. The message on stderr, the journal and "
         "`rekindle incidents` have the rank's own status.",
         "## Exit statuses of ranks",
-        "A rank that ends with status 0 has succeeded. The job succeeds only if all ranks end with "
-        "0. If one rank ends with 0 and the others regroup or all wait for it, that is a fault of "
+        "The job succeeds if all ranks end with status 0. A rank may end with 0 earlier than the "
+        "others. That is a fault only if the others regroup or all wait for it. The fault has the "
         "kind `user-code`: `rank R ended with exit status 0 before the others had finished`.",
-        "Any other end is a fault. An exception that the rank wrote to its error file decides "
-        "before the status. An `[[exit]]` entry in a file of your own (`--fault-tables FILE`, "
-        "field `fault_tables`) gives a status another meaning. It goes before the entries below. "
-        "[Faults](../recover/faults.md) describes the kinds and the file.",
+        "Every other status and every signal is a fault. An exception that the rank wrote to its "
+        "error file decides before the status. An `[[exit]]` entry in a file of your own "
+        "(`--fault-tables FILE`, field `fault_tables`) gives a status another meaning. It goes "
+        "before the entries below. [Faults](../recover/faults.md) describes the kinds and the "
+        "file.",
         table(("Exit status or signal", "Kind of fault", "Meaning"), list(map(_rank_row, _RANKS))),
         "Another signal has the kind `process`. Another status above 128 means the signal with the "
         "number status - 128, if there is such a signal: 137 is SIGKILL. Every other status, also "
