@@ -79,7 +79,8 @@ class TrainingJob(BaseModel):
     working_directory: str = Field(
         default="",
         description=(
-            "Folder in which the ranks start. Empty: the working directory of the flow's process."
+            "Folder in which the ranks start. Empty: the working directory of the flow's process. "
+            "With `kubernetes`: an absolute path in the image; required."
         ),
     )
     checkpoint: CheckpointDirectory = Field(

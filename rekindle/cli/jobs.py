@@ -179,7 +179,7 @@ def inject(options: argparse.Namespace) -> None:
 
 
 def npu_check(options: argparse.Namespace) -> int:
-    """Print the findings. Status 1: ranks cannot train on NPUs here.
+    """Print the findings. Status 0: ranks can train on NPUs here; 1: a part is missing.
 
     Raises UsageError: a variable of HCCL has a wrong value.
     """

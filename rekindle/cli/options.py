@@ -129,7 +129,8 @@ HEALTH_EVENT = (
     argument(
         "what",
         metavar="WHAT",
-        help="the fault code, XID number, line of the kernel's log, or condition (Type=Status)",
+        help="the fault code, XID number, line of the kernel's log, condition (Type=Status), or "
+        "reason of a pod",
     ),
 )
 

@@ -33,7 +33,7 @@ def check_nodes(
     """Measure devices and links of nodes, isolate the faulty ones, and show all of them.
 
     The flow runs a normal job that does not train. With `exclude_straggler` it also isolates slow
-    nodes. Raises JobFailedError: there were too few healthy nodes.
+    nodes. Raises JobFailedError: fewer nodes than `nodes` could take part.
     """
     job = TrainingJob(
         name=NAME,

@@ -29,7 +29,7 @@ def train(job: TrainingJob) -> JobResult:
 
     The job outlives this process. Run the same flow run again, and it adopts the live job. A job
     that failed or was stopped resumes from its newest checkpoint. A job that has succeeded does
-    not run again. Raises JobFailedError: the job has failed.
+    not run again while its record exists. Raises JobFailedError: the job has failed.
     """
     return train_to_the_end(job, job_of_this_run(job.name))
 

@@ -69,7 +69,7 @@ ON, OFF = "on", "off"
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """State which times ranks record. All except `communication` switch together.
 
-    `communication` records the times of collectives, which slows training down.
+    `communication` writes a record for each collective, so it costs the most.
     """
 
     communication: bool = False

@@ -13,7 +13,7 @@ _ROUNDING = 1e-6  # in steps; the sum of many short stretches has a rounding err
 class Source(str, enum.Enum):
     """Name the sources of state for a recovery, the newest first."""
 
-    LIVE = "live"  # a replica: recovery loses only the interrupted step
+    LIVE = "live"  # a replica: the ranks repeat only the interrupted step
     MEMORY = "memory"  # the newest snapshot of the agents
     STORE = "store"  # the newest checkpoint
 

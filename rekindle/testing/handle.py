@@ -168,7 +168,7 @@ class JobHandle:
         """Inject a fault into a rank in `step`, which must not have ended; None: the next step.
 
         The job must allow it (`rekindle run --allow-injection`).
-        Raises RunError: the step is past, there is no such rank, or the job does not answer.
+        Raises RunError: the step is over, there is no such rank, or the job does not answer.
         """
         order = Inject(rank=rank, kind=InjectionKind(kind), step=step, seconds=seconds)
         self.wait_until(self._answer, "an answer of the job's coordinator", timeout_s)

@@ -263,11 +263,11 @@ class Step:
         )
 
     def log(self, **metrics: Any) -> None:
-        """Record values of this step: numbers, texts, lists of them, or tensors of one number.
+        """Record values of this step: numbers, texts, lists of them, or tensors.
 
-        Call it before backward: the record then survives the loss of the rank. A tensor on a device
-        is read when the step ends, so that logging does not wait for the device.
-        Raises SessionError: a value cannot be recorded.
+        A tensor of several numbers becomes a list. Call it before backward: the record then
+        survives the loss of the rank. A tensor on a device is read when the step ends, so that
+        logging does not wait for the device. Raises SessionError: a value cannot be recorded.
         """
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and not value.is_cpu:
