@@ -102,7 +102,7 @@ def test_whoever_takes_the_place_of_a_rank_goes_on(
     run.profile()
     run.kill_coordinator()
     run.revive_coordinator()
-    run.inject_received("kill", rank=1, step=9)
+    run.inject("kill", rank=1, step=9)
     run.release_all()
     assert_recovered(run, baseline_of("ddp", TWO), replaced={1})
     for rank in range(TWO):
