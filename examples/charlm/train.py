@@ -1,6 +1,6 @@
 """Train a small GPT on the source of Python's standard library, character by character.
 
-    rekindle run --nproc-per-node 4 examples/charlm/train.py --steps 300
+    rekindle run --nproc-per-node 4 examples/charlm/train.py --steps 300 --out results
 
 The function `train` has all code for Rekindle: the sampler, the `with Session` that gets all state,
 and the two lines `for step in session.steps` and `with step`. The rest is plain PyTorch.

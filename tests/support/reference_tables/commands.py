@@ -132,8 +132,8 @@ NOTES: dict[str, list[str]] = {
                 (
                     "`took`",
                     "Milliseconds from the detection to the first step that all ranks finished "
-                    "afterwards. Without a Session: to the start of the new processes. `open`: training "
-                    "has not continued.",
+                    "afterwards. Without a Session: to the start of the new processes. `open`: "
+                    "training has not continued.",
                 ),
                 (
                     "`steps lost`",

@@ -10,7 +10,9 @@ from simulated import plain_mix
 
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.simulation import mix
+from rekindle.simulation.costs import load
 from rekindle.simulation.trace import DAY_S, Cause, Strike, draw
+from rekindle.user_file import FieldError
 
 NODES = 1000
 
@@ -89,3 +91,11 @@ def test_a_seed_draws_the_same_faults_again() -> None:
 def test_no_faults_may_come() -> None:
     """In a very short time, no fault occurs."""
     assert drawn(mix.load("rsc2"), days=1e-6) == []
+
+
+@pytest.mark.parametrize("kind", FaultKind)
+def test_every_kind_has_times_or_cannot_be_drawn(kind: FaultKind) -> None:
+    """`data/times.toml` has the times of each kind that a mix may contain."""
+    if kind not in load().kinds:
+        with pytest.raises(FieldError, match="a mix cannot contain this kind"):
+            mix.FaultRow(name="any", weight=1.0, kind=kind)

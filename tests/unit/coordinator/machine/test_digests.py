@@ -1,4 +1,6 @@
-"""The machine gives the same commands as before in 10,000 random walks (`jobs.walks`).
+"""The machine gives the same commands as before in random walks (`jobs.walks`).
+
+There are digests of 10,000 walks. `make soak` compares all of them, other runs 1,000.
 
 The digests leave out sentences, so a change of wording keeps them. A change that alters what the
 machine decides rewrites the digests, and its commit states the reason. A change of structure alone
