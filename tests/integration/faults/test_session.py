@@ -70,9 +70,9 @@ def test_missing_sampler(model: torch.nn.Module) -> None:
     """Without a sampler, the error about samples names the missing argument."""
     with session_of(model) as session:
         for step in session.steps(1):
-            with step, pytest.raises(SessionError, match="give Session a sampler"):
+            with step, pytest.raises(SessionError, match="give Session a StepSampler"):
                 _ = step.indices
-            with step, pytest.raises(SessionError, match="give Session a sampler"):
+            with step, pytest.raises(SessionError, match="give Session a StepSampler"):
                 step.parts()
 
 
@@ -133,7 +133,7 @@ def test_parts_that_are_left_out_are_an_error(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "give Session a sampler"),
+        ({}, "give Session a StepSampler"),
         ({"sampler": StepSampler(1, 1), "ddp": {"static_graph": True}}, "leave static_graph out"),
     ],
 )
