@@ -70,9 +70,9 @@ def test_missing_sampler(model: torch.nn.Module) -> None:
     """Without a sampler, the error about samples names the missing argument."""
     with session_of(model) as session:
         for step in session.steps(1):
-            with step, pytest.raises(SessionError, match="give Session a StepSampler"):
+            with step, pytest.raises(SessionError, match="give Session a sampler"):
                 _ = step.indices
-            with step, pytest.raises(SessionError, match="give Session a StepSampler"):
+            with step, pytest.raises(SessionError, match="give Session a sampler"):
                 step.parts()
 
 
