@@ -30,7 +30,7 @@ _REAP_S = 1.0
 
 
 def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
-    """Return the environment in which the fork server imports torch and forks ranks.
+    """Return the environment in which the fork server imports the framework and forks ranks.
 
     Several processes on one node get one thread each, as under torchrun, unless the user sets
     another number. torch reads the number at its import.
