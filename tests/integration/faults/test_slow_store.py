@@ -23,10 +23,17 @@ from rekindle.recovery.journal import journal
 
 RANKS = 2
 DUE = {4, 8, 12, 16, 20, 24}
+PAUSES = (5, 9, 13, 17, 19, 21)
 
 
 def pause(step: int) -> Fault:
     return Fault(0, "forward", step, do="pause")
+
+
+def catch_up(run: Job, step: int) -> None:
+    """Wait until the job pauses in this step, and the agent has sealed all snapshots."""
+    run.wait_fault(PAUSES.index(step))
+    wait_sealed(run.agent_pid(0))
 
 
 def written(run: Job) -> list[int]:
@@ -45,15 +52,13 @@ def failed(run: Job) -> list[int]:
 def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -> Job:
     """Run a job whose store is busy until step 13, and then full until step 21.
 
-    The pause in step 19 gives the agent time. A rank whose buffers are all in use takes the
-    snapshot of a checkpoint after a later step.
+    A rank whose buffers are all in use takes the snapshot of a checkpoint after a later step. So
+    the job pauses after each due checkpoint until the agent has sealed all snapshots.
     """
     keep = Retention(last=1, best=1, metric="no_such_value")
     run = Job(
         tmp_path_factory.mktemp("job"),
-        pause(13),
-        pause(19),
-        pause(21),
+        *map(pause, PAUSES),
         processes=RANKS,
         snapshot_every=2,
         checkpoint_every=4,
@@ -62,26 +67,30 @@ def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -
     store = Path(run.spec.checkpoint_store)
     store.mkdir(parents=True)
     with run:
+        agent = run.agent_pid(0)
         with locked(store):
-            run.wait_fault(0)
+            for step in (5, 9):
+                catch_up(run, step)
+                run.release(PAUSES.index(step))
+            catch_up(run, 13)
             assert written(run) == []
             run.wait_event(journal.CheckpointLeftOut)
         run.wait_event(journal.Checkpointed, step=12)
-        agent = run.agent_pid(0)
         before = resource.prlimit(agent, resource.RLIMIT_FSIZE)
         resource.prlimit(agent, resource.RLIMIT_FSIZE, (8192, before[1]))
-        run.release(0)
-        run.wait_fault(1)
+        for step in (13, 17):
+            catch_up(run, step)
+            run.release(PAUSES.index(step))
+        catch_up(run, 19)
         run.wait(lambda: 16 in [*failed(run), *left_out(run)], "the end of the first that fails")
-        wait_sealed(agent)
-        run.release(1)
-        run.wait_fault(2)
+        run.release(PAUSES.index(19))
+        run.wait_fault(PAUSES.index(21))
         run.wait(lambda: 20 in failed(run), "the failure of the newest checkpoint")
         found = DirectoryStore(store).newest()
         assert found.checkpoint is not None
         assert (found.checkpoint.manifest.step, found.passed_over) == (12, ())
         resource.prlimit(agent, resource.RLIMIT_FSIZE, before)
-        run.release(2)
+        run.release(PAUSES.index(21))
         assert_recovered(run, baseline_of("ddp", RANKS), replaced=())
     return run
 

@@ -237,11 +237,13 @@ class Job(JobHandle):
         self.wait(abreast, f"{finished} steps of all ranks but {paused}")
         self.release(number)
 
-    def inject_received(self, kind: str, *, rank: int, step: int | None) -> None:
-        """Inject a fault, and wait until the rank has received the order."""
+    def inject_received(
+        self, kind: str, *, rank: int, step: int | None, seconds: float = 0.2
+    ) -> None:
+        """Inject a fault into a rank that trains, and wait until it has received the order."""
         line = received(Inject(rank=rank, kind=InjectionKind(kind), step=step))
         before = self.stderr(rank).count(line)
-        self.inject(kind, rank=rank, step=step, seconds=0.2)
+        self.inject(kind, rank=rank, step=step, seconds=seconds)
         self.wait(lambda: self.stderr(rank).count(line) > before, line)
 
     def inject_held(self, number: int, kind: str, *, rank: int, step: int | None) -> None:
@@ -329,8 +331,13 @@ class Job(JobHandle):
     # ---- faults
 
     def profile(self, kinds: str = "", *, on: bool = True) -> None:
-        """Switch light profiling, as `rekindle profile` does."""
+        """Switch light profiling while all ranks pause; wait until they have received it.
+
+        A rank receives orders in sequence, so it has the switch when it has a later order.
+        """
         self.client().profile(ProfilingOrder(on=on, kinds=tuple(kinds.split()), by="test"))
+        for rank in range(self.record.ranks):
+            self.inject_received("slow", rank=rank, step=None, seconds=0.0)
 
     def kill_pid(self, pid: int) -> None:
         """Kill a process of the job and wait for its end."""
