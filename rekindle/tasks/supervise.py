@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture
 
 from rekindle import names
@@ -78,12 +79,19 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
 
         def held(first: bool) -> None:
             if first and adopted:
-                notices.survivor(UUID(runtime.task_run.id))
+                notices.adopted(_flow_run_count())
                 follower.bring(attempts.nodes_missing(supervisor.history))
             supervisor.name_state()
 
         follower.follow(endpoint, history[-1].seq if history else 0, held)
     return _end(engine.history(), job_id)
+
+
+def _flow_run_count() -> int:
+    """Return how often the flow run has run, with this process, as Prefect counts it for tasks."""
+    context = TaskRunContext.get()
+    assert context is not None  # only a task calls this
+    return context.task_run.flow_run_run_count
 
 
 def _notices(job_id: str) -> PrefectNotifier:

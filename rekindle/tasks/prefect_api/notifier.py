@@ -62,11 +62,11 @@ class _IncidentStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Survivor:
-    task_run_id: uuid.UUID
+class _Adoption:
+    flow_run_count: int
 
 
-_Notice = _StateChange | _IncidentStep | _Survivor
+_Notice = _StateChange | _IncidentStep | _Adoption
 
 
 class PrefectNotifier:
@@ -138,9 +138,12 @@ class PrefectNotifier:
         if event.seq > self._told:
             self._put(_IncidentStep(step, event, payload))
 
-    def survivor(self, task_run_id: uuid.UUID) -> None:
-        """Close the task runs that a killed process has left open, all except this one."""
-        self._put(_Survivor(task_run_id))
+    def adopted(self, flow_run_count: int) -> None:
+        """Close the task runs that earlier processes of the flow run have left open.
+
+        flow_run_count: how often the flow run has run, with this process.
+        """
+        self._put(_Adoption(flow_run_count))
 
     def _put(self, notice: _Notice) -> None:
         with self._changed:
@@ -218,8 +221,8 @@ class PrefectNotifier:
             case _IncidentStep():
                 self._emit(client, notice)
                 self._emitted.append((time.monotonic(), notice.event.seq))
-            case _Survivor():
-                self._close_others(client, notice.task_run_id)
+            case _Adoption():
+                self._close_earlier(client, notice.flow_run_count)
 
     def _refused(self, error: Exception) -> None:
         # Only the first refusal is a warning: Prefect refuses all notices of a deleted flow run.
@@ -248,7 +251,8 @@ class PrefectNotifier:
         result = client.set_flow_run_state(self._flow_run_id, state)
         self._log.debug("State %s: %s", change.name, result.status.value)
 
-    def _close_others(self, client: SyncPrefectClient, survivor: uuid.UUID) -> None:
+    def _close_earlier(self, client: SyncPrefectClient, flow_run_count: int) -> None:
+        # Prefect may still list an own task run as running that has just ended.
         running = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.RUNNING]))
         found = client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[self._flow_run_id])),
@@ -258,7 +262,7 @@ class PrefectNotifier:
             message="The flow's process ended unexpectedly; its rerun has adopted the job."
         )
         for run in found:
-            if run.id != survivor:
+            if run.flow_run_run_count < flow_run_count:
                 client.set_task_run_state(run.id, died, force=True)
 
     def _emit(self, client: SyncPrefectClient, notice: _IncidentStep) -> None:

@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from prefect import flow, get_client, task
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Running
 from servers import serving
 
 from rekindle.recovery.journal.journal import FirstStep, Progress
@@ -58,6 +60,38 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
     said = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
     assert sum("Prefect refuses a notice" in text for text in said) == 1
     assert not any("Prefect did not receive" in text for text in said)
+
+
+def test_an_adoption_closes_only_the_task_runs_of_earlier_processes(
+    prefect_api: str, tmp_path: Path
+) -> None:
+    """A task run of the killed process is Crashed; an own one that Prefect lists as running stays.
+
+    Prefect may list an ended task run as running for a moment.
+    """
+    with (
+        temporary_settings({PREFECT_API_URL: prefect_api}),
+        get_client(sync_client=True) as client,
+    ):
+        run = client.create_flow_run(flow(lambda: None, name="train"))
+        runs = []
+        for key in ("launch-of-killed", "launch-of-own"):
+            client.set_flow_run_state(run.id, Running(), force=True)
+            one = client.create_task_run(task(lambda: None), run.id, dynamic_key=key)
+            client.set_task_run_state(one.id, Running())
+            runs.append(one.id)
+        earlier, own = map(client.read_task_run, runs)
+        assert earlier.flow_run_run_count < own.flow_run_run_count
+        with PrefectNotifier(
+            job_id="train-1",
+            flow_run_id=run.id,
+            flow_run_name=run.name,
+            told=tmp_path / "told",
+            log=logging.getLogger("test.adopted"),
+        ) as notifier:
+            notifier.adopted(own.flow_run_run_count)
+        names = [client.read_task_run(one).state_name for one in runs]
+    assert names == ["Crashed", "Running"]
 
 
 def test_what_was_told_is_not_told_again(
