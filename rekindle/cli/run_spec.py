@@ -109,7 +109,7 @@ def _retention(options: argparse.Namespace) -> Retention:
     """Read the rules for the checkpoints to keep; without an option all. Raises UsageError."""
     best, _, metric = options.keep_best.partition(":")
     name, _, end = metric.rpartition(":") if metric.endswith(":max") else (metric, "", "")
-    if options.keep_best and not (best.isdigit() and int(best) and name):
+    if options.keep_best and not (best.isdecimal() and int(best) and name):
         raise UsageError(f"--keep-best {options.keep_best!r}: give N:NAME, or N:NAME:max")
     try:
         return Retention(

@@ -66,7 +66,10 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     recovering = sum(until - since for since, until in _recoveries(found, history))
     finished = end.finished if end else _last_step(history)
     lost = sum(incident.steps_lost or 0 for incident in found)
-    unknown = any(incident.steps_lost is None for incident in found)
+    started = max((event.at for event in history if isinstance(event, JobStarted)), default=0.0)
+    # An incident that ended the last attempt has cost no repeated step yet.
+    past = [one for one in found if one.closed or one.detected < started]
+    unknown = any(one.steps_lost is None for one in past)
     done = finished + lost
     moving = max(0.0, wall - starting - recovering)
     return Summary(
@@ -159,8 +162,9 @@ def _times(summary: Summary) -> str:
         ("starting", summary.starting_s),
         ("recovering", summary.recovering_s),
     ]
-    if summary.steps_lost:
-        rows.append((f"repeating {summary.steps_lost} lost steps", summary.repeating_s))
+    if summary.repeating_s:
+        number = "" if summary.steps_lost is None else f"{summary.steps_lost} "
+        rows.append((f"repeating {number}lost steps", summary.repeating_s))
     rows.append(("total", summary.wall_s))
     wall = summary.wall_s or 1.0
     lines = ["| time spent | seconds | share |", "|---|---:|---:|"]

@@ -297,7 +297,8 @@ AnyEvent = (
 class Incident(msgspec.Struct, kw_only=True):
     """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet.
 
-    steps_lost: None if ranks without a Session restarted; only the script knows its steps.
+    steps_lost: the finished steps that the ranks repeat. None: not known yet, or never, because
+    only a script without a Session knows its steps.
     """
 
     number: int
@@ -311,7 +312,7 @@ class Incident(msgspec.Struct, kw_only=True):
     restored: float = 0.0
     first_step: float = 0.0
     resumed_at: int = 0
-    steps_lost: int | None = 0
+    steps_lost: int | None = None
     sources: dict[str, int] = {}
 
     @property
@@ -335,9 +336,15 @@ class IncidentFold:
 
     def __init__(self) -> None:
         self.by_number: dict[int, Incident] = {}
+        self._finished = 0  # steps of the attempt that has ended
 
     def add(self, event: Event) -> Incident | None:
         """Add the next event; return its incident, or None."""
+        match event:
+            case Ended(finished=finished):
+                self._finished = finished
+            case Formed() if OF_SCRIPT not in event.sources:
+                self._settle(event)
         number = getattr(event, "incident", 0)
         if not number:
             return None
@@ -345,6 +352,18 @@ class IncidentFold:
         incident = self.by_number.setdefault(number, new)
         _apply(incident, event)
         return incident
+
+    def _settle(self, formed: Formed) -> None:
+        """Set the lost steps of incidents that this generation of another incident or none ends.
+
+        Such an incident ended an attempt, or occurred before the ranks reached their Session.
+        """
+        waiting = [one for one in self.by_number.values() if one.steps_lost is None]
+        for one in waiting:
+            one.steps_lost = 0
+        if waiting and not formed.incident:
+            waiting[-1].steps_lost = max(0, max(formed.newest, self._finished) - formed.step)
+        self._finished = 0
 
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
@@ -378,15 +397,19 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.restored = event.at
         case FirstStep():
             incident.first_step = event.at
+            if not incident.generation:  # all ranks continued
+                incident.steps_lost = 0
         case CheckpointFailed(fault=fault):
             incident.faults.append(fault)
             incident.reason = f"{fault.message}; training continues"
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
+            incident.steps_lost = 0
         case NodeChecked(fault=Fault() as fault):
             incident.faults.append(fault)
             incident.reason = f"{fault.message}; the job requests another node"
             incident.detected = incident.first_step = event.at
+            incident.steps_lost = 0
 
 
 def waits_for_approval(events: Iterable[Event]) -> Decided | None:

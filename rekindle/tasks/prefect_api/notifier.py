@@ -262,7 +262,7 @@ class PrefectNotifier:
             message="The flow's process ended unexpectedly; its rerun has adopted the job."
         )
         for run in found:
-            if run.flow_run_run_count < flow_run_count:
+            if 0 < run.flow_run_run_count < flow_run_count:  # 0: a subflow
                 client.set_task_run_state(run.id, died, force=True)
 
     def _emit(self, client: SyncPrefectClient, notice: _IncidentStep) -> None:

@@ -12,8 +12,7 @@ import pytest
 from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_recovered
 from training_jobs.injection import Fault
-from training_jobs.job import Job
-from training_jobs.memory import wait_sealed
+from training_jobs.job import Job, pause_all
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import locked
@@ -31,9 +30,12 @@ def pause(step: int) -> Fault:
 
 
 def catch_up(run: Job, step: int) -> None:
-    """Wait until the job pauses in this step, and the agent has sealed all snapshots."""
-    run.wait_fault(PAUSES.index(step))
-    wait_sealed(run.agent_pid(0))
+    """Wait until all ranks pause in this step, and the agent has sealed all snapshots."""
+    run.wait_pause(step, RANKS * PAUSES.index(step))
+
+
+def release(run: Job, step: int) -> None:
+    run.release_all(RANKS * PAUSES.index(step))
 
 
 def written(run: Job) -> list[int]:
@@ -58,7 +60,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -
     keep = Retention(last=1, best=1, metric="no_such_value")
     run = Job(
         tmp_path_factory.mktemp("job"),
-        *map(pause, PAUSES),
+        *(fault for step in PAUSES for fault in pause_all(step, RANKS)),
         processes=RANKS,
         snapshot_every=2,
         checkpoint_every=4,
@@ -67,30 +69,30 @@ def troubled(tmp_path_factory: pytest.TempPathFactory, baseline_of: Baselines) -
     store = Path(run.spec.checkpoint_store)
     store.mkdir(parents=True)
     with run:
-        agent = run.agent_pid(0)
         with locked(store):
             for step in (5, 9):
                 catch_up(run, step)
-                run.release(PAUSES.index(step))
+                release(run, step)
             catch_up(run, 13)
             assert written(run) == []
             run.wait_event(journal.CheckpointLeftOut)
         run.wait_event(journal.Checkpointed, step=12)
+        agent = run.agent_pid(0)
         before = resource.prlimit(agent, resource.RLIMIT_FSIZE)
         resource.prlimit(agent, resource.RLIMIT_FSIZE, (8192, before[1]))
         for step in (13, 17):
             catch_up(run, step)
-            run.release(PAUSES.index(step))
+            release(run, step)
         catch_up(run, 19)
         run.wait(lambda: 16 in [*failed(run), *left_out(run)], "the end of the first that fails")
-        run.release(PAUSES.index(19))
-        run.wait_fault(PAUSES.index(21))
+        release(run, 19)
+        catch_up(run, 21)
         run.wait(lambda: 20 in failed(run), "the failure of the newest checkpoint")
         found = DirectoryStore(store).newest()
         assert found.checkpoint is not None
         assert (found.checkpoint.manifest.step, found.passed_over) == (12, ())
         resource.prlimit(agent, resource.RLIMIT_FSIZE, before)
-        run.release(PAUSES.index(21))
+        release(run, 21)
         assert_recovered(run, baseline_of("ddp", RANKS), replaced=())
     return run
 

@@ -137,8 +137,9 @@ NOTES: dict[str, list[str]] = {
                 ),
                 (
                     "`steps lost`",
-                    "Finished steps that the ranks had to repeat. `unknown`: ranks without a "
-                    "Session restarted, and the script loaded its own state.",
+                    "Finished steps that the ranks had to repeat. `unknown`: training has not "
+                    "continued, or ranks without a Session restarted: then only the script knows "
+                    "its steps.",
                 ),
             ],
         ),

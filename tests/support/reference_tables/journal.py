@@ -205,7 +205,8 @@ SOURCES = {
     "replica": "A copy of a snapshot, in the memory of the agent of another node.",
     "checkpoint": "A checkpoint in the store.",
     "fresh": "The script built it: nothing was trained before.",
-    "script": "The script has no Session, and loads its own state. `step` and `newest` are 0.",
+    "script": "The rank has not reached a Session: the script has none and loads its own state, or "
+    "the ranks restarted before they reached it. `step` and `newest` are 0.",
 }
 _SOURCES_TEXT = (
     'The keys of `sources` in `formed`. `{"self": 3, "peer": 1}`: 3 ranks kept their state, and 1 '

@@ -141,7 +141,9 @@ class Ended:
         assert last is row.continues, why
         decided = tuple(strategy for each in found for strategy in each.strategies)
         assert row.strategies in (None, decided), found
-        assert _allows(row.lost, sum(each.steps_lost or 0 for each in found)), found
+        lost = [each.steps_lost for each in found if each.closed]
+        assert None not in lost, why
+        assert _allows(row.lost, sum(each or 0 for each in lost)), found
         assert row.replaced is None or self.replaced_in(row) == set(row.replaced), found
         if row.sources is not None:
             sources = [formed.sources for formed in self.of(journal.Formed, row)]

@@ -149,6 +149,59 @@ def test_incidents_are_folded_from_the_events() -> None:
     assert (last.closed, last.strategy, last.reason) == (False, Strategy.FAIL, story()[-1].reason)
 
 
+def formed(
+    step: int, *, newest: int = 0, incident: int = 0, source: str = "self"
+) -> journal.Formed:
+    """Return a new generation of one rank."""
+    return journal.Formed(
+        generation=1,
+        world_size=1,
+        step=step,
+        newest=newest,
+        incident=incident,
+        sources={source: 1},
+    )
+
+
+LOST = {
+    "a script without a Session restarts": (
+        [
+            formed(0, incident=1, source="script"),
+            journal.FirstStep(generation=1, step=0, incident=1),
+        ],
+        None,
+    ),
+    "a rank fails before it reaches its Session": (
+        [formed(0, incident=1, source="script"), formed(0, source="fresh")],
+        0,
+    ),
+    "a coordinator takes over during the restart": (
+        [formed(0, incident=1, source="script"), formed(45, newest=47)],
+        2,
+    ),
+    "the next attempt repeats steps": (
+        [journal.Ended(outcome="failed", reason="", finished=46), formed(45, source="checkpoint")],
+        1,
+    ),
+    "the attempt ended, and no other has begun": (
+        [journal.Ended(outcome="failed", reason="", finished=46)],
+        None,
+    ),
+    "another incident ends it": (
+        [formed(0, incident=1, source="script"), formed(5, newest=9, incident=2)],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("later", "lost"), LOST.values(), ids=LOST)
+def test_the_lost_steps_of_an_incident(later: list[journal.Event], lost: int | None) -> None:
+    """The lost steps are known when a generation with Sessions has formed, in any attempt."""
+    seen = journal.FaultSeen(incident=1, fault=killed(at=10.0))
+    first, *_ = journal.incidents([seen, *later])
+    assert first.steps_lost == lost
+
+
 def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
     """After a fault during recovery, the incident shows the last generation that formed."""
     told = story()[:7]
