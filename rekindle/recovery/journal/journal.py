@@ -295,11 +295,7 @@ AnyEvent = (
 
 
 class Incident(msgspec.Struct, kw_only=True):
-    """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet.
-
-    steps_lost: the finished steps that the ranks repeat. None: not known yet, or never, because
-    only a script without a Session knows its steps.
-    """
+    """Hold a fault and its recovery; times are seconds since the epoch, 0 = not yet."""
 
     number: int
     faults: list[Fault] = []
@@ -312,7 +308,7 @@ class Incident(msgspec.Struct, kw_only=True):
     restored: float = 0.0
     first_step: float = 0.0
     resumed_at: int = 0
-    steps_lost: int | None = None
+    steps_lost: int | None = None  # finished steps to repeat; None: unknown, as without a Session
     sources: dict[str, int] = {}
 
     @property
@@ -340,24 +336,19 @@ class IncidentFold:
 
     def add(self, event: Event) -> Incident | None:
         """Add the next event; return its incident, or None."""
-        match event:
-            case Ended(finished=finished):
-                self._finished = finished
-            case Formed() if OF_SCRIPT not in event.sources:
-                self._settle(event)
+        if isinstance(event, Ended):
+            self._finished = event.finished
+        elif isinstance(event, Formed) and OF_SCRIPT not in event.sources:
+            self._settle(event)
         number = getattr(event, "incident", 0)
         if not number:
             return None
-        new = Incident(number=number, faults=[], strategies=[])
-        incident = self.by_number.setdefault(number, new)
+        incident = self.by_number.setdefault(number, Incident(number=number))
         _apply(incident, event)
         return incident
 
     def _settle(self, formed: Formed) -> None:
-        """Set the lost steps of incidents that this generation of another incident or none ends.
-
-        Such an incident ended an attempt, or occurred before the ranks reached their Session.
-        """
+        """Set the lost steps of earlier incidents, after which no generation had a Session."""
         waiting = [one for one in self.by_number.values() if one.steps_lost is None]
         for one in waiting:
             one.steps_lost = 0
@@ -399,16 +390,13 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.first_step = event.at
             if not incident.generation:  # all ranks continued
                 incident.steps_lost = 0
-        case CheckpointFailed(fault=fault):
+        case CheckpointFailed(fault=fault) | NodeChecked(fault=Fault() as fault):
+            node = isinstance(event, NodeChecked)
+            what = "the job requests another node" if node else "training continues"
             incident.faults.append(fault)
-            incident.reason = f"{fault.message}; training continues"
+            incident.reason = f"{fault.message}; {what}"
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
-            incident.steps_lost = 0
-        case NodeChecked(fault=Fault() as fault):
-            incident.faults.append(fault)
-            incident.reason = f"{fault.message}; the job requests another node"
-            incident.detected = incident.first_step = event.at
             incident.steps_lost = 0
 
 

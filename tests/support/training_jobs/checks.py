@@ -74,7 +74,7 @@ def assert_recovered(
 
 
 def steps_lost(job: Job) -> list[int]:
-    """Return the number of lost steps of each incident."""
-    lost = [incident.steps_lost for incident in job.incidents()]
+    """Return the number of lost steps of each incident that has recovered."""
+    lost = [incident.steps_lost for incident in job.incidents() if incident.closed]
     assert None not in lost, "a rank without a Session restarted"
     return [each or 0 for each in lost]
