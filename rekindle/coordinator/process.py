@@ -373,8 +373,8 @@ def tune_memory() -> None:
     A regroup creates many objects, so Python would collect garbage often. Each collection takes a
     second with the connections of 16,384 agents.
     asyncio reads each message into a new buffer of 256 KiB. glibc would get this memory from the
-    kernel and return it for each message, which takes about half of the coordinator's CPU time with
-    1,024 agents (benchmarks/coordinator_scale.py). Other C libraries do not have mallopt.
+    kernel and return it for each message. With 1,024 agents this takes about half of the
+    coordinator's CPU time (benchmarks/coordinator_scale.py). Other C libraries do not have mallopt.
     """
     gc.set_threshold(GARBAGE_AFTER)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -36,7 +36,7 @@ class Session:
     ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword
         arguments. Use `session.model` in the loop. Without `ddp` the script all-reduces its
         gradients itself.
-    extra: more state to keep, by name: objects with state_dict() and load_state_dict().
+    extra: more objects to keep, by name, each with state_dict() and load_state_dict().
     backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
         on a CPU.
     seed: seed of the random streams of each step and rank.
@@ -51,8 +51,8 @@ class Session:
     make_groups: called in each generation after its default process group is formed. Call
         dist.new_group() there, and create the objects that depend on it.
 
-    rank, world_size: rank and size of the world of this generation; they may change between steps.
-    slot, full_world: rank and size of the full world; they never change.
+    rank, world_size: rank and size of the world of this generation. They may change between steps.
+    slot, full_world: rank and size of the full world. They never change.
 
     Without an agent (a script that a user starts directly), a Session trains in the same way but
     recovers nothing.

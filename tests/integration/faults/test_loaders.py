@@ -91,6 +91,9 @@ def test_the_world_stays(variant: str, job: Callable[..., Job]) -> None:
     run.plan()
     run.start()
     assert_ended(run)
+    ended, resumed = run.events_of(journal.Ended)[0], run.events_of(journal.Restored)[-1]
+    [formed] = [e for e in run.events_of(journal.Formed) if e.generation == resumed.generation]
+    assert run.incidents()[-1].steps_lost == ended.finished - formed.step > 0
     assert_same_training(run.record, whole.record)
     for rank in range(2):
         wanted = whole.record.steps(rank)

@@ -94,7 +94,8 @@ class Tree:
             if unit in self._imports and unit not in reached:
                 reached.add(unit)
                 todo += self._imports[unit]
-                todo += self._names[unit] if starts else ()
+                if starts:  # a started process imports the modules that the test names
+                    todo += self._names[unit]
         return reached
 
     def _units(self, names: Iterable[str]) -> set[str]:

@@ -115,10 +115,10 @@ class ElasticStream(IterableDataset[Any]):
     ) -> None:
         """Make a stream without reading a part.
 
-        read: read(part, epoch, start) yields the samples of a part from its sample `start`, the
-            same samples in the same order for each call with the same part and epoch.
-        parts: at least one for each worker of the full world. shuffle: whether their order is
-            random, and different in each epoch.
+        read: read(part, epoch, start) yields the samples of a part from its sample `start`. Each
+            call with the same part and epoch yields the same samples in the same order.
+        parts: at least one for each worker of the full world.
+        shuffle: whether their order is random, and different in each epoch.
         """
         self.parts = integer("parts", parts, 1, _MAX_PARTS)
         self._order = SampleOrder(
@@ -214,7 +214,7 @@ class StreamPosition(Position):
     """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
     The kept position changes only with a finished step. A generation may end before all ranks know
-    about a new deal. Otherwise the ranks that know would deal parts once more than the others.
+    about a new deal. Otherwise the ranks that know would deal the parts once more.
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
