@@ -70,7 +70,7 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
 def state_of(text: str) -> ReportState:
     """Return the ReportState for an error with this text."""
     for pattern, handle in _handles.items():
-        if pattern in text:
+        if re.search(rf"(?<!\w){re.escape(pattern)}", text):  # "REDUCE ERROR" is not "UCE ERROR"
             return ReportState[_states[handle(text)]]
     return ReportState.RS_UNKNOWN
 

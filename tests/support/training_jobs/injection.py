@@ -101,7 +101,11 @@ class HiccupError(Exception):
 
 def _own_error(what: str, text: str) -> Exception:
     # The file name contains the name of a backend.
-    return HiccupError(text) if what == "hiccup" else RuntimeError(f"igloo.csv: {text}")
+    return (
+        HiccupError(text)
+        if what == "hiccup"
+        else RuntimeError(f"igloo/transport.csv: cannot produce error table: {text}")
+    )
 
 
 def _link_error(what: str) -> Exception:

@@ -59,10 +59,14 @@ Levels = dict[tuple[str, str], LevelRow]
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Hold the entries of all tables: `by_key[table][key]`; the user's entries have priority."""
+    """Hold the entries of all tables: `by_key[table][key]`; the user's entries have priority.
+
+    `own_texts` holds the user's entries of the table `text`.
+    """
 
     levels: Levels
     by_key: dict[str, dict[Any, Any]]
+    own_texts: dict[Any, Any] = {}
 
 
 def load(user_file: Path | None) -> Rows:
@@ -74,10 +78,11 @@ def load(user_file: Path | None) -> Rows:
     if user_file is None:
         return shipped
     by_key = _tables(_entries(user_file, _TYPES, shipped.levels))
+    own_texts = dict(by_key["text"])
     for table, own in by_key.items():
         for key, row in shipped.by_key[table].items():
             own.setdefault(key, row)
-    return Rows(shipped.levels, by_key)
+    return Rows(shipped.levels, by_key, own_texts)
 
 
 @functools.cache

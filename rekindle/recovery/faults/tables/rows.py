@@ -144,10 +144,14 @@ class XidRow(Row, frozen=True, kw_only=True):
     level: str
 
 
-class Expression(str):
-    """Hold a regular expression, without case; `^` is the start of the text.
+_BORDER = r"(?:\b|(?<!\w))"  # not between two characters of one word
 
-    Raises ValueError: the expression is invalid, or it matches every text.
+
+class Expression(str):
+    """Hold a regular expression of whole words, without case; `^` is the start of the text.
+
+    "Broken pipe" is not in "Broken pipeline". Raises ValueError: the expression is invalid, or it
+    matches every text.
     """
 
     pattern: re.Pattern[str]
@@ -157,7 +161,8 @@ class Expression(str):
         try:
             with warnings.catch_warnings():  # for syntax that a later Python interprets differently
                 warnings.simplefilter("error")
-                made.pattern = re.compile(text, re.IGNORECASE)
+                re.compile(text)  # alone, because its parentheses must be balanced
+                made.pattern = re.compile(f"{_BORDER}(?:{text}){_BORDER}", re.IGNORECASE)
         except (re.error, OverflowError, RecursionError, Warning) as error:
             raise ValueError(f"invalid regular expression: {error}") from error
         if made.pattern.search(""):

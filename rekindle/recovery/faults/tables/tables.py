@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rekindle.recovery.faults.fault import Exit, FaultKind
+from rekindle.recovery.faults.fault import SICK, Exit, FaultKind
 from rekindle.recovery.faults.tables.escalation import Change, in_order, too_long, too_often
 from rekindle.recovery.faults.tables.keys import ascend_key, is_chip_code, shown
 from rekindle.recovery.faults.tables.loading import Rows, load
@@ -119,6 +119,17 @@ LONGEST = 65_536
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.IGNORECASE)
 _EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.IGNORECASE)
 
+# An exception's message, "TYPE: TEXT", and the types by which Python, torch, torchrun, MindSpore,
+# NVML and clients of services report a fault of the system. `Connect`: ConnectionResetError of
+# Python, ConnectError of httpx and gRPC, ClientConnectorError of aiohttp, and others.
+_TYPED = re.compile(r"(?:\w{1,64}\.){0,8}[A-Z]\w{0,64}[a-z]\w{0,64}: ")
+_OF_SYSTEM = re.compile(
+    r"(?:^|[ .])(?:RuntimeError|OSError|IOError|SystemError|TimeoutError|BrokenPipeError"
+    r"|AcceleratorError|CudaError|DistError|Dist(?:Backend|Network|Store)Error|ChildFailedError"
+    r"|NVMLError\w{0,64}|MaxRetryError|\w{0,64}Connect\w{0,64}): "
+)
+_OF_HARDWARE = (FaultKind.LINK, *SICK)
+
 
 class Tables:
     """Hold all tables. A lookup does not use files, a clock or state."""
@@ -130,6 +141,7 @@ class Tables:
         self._ascend = AscendCodes(rows)
         self._kernel = _Patterns(rows.by_key["kernel"])
         self._texts = _Patterns(rows.by_key["text"])
+        self._own_texts = _Patterns(rows.own_texts)
 
     @classmethod
     def load(cls, user_file: Path | None = None) -> Tables:
@@ -185,6 +197,19 @@ class Tables:
         """Return the verdict on an exception's message ("TypeError: ...") or a line of output."""
         known = self._coded(message) or self._texts.search(message)
         return known or unlisted(FaultKind.UNKNOWN, "no table lists this message")
+
+    def exception(self, message: str) -> Verdict:
+        """Return the verdict on the exception that ended a rank; `message` is "TYPE: TEXT".
+
+        The type decides first. Other types than those of the system and its libraries do not
+        report a link or a device: an entry for these counts only if it is the user's own.
+        """
+        verdict = self.text(message)
+        if verdict.kind not in _OF_HARDWARE or self._own_texts.search(message):
+            return verdict
+        if _TYPED.match(message) and not _OF_SYSTEM.search(_ends(message)):
+            return unlisted(FaultKind.USER_CODE, "the script raised an exception of its own type")
+        return verdict
 
     def exit(self, exit_: Exit) -> Verdict:
         """Return the verdict on the unexpected end of a process.

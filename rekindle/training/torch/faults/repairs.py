@@ -31,10 +31,10 @@ from rekindle.training.torch.state.transfer import wire_device
 # cudaErrorECCUncorrectable. Gloo names its source file and line; NCCL and HCCL name themselves.
 _TEXTS = {
     FaultKind.DEVICE_MEMORY: (
-        r"UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR|uncorrectable ECC error",
+        r"(?-i:UCE ERROR|HBM MULTI BIT ECC|SUSPECT MEM ERROR)|uncorrectable ECC error",
     ),
     FaultKind.LINK: (
-        r"HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP",
+        r"(?-i:HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP)",
         # Without errors that a script causes: different sizes, or a missing interface.
         r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
         r"Gloo connectFullMesh failed|failed to pass monitoredBarrier",
@@ -46,7 +46,7 @@ _TEXTS = {
     ),
 }
 _PATTERNS = {
-    kind: re.compile("|".join(rf"\b(?:{text})" for text in texts), re.IGNORECASE)
+    kind: re.compile("|".join(rf"\b(?:{text})(?!\w)" for text in texts), re.IGNORECASE)
     for kind, texts in _TEXTS.items()
 }
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count

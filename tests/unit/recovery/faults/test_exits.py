@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,70 @@ def test_how_an_exit_is_judged(
     assert (found.kind, found.rank, found.finished, found.at) == (kind, 2, 7, 50.0)
     assert words in found.message
     assert found.blamed() == "rank 2 on node 1"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: igloo/transport.csv row 17 has no label",
+        "RuntimeError: data/gloo/transport.csv has no header",
+        "RuntimeError: Broken pipeline.csv",
+        "RuntimeError: enforce stopwords.txt",
+        "RuntimeError: force stop of the early-stopping callback",
+        "RuntimeError: could not produce error table",
+        "RuntimeError: reduce error in my loss",
+        "RuntimeError: the column NCCL errors is empty",
+        "RuntimeError: step finish without a loss",
+        "LabelError: NCCL error is not one of the 12 classes",
+        "fleet.LabelError: the text 'GPU is lost' has no class",
+        "ConfigError: HCCS LINK ERROR has no handler",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'UCE ERROR.csv'",
+        "StopIteration: FORCE STOP",
+        "Exception: uncorrectable ECC error",
+    ],
+)
+def test_an_error_of_the_script_is_not_a_fault_of_the_system(message: str) -> None:
+    """The type decides first. Words of a library count only as whole words in its own types."""
+    error = ErrorRecord(message=message, traceback="Traceback: own")
+    found = fault_of_exit(TABLES, Exit(code=1), error, rank=0, node=0, finished=1, at=1.0)
+    assert found.kind is FaultKind.USER_CODE
+    assert found.user_caused
+    assert not found.reset_helps
+    assert found.traceback == "Traceback: own"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970", FaultKind.LINK),
+        ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", FaultKind.LINK),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", FaultKind.LINK),
+        ("ConnectError: [Errno 111] Connection refused", FaultKind.LINK),
+        ("StepError: step 7: RuntimeError: NCCL error in: NCCLUtils.cpp:94", FaultKind.LINK),
+        ("NVMLError_GpuIsLost: GPU is lost", FaultKind.DEVICE),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error", FaultKind.DEVICE_MEMORY),
+        ("RuntimeError: UCE ERROR", FaultKind.DEVICE_MEMORY),
+        ("DiskError: mdb_put: No space left on device", FaultKind.STORAGE),
+        ("NCCL WARN NET/IB : Got completion with status=12", FaultKind.LINK),
+        ("ERR02200 DIST call hccl api failed.", FaultKind.LINK),
+    ],
+)
+def test_an_error_of_the_system_keeps_its_kind(message: str, kind: FaultKind) -> None:
+    """A type of the system or a library, alone or quoted, keeps the verdict of its text."""
+    error = ErrorRecord(message=message)
+    found = fault_of_exit(TABLES, Exit(code=1), error, rank=0, node=0, finished=1, at=1.0)
+    assert found.kind is kind
+
+
+def test_an_own_entry_counts_for_every_type(tmp_path: Path) -> None:
+    """The user's own entry decides about an exception of the user's own type."""
+    own = tmp_path / "own.toml"
+    own.write_text('[[text]]\npatterns = ["mount lost"]\nkind = "link"\nsays = "the mount is gone"')
+    error = ErrorRecord(message="loader.StorageGone: mount lost")
+    place = {"rank": 0, "node": 0, "finished": 1, "at": 1.0}
+    with_entry = fault_of_exit(Tables.load(own), Exit(code=1), error, **place)
+    assert with_entry.kind is FaultKind.LINK
+    assert fault_of_exit(TABLES, Exit(code=1), error, **place).kind is FaultKind.USER_CODE
 
 
 def test_a_rank_that_the_kernel_killed_for_memory() -> None:

@@ -67,6 +67,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
         ("UB LINK ERROR", "RS_HCCL_FAILED"),
         ("HCCS LINK ERROR", "RS_HCCL_FAILED"),
         ("something else", "RS_UNKNOWN"),
+        ("a REDUCE ERROR of the script", "RS_UNKNOWN"),
     ],
 )
 def test_an_error_s_text_says_what_it_is(rank: Rank, text: str, state: str) -> None:

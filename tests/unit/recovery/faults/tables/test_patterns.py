@@ -45,6 +45,20 @@ def test_every_pattern_has_an_example(text: str, row: PatternRow) -> None:
     assert any(Expression(text).pattern.search(example) for example in row.examples)
 
 
+@pytest.mark.parametrize(("text", "row"), PATTERNS, ids=[text for text, _ in PATTERNS])
+def test_a_part_of_a_word_is_not_the_text(text: str, row: PatternRow) -> None:
+    """A pattern does not match what it matches elsewhere if that is only a part of a word."""
+    pattern = Expression(text).pattern
+    found = [match for match in map(pattern.search, row.examples) if match]
+    for match in found:
+        words = match[0]
+        if re.match(r"\w", words) and not text.startswith("^"):
+            assert not pattern.search(f"x{words}")
+        if re.search(r"\w$", words) and not text.endswith(r"\w{0,32}"):
+            shorter = pattern.search(f"{words}x")
+            assert shorter is None or shorter.end() < len(words)
+
+
 @pytest.mark.parametrize(
     ("table", "example"), [e[:2] for e in EXAMPLES], ids=[e[1] for e in EXAMPLES]
 )
