@@ -74,11 +74,19 @@ def processes_in(cell: str) -> set[str]:
 
 
 def test_each_part_of_the_machine_has_its_row() -> None:
-    """The table has the attributes of the coordinator's machine, in the order of its parts."""
-    section = TEXT.partition("| part | work |")[2].partition("\n\n")[0]
-    named = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]+) \|", section, re.M)))
-    parts = [name for name in vars(Driver().machine) if not name.startswith("_")]
-    assert named == parts
+    """The table has the parts of the coordinator's machine in their order, each with its file."""
+    section = TEXT.partition("| part | file | work |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)[.]py` \|", section, re.M)
+    parts = [(name, part) for name, part in vars(Driver().machine).items() if name[0] != "_"]
+    assert rows == [(name, type(part).__module__.rpartition(".")[2]) for name, part in parts]
+
+
+def test_each_file_of_the_machine_has_its_row() -> None:
+    """The tables of the machine's files name all files of its folder except `machine.py`."""
+    section = TEXT.partition("| part | file | work |")[2].partition("\n## ")[0]
+    tables = section.partition("`recovery.policy.decide.decide")[0]
+    files = {path.name for path in (PACKAGE / "coordinator" / "machine").glob("[!_]*.py")}
+    assert set(re.findall(r"`(\w+[.]py)`", tables)) == files - {"machine.py"}
 
 
 def test_each_path_of_the_http_api_has_its_row() -> None:
