@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rekindle.profiling.findings import Finding, in_words, who
 from rekindle.profiling.switch import Switch
-from rekindle.recovery.journal.checkpoint_events import Event
+from rekindle.recovery.journal.event import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
 
 BY_TRACE = "data-trace"  # MindCluster's switch

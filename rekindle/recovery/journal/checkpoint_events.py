@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.journal.event import Event
 from rekindle.words import listed
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """Describe one event; `seq` increases by one, `at` is seconds since the epoch."""
-
-    seq: int = 0
-    at: float = 0.0
 
 
 class Checkpointed(Event, frozen=True, kw_only=True, tag="checkpointed"):
@@ -80,3 +72,24 @@ class CheckpointsPruned(Event, frozen=True, kw_only=True, tag="checkpoints-prune
         steps = listed("step", [step for step, _ in self.removed])
         done = f"the job removed the checkpoints of {steps}" if self.removed else ""
         return "; ".join(filter(None, (done, self.error)))
+
+
+class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
+    """Record that a node starts or has ended its final checkpoint, because the job ends.
+
+    At the end, either `path` or `error` is set.
+    """
+
+    node: int
+    step: int
+    path: str = ""
+    error: str = ""
+
+    def in_words(self) -> str:
+        """Return the state of the final checkpoint in one line."""
+        if self.error:
+            return f"final checkpoint: node {self.node} could not write it: {self.error}"
+        if self.path:
+            at = f"final checkpoint: step {self.step} is at {self.path}"
+            return f"{at}; the next attempt of this job continues from it"
+        return f"final checkpoint: node {self.node} writes its snapshot of step {self.step}"

@@ -11,6 +11,7 @@ import msgspec
 
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
+from rekindle.recovery.journal.event import read_lines
 from rekindle.recovery.node_check.evidence import FACTOR, Measurement
 from rekindle.recovery.node_check.verdicts import Health
 
@@ -230,5 +231,5 @@ _DECODER: msgspec.json.Decoder[AnyHostEvent] = msgspec.json.Decoder(AnyHostEvent
 
 
 def read(lines: Iterable[bytes]) -> list[AnyHostEvent]:
-    """Decode a log. Raises JobError: `journal.read_lines` cannot decode a line."""
-    return journal.read_lines(lines, _DECODER.decode, "the log of hosts")
+    """Decode a log. Raises JobError: `read_lines` cannot decode a line."""
+    return read_lines(lines, _DECODER.decode, "the log of hosts")

@@ -6,16 +6,13 @@ are folds over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
-from rekindle.errors import JobError
-from rekindle.recovery.faults.classification import HealthEvent, explains
+from rekindle.recovery.faults.classification import explains
 from rekindle.recovery.faults.fault import Fault, root_cause
 from rekindle.recovery.faults.stragglers import Profiled, StragglerEvent
-from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal.checkpoint_events import (
     Checkpointed,
     CheckpointFailed,
@@ -23,12 +20,19 @@ from rekindle.recovery.journal.checkpoint_events import (
     CheckpointLeftOut,
     CheckpointSkipped,
     CheckpointsPruned,
-    Event,
+    FinalCheckpoint,
+)
+from rekindle.recovery.journal.event import Event, read_lines
+from rekindle.recovery.journal.node_events import (
+    Isolated,
+    NodeJoined,
+    NodeLeft,
+    NodeWanted,
+    SignSeen,
+    SpareLost,
 )
 from rekindle.recovery.node_check.verdicts import NodeChecked
 from rekindle.recovery.policy.policy import Strategy
-
-T = TypeVar("T")
 
 __all__ = [  # includes events from other modules, because this is the complete journal
     "CheckpointFailed",
@@ -38,8 +42,15 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "Checkpointed",
     "CheckpointsPruned",
     "Event",
+    "FinalCheckpoint",
+    "Isolated",
     "NodeChecked",
+    "NodeJoined",
+    "NodeLeft",
+    "NodeWanted",
     "Profiled",
+    "SignSeen",
+    "SpareLost",
 ]
 
 
@@ -52,43 +63,6 @@ class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
     processes_per_node: int
     pid: int
     spares: int = 0
-
-
-class NodeJoined(Event, frozen=True, kw_only=True, tag="node-joined"):
-    """Record that the job admitted an agent; node -1: as a spare. `host` is the machine's name."""
-
-    node: int
-    address: str
-    pid: int
-    host: str = ""
-
-
-class NodeWanted(Event, frozen=True, kw_only=True, tag="node-wanted"):
-    """Record a request to the engine for an agent of this node rank; -1: a spare."""
-
-    node: int
-
-
-class NodeLeft(Event, frozen=True, kw_only=True, tag="node-left"):
-    """Record the departure of an agent that the world does not need.
-
-    Its ranks had not started, or the world continues without them. `reason` is why the job rejected
-    the agent, if it did. `replaced` means that an agent on another host replaces it.
-    """
-
-    node: int
-    address: str
-    pid: int
-    reason: str = ""
-    replaced: bool = False
-
-
-class SpareLost(Event, frozen=True, kw_only=True, tag="spare-lost"):
-    """Record the loss of a spare agent; `left` is the number of remaining spares."""
-
-    address: str
-    pid: int
-    left: int
 
 
 class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
@@ -150,27 +124,6 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
     by: str
 
 
-class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
-    """Record a reported sign; `urgency` and `explanation` are from the tables."""
-
-    sign: HealthEvent
-    host: str
-    urgency: Urgency
-    explanation: str
-
-
-class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
-    """Record a request to the engine to isolate this host.
-
-    `incident` 0 means that no rank was affected.
-    """
-
-    incident: int
-    node: int
-    host: str
-    reason: str
-
-
 class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """Record a new generation: all ranks are present and know the source of their state.
 
@@ -212,27 +165,6 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     newest: int
     total: int
     metrics: dict[str, float]
-
-
-class FinalCheckpoint(Event, frozen=True, kw_only=True, tag="final-checkpoint"):
-    """Record that a node starts or has ended its final checkpoint, because the job ends.
-
-    At the end, either `path` or `error` is set.
-    """
-
-    node: int
-    step: int
-    path: str = ""
-    error: str = ""
-
-    def in_words(self) -> str:
-        """Return the state of the final checkpoint in one line."""
-        if self.error:
-            return f"final checkpoint: node {self.node} could not write it: {self.error}"
-        if self.path:
-            at = f"final checkpoint: step {self.step} is at {self.path}"
-            return f"{at}; the next attempt of this job continues from it"
-        return f"final checkpoint: node {self.node} writes its snapshot of step {self.step}"
 
 
 # The outcomes of an attempt.
@@ -432,19 +364,3 @@ def encode_all(events: Iterable[Event]) -> bytes:
 def read(lines: Iterable[bytes]) -> list[AnyEvent]:
     """Decode a journal. Raises JobError: a line is not an event of this version."""
     return read_lines(lines, decode, "the job's journal")
-
-
-def read_lines(lines: Iterable[bytes], decode_line: Callable[[bytes], T], what: str) -> list[T]:
-    """Decode the lines of a file, without a last line that a killed writer left incomplete.
-
-    `what` names the file in the error. Raises JobError: another line cannot be decoded.
-    """
-    kept = [line for line in lines if line.strip()]
-    found = []
-    for number, line in enumerate(kept, 1):
-        try:
-            found.append(decode_line(line))
-        except msgspec.DecodeError as error:
-            if number != len(kept):
-                raise JobError(f"line {number} of {what}: {error}") from error
-    return found

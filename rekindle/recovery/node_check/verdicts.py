@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rekindle.recovery.faults.fault import Fault
-from rekindle.recovery.journal.checkpoint_events import Event
+from rekindle.recovery.journal.event import Event
 from rekindle.recovery.node_check.evidence import (
     Evidence,
     Measurement,

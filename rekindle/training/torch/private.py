@@ -1,20 +1,25 @@
 """Hold the private names of torch that Rekindle uses, tested with torch 2.13.
 
-`rekindle.training.torch.groups.fsdp` uses and lists FSDP's private names. A test
+`rekindle.training.torch.groups.fsdp` uses and lists FSDP's private names, and
+`rekindle.training.torch.groups.ddp` overrides two private methods of DDP. A test
 (`test_private.py`) fails with another version of torch that lacks one of them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, ProcessGroup, ProcessGroupGloo
 from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch._C._distributed_c10d import _resolve_process_group as group_of_name
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.modules.batchnorm import _NormBase as NormBase
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["NormBase", "copy_all", "group_of_name", "register_comm_hook"]
 
@@ -66,3 +71,86 @@ def local_shape_and_offset(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Return the module's own buffers, including those that are not saved."""
     return module._buffers
+
+
+def is_initialised(module: torch.nn.Module) -> bool:
+    """Return whether nn.Module.__init__ has run for this module."""
+    return "_modules" in module.__dict__
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Return a number that only tensors with the same storage share; storages may be empty."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often operations have changed the tensor in place."""
+    return tensor._version
+
+
+def copy_zero_groups(zero: Any, source: list[Any], target: list[Any]) -> None:
+    """Copy parameter groups, except their parameters, within a ZeroRedundancyOptimizer."""
+    zero._sync_param_groups(source, target)
+
+
+def uses_python_reducer(wrapper: DistributedDataParallel) -> bool:
+    """Return whether torch._dynamo replaces the reducer of a DDP wrapper."""
+    return wrapper._use_python_reducer
+
+
+def comm_hooks_of(wrapper: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Return the wrapper's own list of communication hooks, each with its state."""
+    return wrapper._comm_hooks
+
+
+def take_comm_hooks(wrapper: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Remove the list of hooks from a wrapper and return it; it is empty before __init__."""
+    hooks: list[tuple[Any, Any]] = wrapper.__dict__.pop("_comm_hooks", [])
+    return hooks
+
+
+def check_comm_hook(wrapper: DistributedDataParallel, hook: Callable[..., Any]) -> None:
+    """Raise DDP's own error if DDP cannot call this hook."""
+    DistributedDataParallel._check_comm_hook(wrapper, hook)
+
+
+def broadcast_buffers(
+    wrapper: DistributedDataParallel, buffers: list[torch.Tensor], size: int, source: int
+) -> None:
+    """Send buffers from rank `source` in DDP's own way, in messages of `size` bytes."""
+    DistributedDataParallel._distributed_broadcast_coalesced(wrapper, buffers, size, source)
+
+
+def parameters_for_reducer(
+    wrapper: DistributedDataParallel,
+) -> tuple[list[torch.nn.Parameter], list[bool]]:
+    """Return DDP's parameters in its own order, and whether each has sparse gradients."""
+    found: tuple[list[torch.nn.Parameter], list[bool]]
+    found = DistributedDataParallel._build_params_for_reducer(wrapper)
+    return found
+
+
+def rebuild_buckets(wrapper: DistributedDataParallel) -> bool:
+    """Lay out the buckets in the order of all parameters now, and send no message.
+
+    Return whether the reducer did it. Raises AttributeError: the reducer has no such method; torch
+    has it since 2.3.
+    """
+    reducer = wrapper.reducer
+    reducer._push_all_rebuilt_params()
+    reducer._update_process_group(_solo_group(wrapper.device_type))
+    rebuilt = reducer._rebuild_buckets()
+    reducer._update_process_group(wrapper.process_group)
+    return rebuilt
+
+
+@functools.cache
+def _solo_group(device_type: str) -> ProcessGroup:
+    """Return a group of this process alone: the broadcast of a layout then has no receiver."""
+    store = HashStore()
+    group = ProcessGroup(store, 0, 1)
+    gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device(device_type), ProcessGroup.BackendType.GLOO, gloo)
+    return group

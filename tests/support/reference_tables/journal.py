@@ -16,7 +16,7 @@ from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import journal
-from rekindle.recovery.journal.checkpoint_events import Event
+from rekindle.recovery.journal.event import Event
 from rekindle.recovery.node_check.verdicts import NodeVerdict
 from rekindle.recovery.policy.plan import StateSource
 

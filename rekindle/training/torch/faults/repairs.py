@@ -127,9 +127,10 @@ class BufferGuard:
             if buffer is None:
                 continue
             if kept is None or buffer is not kept.buffer:
-                self._kept[index] = _Kept(buffer, buffer.detach().clone(), buffer._version)
+                version = private.version_of(buffer)
+                self._kept[index] = _Kept(buffer, buffer.detach().clone(), version)
             elif kept.may_differ(uncounted=uncounted):
-                kept.version = buffer._version
+                kept.version = private.version_of(buffer)
                 changed.append(kept)
         if changed:
             with torch.no_grad():  # one call: for small buffers, calls take longer than the bytes
@@ -143,7 +144,7 @@ class BufferGuard:
             if kept.may_differ(uncounted=uncounted):
                 with torch.no_grad():
                     kept.buffer.copy_(kept.copy)
-                kept.version = kept.buffer._version
+                kept.version = private.version_of(kept.buffer)
 
 
 @dataclass(slots=True)
@@ -156,7 +157,9 @@ class _Kept:
 
     def may_differ(self, *, uncounted: bool) -> bool:
         """Return whether the buffer may have changed since the copy."""
-        return uncounted or not self.buffer.is_cpu or self.buffer._version != self.version
+        if uncounted or not self.buffer.is_cpu:
+            return True
+        return private.version_of(self.buffer) != self.version
 
 
 _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)

@@ -9,17 +9,10 @@ or the rank at which the wrapper is made.
 
 from __future__ import annotations
 
-import functools
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import nn
-from torch._C._distributed_c10d import (
-    HashStore,
-    ProcessGroup,
-    ProcessGroupGloo,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
@@ -60,7 +53,7 @@ def wrap_ddp(
     # The next backward pass must not add to the gradients of a broken one. Gradients may also be
     # views of the old buckets, which must be freed before new ones are made.
     module.zero_grad(set_to_none=True)
-    comm_hooks = wrapper.__dict__.pop("_comm_hooks", [])
+    comm_hooks = private.take_comm_hooks(wrapper)
     wrapper.__dict__.pop("logger", None)
     wrapper.__dict__.pop("reducer", None)  # removes its hooks from the parameters
     SteadyDDP.__init__(wrapper, module, **ddp_kwargs)
@@ -78,7 +71,7 @@ class _InitOnce(nn.Module):
     """Keeps the hooks and the mode that a second call of nn.Module.__init__ would delete."""
 
     def __init__(self) -> None:
-        if "_modules" not in self.__dict__:
+        if not private.is_initialised(self):
             super().__init__()
 
 
@@ -93,7 +86,7 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
             super().__init__(module, init_sync=False, **ddp_kwargs)
         except (RuntimeError, ValueError) as error:  # an error of the arguments: nothing was sent
             raise SessionError(f"DistributedDataParallel refuses the model: {error}") from error
-        if self._use_python_reducer:
+        if private.uses_python_reducer(self):
             raise SessionError("torch._dynamo's optimize_ddp='python_reducer' has no fixed buckets")
         if self._pinned:
             self._pin()
@@ -101,17 +94,19 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
         # run while the interpreter ends.
         self._guarded = waits.in_use()
         if self._guarded:  # once for each reducer; reduce_bucket calls the script's own hook
-            private.register_comm_hook(self.reducer, self._comm_hooks, reduce_bucket)
+            hooks = private.comm_hooks_of(self)
+            private.register_comm_hook(self.reducer, hooks, reduce_bucket)
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Register a hook as in DistributedDataParallel; its waits end with a generation."""
         if not self._guarded:
             super().register_comm_hook(state, hook)
             return
-        if self._comm_hooks:
+        hooks = private.comm_hooks_of(self)
+        if hooks:
             raise SessionError("register_comm_hook can only be called once")
-        DistributedDataParallel._check_comm_hook(self, hook)
-        self._comm_hooks.append((hook, state))
+        private.check_comm_hook(self, hook)
+        hooks.append((hook, state))
 
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
@@ -121,36 +116,20 @@ class SteadyDDP(DistributedDataParallel, _InitOnce):
         if self._guarded:
             broadcast_tensors(tensors, authoritative_rank)
         else:
-            DistributedDataParallel._distributed_broadcast_coalesced(
-                self, tensors, buffer_size, authoritative_rank
-            )
+            private.broadcast_buffers(self, tensors, buffer_size, authoritative_rank)
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         # About the order in which gradients become ready; _pin() lays out the buckets in this
         # order.
-        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        parameters, sparse = private.parameters_for_reducer(self)
         step = -1 if self._pinned else 1
         return parameters[::step], sparse[::step]
 
     def _pin(self) -> None:
         """Rebuild the buckets now. The ranks agree without a message, because all do it."""
         try:
-            self.reducer._push_all_rebuilt_params()
-            self.reducer._update_process_group(_solo_group(self.device_type))
-            rebuilt = self.reducer._rebuild_buckets()
-            self.reducer._update_process_group(self.process_group)
-        except AttributeError as error:  # private, but in torch since 2.3
+            rebuilt = private.rebuild_buckets(self)
+        except AttributeError as error:
             raise SessionError(f"torch {torch.__version__} cannot pin DDP's buckets") from error
         if not rebuilt:
             raise SessionError(f"torch {torch.__version__} did not pin DDP's buckets")
-
-
-@functools.cache
-def _solo_group(device_type: str) -> ProcessGroup:
-    """Return a group of this process alone: the broadcast of a layout then has no receiver."""
-    store = HashStore()
-    group = ProcessGroup(store, 0, 1)
-    gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=60))
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
-    group._register_backend(torch.device(device_type), ProcessGroup.BackendType.GLOO, gloo)
-    return group

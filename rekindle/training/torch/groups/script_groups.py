@@ -194,12 +194,14 @@ class ScriptGroups:
         A scheduler may have changed the outer ones. The optimizer's own step() copies them later.
         """
         if self._zero is not None:
-            self._zero._sync_param_groups(self._zero.param_groups, self._zero.optim.param_groups)
+            outer, inner = self._zero.param_groups, self._zero.optim.param_groups
+            private.copy_zero_groups(self._zero, outer, inner)
 
     def loaded(self, source: StateSource) -> None:
         """Copy ZeRO's loaded inner parameter groups (such as learning rates) to the outer ones."""
         if self._zero is not None and source is not StateSource.FRESH:
-            self._zero._sync_param_groups(self._zero.optim.param_groups, self._zero.param_groups)
+            outer, inner = self._zero.param_groups, self._zero.optim.param_groups
+            private.copy_zero_groups(self._zero, inner, outer)
 
 
 def _fsdp_of(model: nn.Module) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rekindle.errors import SessionError
+from rekindle.training.torch import private
 
 # The codes of the safetensors format, and the inverse mapping.
 DTYPE_CODES: Mapping[torch.dtype, str] = {
@@ -103,7 +104,7 @@ class Writer:
             raise SessionError(f"{path}: a state cannot contain this tensor ({what})")
         # One memory has one name: tied weights are kept once, and stay tied when they are loaded.
         # Pieces without elements have no memory, but those of tied weights share one storage.
-        at = tensor.data_ptr() if tensor.numel() else tensor.untyped_storage()._cdata
+        at = tensor.data_ptr() if tensor.numel() else private.storage_id(tensor)
         memory = (at, tensor.dtype, tensor.device, tensor.shape, tensor.stride())
         name = self._names.get(memory) if tensor.numel() or piece else None
         if name is None:
