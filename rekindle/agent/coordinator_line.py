@@ -42,9 +42,10 @@ async def connect(
             return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 401:
+                spec = await in_thread(directory.spec)
                 raise JobError(
                     f"the coordinator at {url} refuses this job secret; "
-                    f"give the one of job {directory.spec().job_id} in {names.ENV_SECRET}"
+                    f"give the one of job {spec.job_id} in {names.ENV_SECRET}"
                 ) from error
             if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
                 raise JobError(

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
-import queue
-import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from rekindle import names
 from rekindle.agent.threads import started
+from rekindle.agent.writer import END_S, Console, Target, Worker, console, say
 from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
 
 LOGS_S = 60.0  # A log directory that does not answer for so long is unusable.
 ERROR_S = 5.0  # The agent reports the end of a rank after this time, even without its error.
-HANGS_S = 10.0  # A longer write no longer delays the rank.
-END_S = 2.0  # The agent waits no longer for a writer without progress.
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # bytes; the console shows longer lines in pieces, the file in full
 _MOST_WAITING = 4 << 20  # bytes of a stream; a rank that prints faster waits, as at any slow pipe
-_MOST_SHOWN = 64 << 20  # bytes that wait for the console
 _AGAIN_S = 0.05
-_LOOK_S = 0.1  # between two looks at a closing worker
 
 
 class Logs(NamedTuple):
@@ -67,87 +58,6 @@ def open_logs(directory: Path, metrics_file: Path) -> Logs:
     return Logs(directory, *opened)
 
 
-class Worker:
-    """One thread that does its work in order. done: the number of finished pieces of work."""
-
-    def __init__(self, name: str) -> None:
-        self.done = 0
-        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def do(self, work: Callable[[], object]) -> None:
-        """Add work to the thread's queue."""
-        self._waiting.put(work)
-
-    def close(self, limit_s: float) -> None:
-        """Wait for the end of all work, until the thread makes no progress for limit_s seconds."""
-        self._waiting.put(None)
-        looks, done = 0, -1
-        while self._thread.is_alive() and looks * _LOOK_S < limit_s:
-            looks, done = (looks + 1, done) if done == self.done else (0, self.done)
-            self._thread.join(_LOOK_S)
-
-    def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            try:
-                work()
-            except Exception:  # an error must not lose the next work
-                traceback.print_exc()
-            self.done += 1
-
-
-class Target:
-    """A descriptor to which a writer's thread writes. It reports a loss of data once."""
-
-    def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
-        self.fd = fd
-        self._lost = lost
-        self._told = False
-        self._put = self._written = 0  # bytes; the loop counts the first, the thread the second
-        self.progress = time.monotonic()
-
-    @property
-    def waiting(self) -> int:
-        """The bytes that wait to be written."""
-        return self._put - self._written
-
-    @property
-    def hangs(self) -> bool:
-        """Whether bytes wait, and the thread has written none for HANGS_S."""
-        return self.waiting > 0 and time.monotonic() - self.progress > HANGS_S
-
-    def put(self, worker: Worker, data: bytes) -> None:
-        """Queue the data for the thread."""
-        if self.waiting == 0:
-            self.progress = time.monotonic()
-        self._put += len(data)
-        worker.do(functools.partial(self._write, data))
-
-    def lose(self, why: str) -> None:
-        """Report lost data; any thread may call this."""
-        if not self._told:
-            self._told = True
-            self._lost(why)
-
-    def close(self) -> None:
-        """Close the descriptor, in the thread. A file system may report a failed write here."""
-        try:
-            os.close(self.fd)
-        except OSError as error:
-            self.lose(str(error.strerror))
-
-    def _write(self, data: bytes) -> None:
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[os.write(self.fd, left) :]
-                self.progress = time.monotonic()
-        except OSError as error:
-            self.lose(str(error.strerror))
-        self._written += len(data)
-
-
 class Stream:
     """One stream of one rank. fd: the end of a pipe to which the rank writes.
 
@@ -156,11 +66,11 @@ class Stream:
     """
 
     def __init__(
-        self, log: int, files: Worker, console: tuple[Worker, Target] | None, prefix: bytes
+        self, log: int, files: Worker, shown: tuple[Console, int] | None, prefix: bytes
     ) -> None:
         self._log = Target(log, self._report_loss)
         self._files = files
-        self._console = console
+        self._shown = shown
         self._prefix = prefix
         self._pending = b""
         self._read, self.fd = os.pipe()
@@ -208,12 +118,10 @@ class Stream:
         return True
 
     def _report_loss(self, why: str) -> None:
-        text = f"rekindle agent: log of {self._prefix.decode()} {why}; lines of it are lost\n"
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+        say(f"log of {self._prefix.decode()} {why}; lines of it are lost")
 
     def _show(self, data: bytes) -> None:
-        if self._console is None:
+        if self._shown is None:
             return
         *lines, rest = (self._pending + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
@@ -222,19 +130,16 @@ class Stream:
         if lines:
             self._write(b"".join(self._prefix + line + b"\n" for line in lines))
 
-    def _write(self, data: bytes) -> None:
-        assert self._console is not None
-        worker, target = self._console
-        # A user may pause the terminal (Ctrl-S, a pager), or it may be slow. The file has
-        # everything.
-        if not target.hangs and target.waiting < _MOST_SHOWN:
-            target.put(worker, data)
+    def _write(self, lines: bytes) -> None:
+        assert self._shown is not None
+        shown, fd = self._shown
+        shown.show(fd, lines)
 
     def _finish(self) -> None:
         asyncio.get_running_loop().remove_reader(self._read)
         os.close(self._read)
         self._read = -1
-        if self._pending and self._console is not None:
+        if self._pending and self._shown is not None:
             self._write(self._prefix + self._pending + b"\n")
         self._files.do(self._log.close)
 
@@ -248,8 +153,7 @@ class Output:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._files = Worker("rekindle-logs")
-        self._console = Worker("rekindle-console")
-        self._shown = {fd: Target(fd) for fd in (1, 2)}
+        self._console = console()
 
     async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
         """Open the logs of a process of a rank.
@@ -271,8 +175,8 @@ class Output:
         for fd, log in ((1, logs.stdout), (2, logs.stderr)):
             # torchrun's -r sends a stream only to its file, and -t to both. Both is our default.
             hidden = self._spec.redirects & fd and not self._spec.tee & fd
-            console = None if hidden else (self._console, self._shown[fd])
-            streams.append(Stream(log, self._files, console, prefix))
+            shown = None if hidden else (self._console, fd)
+            streams.append(Stream(log, self._files, shown, prefix))
         return streams
 
     async def error_of(
@@ -282,11 +186,9 @@ class Output:
         try:
             return await asyncio.wait_for(started(read), ERROR_S)
         except Exception as error:  # the agent must still report the end
-            text = f"rekindle agent: the agent cannot read the error file of rank {rank}: {error!r}"
-            print(text, file=sys.stderr, flush=True)
+            say(f"the agent cannot read the error file of rank {rank}: {error!r}")
             return None
 
     def close(self) -> None:
-        """Write the remaining output, as long as that makes progress."""
-        for worker in (self._files, self._console):
-            worker.close(END_S)
+        """Write the remaining output to the files, as long as that makes progress."""
+        self._files.close(END_S)

@@ -38,12 +38,13 @@ from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
+from rekindle.agent.writer import flush, say, take_streams
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import CheckpointError, JobError, RekindleError, UsageError
 from rekindle.job import lifeline
-from rekindle.job.spec import EntryKind, JobDirectory
+from rekindle.job.spec import EntryKind, JobDirectory, JobSpec
 from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
@@ -60,12 +61,13 @@ class Agent:
     def __init__(
         self,
         directory: JobDirectory,
+        spec: JobSpec,
         store: CheckpointStore,
         secret: str,
         hello: protocol.Hello,
         simulated_host: Path | None = None,
     ) -> None:
-        self.spec = spec = directory.spec()
+        self.spec = spec
         self._secret = secret
         self._directory = directory
         self._hello = hello
@@ -137,12 +139,7 @@ class Agent:
                     self._line = await connect(session, url, self._directory, limit_s)
                     if await self._serve(self._line, orders):
                         return self.status
-                    print(
-                        "rekindle agent: the agent lost its connection to the coordinator, and "
-                        "connects again",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    say("the agent lost its connection to the coordinator, and connects again")
                     limit_s = self.spec.policy.coordinator_timeout_s
         finally:
             for task in tasks:
@@ -286,6 +283,7 @@ class Agent:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         if self._hurried:
+            flush()
             os._exit(self.status)  # only this ends the process while a thread still writes
 
 
@@ -313,7 +311,7 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:
-    print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+    say(str(error))
     return msgspec.structs.replace(hello, unable=str(error))
 
 
@@ -325,14 +323,12 @@ def _host_name() -> str:
 async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over; return its exit status."""
     simulated_host = options.simulated_host
-    if simulated_host is not None and read_condition(simulated_host).broken:
-        print(
-            f"rekindle agent: the simulated host {simulated_host.name} is faulty", file=sys.stderr
-        )
+    if simulated_host is not None and (await in_thread(read_condition, simulated_host)).broken:
+        say(f"the simulated host {simulated_host.name} is faulty")
         return 1
     directory = JobDirectory(options.directory)
-    spec = directory.spec()
-    secret = os.environ.pop(names.ENV_SECRET, "") or directory.secret()
+    spec = await in_thread(directory.spec)
+    secret = os.environ.pop(names.ENV_SECRET, "") or await in_thread(directory.secret)
     hello = protocol.Hello(  # describes this agent
         job_id=spec.job_id,
         attempt=options.attempt,
@@ -355,14 +351,15 @@ async def serve(options: argparse.Namespace) -> int:
     lifeline.watch(options.lifeline_fd, task.cancel)
     try:
         try:
-            store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+            environment = os.environ | spec.environment
+            store = await in_thread(open_store, spec.checkpoint_store, environment)
         except UsageError as error:
             return await decline(url, directory, secret, _unable(hello, error))
-        return await Agent(directory, store, secret, hello, simulated_host).run(url)
+        return await Agent(directory, spec, store, secret, hello, simulated_host).run(url)
     except asyncio.CancelledError:
         return 1
     except RekindleError as error:
-        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+        say(str(error))
         return 1
 
 
@@ -379,7 +376,9 @@ def main() -> None:
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     # Ranks are forked twice, and may leave helpers: this process becomes the parent of orphans.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    sys.exit(asyncio.run(serve(parser.parse_args())))
+    options = parser.parse_args()
+    take_streams()
+    sys.exit(asyncio.run(serve(options)))
 
 
 if __name__ == "__main__":

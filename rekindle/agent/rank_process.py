@@ -7,12 +7,12 @@ import functools
 import json
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from rekindle import names
 from rekindle.agent.fork_server import Child
+from rekindle.agent.writer import say
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.protocol import agent as protocol
@@ -126,7 +126,7 @@ class RankProcess:
         except ProtocolError as error:
             # A script that writes to our descriptor has broken its connection. The agent can only
             # end it.
-            print(f"rekindle agent: rank {self.rank}: {error}", file=sys.stderr, flush=True)
+            say(f"rank {self.rank}: {error}")
             self.signal(signal.SIGKILL)
         else:
             on_message(self, message)

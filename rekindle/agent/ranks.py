@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
+from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
@@ -286,10 +286,13 @@ class RankSupervisor:
     # ---- the store
 
     async def _host_store(self, order: protocol.HostStore) -> None:
-        if self._store is not None:
-            self._store.end()
-            self._store = None
+        await self._end_store()
         self._store = await start_store(self._spec, order, self.fork, self._send, self._environment)
+
+    async def _end_store(self) -> None:
+        store, self._store = self._store, None
+        if store is not None:
+            await store.end()
 
     # ---- messages of ranks
 
@@ -388,12 +391,8 @@ class RankSupervisor:
         try:
             await asyncio.wait_for(self._all_gone(), names.KILLED_S)
         except asyncio.TimeoutError:
-            print(
-                f"rekindle agent: ranks {sorted(self._ranks)} did not end after SIGKILL",
-                file=sys.stderr,
-            )
-        if self._store is not None:
-            self._store.end()
+            say(f"ranks {sorted(self._ranks)} did not end after SIGKILL")
+        await self._end_store()
         if self._fork_server is not None:
             self._fork_server.close()
         for fd, page in self._pages.values():

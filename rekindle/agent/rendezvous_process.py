@@ -11,7 +11,6 @@ its libraries.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -19,8 +18,11 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle import names
 from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
+from rekindle.agent.threads import in_thread
+from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol
@@ -137,10 +139,14 @@ class StoreProcess:
             text = "the process of the ranks' store ended before it opened its port"
             self._send(protocol.StoreUp(serial=self._order.serial, port=0, error=text))
 
-    def end(self) -> None:
-        """End the process and reap it."""
+    async def end(self) -> None:
+        """End the process and reap it. A scheduler may hang in a write to its log."""
         asyncio.get_running_loop().remove_reader(self._line)
         self._line.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        try:
             os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            await asyncio.wait_for(in_thread(os.waitpid, self._pid, 0), names.KILLED_S)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it has ended and is reaped
+        except asyncio.TimeoutError:
+            say(f"process {self._pid} of the ranks' store did not end after SIGKILL")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.threads import in_thread
+from rekindle.agent.writer import say
 from rekindle.rank.program import STACK_SIGNAL
 
 LIMIT_S = 0.8
@@ -87,14 +88,22 @@ def _ask(pid: int, process: int, path: Path) -> str:
 
 async def dump(pid: int, limit_s: float) -> str:
     """Return the stacks of a process in faulthandler's form; empty: py-spy cannot read them."""
-    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    try:
+        tool = await asyncio.wait_for(in_thread(_py_spy), limit_s)
+    except asyncio.TimeoutError:
+        say(f"the search for py-spy took more than {limit_s:g} s")
+        return ""
     if tool is None:
         return ""
     arguments = ("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
     written, error = await device_tools.run(limit_s, tool, *arguments)
     if error and not written:  # the inspection continues without the stack
-        print(f"rekindle agent: {error}", file=sys.stderr, flush=True)
+        say(error)
     return translate(written)
+
+
+def _py_spy() -> str | None:
+    return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 def translate(written: str) -> str:

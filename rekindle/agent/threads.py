@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
+
+from rekindle.agent.writer import say
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ async def in_pool(pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
 def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -> asyncio.Future[T]:
     """Start work in its own thread, and return a future of its result.
 
-    discard: receives the result if the returned future is cancelled.
+    discard: receives the result, in a thread, if the returned future is cancelled.
     """
     job: concurrent.futures.Future[T] = concurrent.futures.Future()
     job.set_running_or_notify_cancel()  # a cancelled waiter does not cancel the work
@@ -53,12 +54,22 @@ def started(work: Callable[[], T], discard: Callable[[T], None] | None = None) -
 
     def on_end(future: asyncio.Future[T]) -> None:
         if discard is not None and future.cancelled():
-            job.add_done_callback(lambda job: None if job.exception() else discard(job.result()))
+            _start(functools.partial(_discard, job, discard))
 
     future = asyncio.wrap_future(job)
     future.add_done_callback(on_end)
-    threading.Thread(target=run, name="rekindle-work", daemon=True).start()
+    _start(run)
     return future
+
+
+def _discard(job: concurrent.futures.Future[T], discard: Callable[[T], None]) -> None:
+    """Discard the result of work, at its end. The caller of the work no longer waits for it."""
+    if job.exception() is None:
+        discard(job.result())
+
+
+def _start(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="rekindle-work", daemon=True).start()
 
 
 def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
@@ -79,4 +90,4 @@ class Problems:
         """Print a problem, unless it is the subject's newest one. more: a stack."""
         if self._last.get(subject) != text:
             self._last[subject] = text
-            print(f"rekindle agent: {text}{more}", file=sys.stderr, flush=True)
+            say(text + more)

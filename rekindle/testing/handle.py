@@ -76,7 +76,7 @@ class JobHandle:
         """Return the last lines of journal and logs, for the message of a failed test."""
         texts = []
         for path in (self.directory.journal_file, *sorted(self.directory.path.glob("*.log"))):
-            if path.exists():
+            if path.is_file():
                 lines = path.read_text(errors="replace").splitlines()[-_LINES:]
                 texts += [f"\n---- {path.name}", *(line[:_COLUMNS] for line in lines)]
         return "\n".join(texts)

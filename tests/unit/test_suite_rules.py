@@ -15,6 +15,7 @@ from repository import ROOT
 EXCEPTIONS = {
     "tests/support/waiting.py": "it keeps the rules for all others",
     "tests/support/cluster": "an imitation: its delays are those of Kubernetes",
+    "tests/support/hanging/hook": "a file system that hangs on purpose",
     "tests/support/checked/slow_device": "a device that is slow on purpose",
     "tests/support/checked/trouble.py": "kills processes again and again, as often as it can",
     "tests/support/stores/proxy.py": "a server that answers late on purpose",

@@ -19,7 +19,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.dcmi import Found
-from rekindle.agent.threads import Problems
+from rekindle.agent.threads import Problems, in_thread
 from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
 from rekindle.protocol.agent import Conditions, Message
@@ -66,9 +66,19 @@ def read_condition(host: Path) -> SimulatedCondition:
         raise JobError(f"{path}: {error}") from error
 
 
+def has_npus() -> bool:
+    """Return whether this machine has Ascend NPUs."""
+    return NPU_MANAGER.exists()
+
+
+def has_gpus() -> bool:
+    """Return whether this machine has NVIDIA GPUs."""
+    return GPU_MANAGER.exists()
+
+
 def are_there() -> bool:
     """Return whether this machine has devices with a known tool."""
-    return NPU_MANAGER.exists() or GPU_MANAGER.exists()
+    return has_npus() or has_gpus()
 
 
 async def reset_device(device: int, host_file: Path | None) -> str:
@@ -77,12 +87,12 @@ async def reset_device(device: int, host_file: Path | None) -> str:
     host_file: the file of the device's simulated host; None: the device is real.
     """
     if host_file is not None:
-        sick = device in read_condition(host_file).sick_devices
+        sick = device in (await in_thread(read_condition, host_file)).sick_devices
         return "the device is still faulty after the reset" if sick else ""
-    if NPU_MANAGER.exists():
+    if has_npus():
         place, error = await _npu(_visible(device))
         return error or (await run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
-    if GPU_MANAGER.exists():
+    if has_gpus():
         gpu = _visible(device)
         return (await run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
     return ""  # a CPU has nothing to reset
@@ -113,7 +123,7 @@ async def conditions(devices: Iterable[int]) -> Found:
 
 
 async def _utilisation(device: int) -> str:
-    if NPU_MANAGER.exists():
+    if has_npus():
         place, _ = await _npu(_visible(device))
         command = ("npu-smi", "info", "-t", "usages", *place)
         said = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
@@ -124,7 +134,7 @@ async def _utilisation(device: int) -> str:
 
 def _visible(device: int) -> str:
     """Return the machine's number for a device with this local number."""
-    name = "ASCEND_RT_VISIBLE_DEVICES" if NPU_MANAGER.exists() else "CUDA_VISIBLE_DEVICES"
+    name = "ASCEND_RT_VISIBLE_DEVICES" if has_npus() else "CUDA_VISIBLE_DEVICES"
     listed = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
     return listed[device] if device < len(listed) else str(device)
 
@@ -186,7 +196,7 @@ class DeviceMonitor:
 
     async def run(self) -> None:
         """Look at intervals, as long as there may be faults to see."""
-        goes_on = NPU_MANAGER.exists()
+        goes_on = has_npus()
         while goes_on:
             await asyncio.sleep(LOOK_S)
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -12,6 +11,7 @@ from typing import Any
 from rekindle.agent.snapshots import replica_server
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_background
+from rekindle.agent.writer import say
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
@@ -66,7 +66,7 @@ class ReplicaClient:
                         f"node {replica_node} does not hold a replica of rank {rank} after step "
                         f"{made[0]}"
                     )
-                    print(f"rekindle agent: {text}: {error}", file=sys.stderr, flush=True)
+                    say(f"{text}: {error}")
                 self._said = True
 
     async def fetch(

@@ -11,8 +11,9 @@ from jobs.driver import spec_of
 from waiting import turn_until
 
 from rekindle.agent import output
-from rekindle.agent.output import Output, Target, Worker, open_logs
+from rekindle.agent.output import Output, open_logs
 from rekindle.agent.threads import in_thread, started
+from rekindle.agent.writer import Target, Worker
 from rekindle.errors import UsageError
 
 

@@ -45,7 +45,7 @@ def agent(tmp_path: Path) -> Agent:
         pid=1,
         processes=1,
     )
-    return Agent(directory, open_store(spec.checkpoint_store), "secret", hello)
+    return Agent(directory, spec, open_store(spec.checkpoint_store), "secret", hello)
 
 
 class Line:

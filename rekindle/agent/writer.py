@@ -1,0 +1,207 @@
+"""Threads that write for the agent, so that no write waits for a file system on its event loop."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+
+HANGS_S = 10.0  # a stream or file that accepts nothing for so long hangs
+END_S = 2.0  # The agent waits no longer for a writer without progress.
+_MOST_SHOWN = 64 << 20  # bytes of ranks that wait for a stream of the agent
+_MOST_SAID = 1 << 20  # bytes of the agent that wait in addition
+_LOOK_S = 0.1  # between two looks at a worker
+
+
+class Worker:
+    """One thread that does its work in order. done: the number of finished pieces of work."""
+
+    def __init__(self, name: str) -> None:
+        self.done = 0
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Add work to the thread's queue."""
+        self._waiting.put(work)
+
+    def flush(self, limit_s: float) -> None:
+        """Wait for the end of all work so far, until there is no progress for limit_s seconds."""
+        reached = threading.Event()
+        self.do(reached.set)
+        looks, done = 0, -1
+        while looks * _LOOK_S < limit_s and not reached.wait(_LOOK_S):
+            looks, done = (looks + 1, done) if done == self.done else (0, self.done)
+
+    def close(self, limit_s: float) -> None:
+        """Flush, and end the thread after its last work."""
+        self.flush(limit_s)
+        self._waiting.put(None)
+
+    def _run(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            try:
+                work()
+            except Exception:  # an error must not lose the next work
+                traceback.print_exc()
+            self.done += 1
+
+
+class Target:
+    """A descriptor to which a worker's thread writes. It reports a loss of data once."""
+
+    def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
+        self.fd = fd
+        self._lost = lost
+        self._told = False
+        self._put = self._written = 0  # bytes; the caller counts the first, the thread the second
+        self.progress = time.monotonic()
+
+    @property
+    def waiting(self) -> int:
+        """The bytes that wait to be written."""
+        return self._put - self._written
+
+    @property
+    def hangs(self) -> bool:
+        """Whether bytes wait, and the thread has written none for HANGS_S."""
+        return self.waiting > 0 and time.monotonic() - self.progress > HANGS_S
+
+    def put(self, worker: Worker, data: bytes) -> None:
+        """Queue the data for the thread."""
+        if self.waiting == 0:
+            self.progress = time.monotonic()
+        self._put += len(data)
+        worker.do(functools.partial(self._write, data))
+
+    def lose(self, why: str) -> None:
+        """Report lost data; any thread may call this."""
+        if not self._told:
+            self._told = True
+            self._lost(why)
+
+    def close(self) -> None:
+        """Close the descriptor, in the thread. A file system may report a failed write here."""
+        try:
+            os.close(self.fd)
+        except OSError as error:
+            self.lose(str(error.strerror))
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self.fd, left) :]
+                self.progress = time.monotonic()
+        except OSError as error:
+            self.lose(str(error.strerror))
+        self._written += len(data)
+
+
+class Console:
+    """The agent's standard output (1) and standard error (2). One thread writes both, in order.
+
+    They may lead to a held terminal, or to a file on a file system that hangs. The console never
+    waits for them. If too much waits, it drops whole lines, and later writes their number. Any
+    thread may call the methods.
+    """
+
+    def __init__(self) -> None:
+        self._worker = Worker("rekindle-console")
+        self._targets = {fd: Target(fd) for fd in (1, 2)}
+        self._dropped: Counter[int] = Counter()  # lines, by stream
+        self._lock = threading.RLock()  # a destructor that prints may interrupt a caller
+
+    def show(self, fd: int, lines: bytes) -> None:
+        """Write lines of a rank, which also has a file; drop them while the stream hangs."""
+        with self._lock:
+            self._put(fd, lines, 0 if self._targets[fd].hangs else _MOST_SHOWN)
+
+    def say(self, fd: int, lines: bytes) -> None:
+        """Write lines of the agent, which exist nowhere else, as long as there is room."""
+        with self._lock:
+            self._put(fd, lines, _MOST_SHOWN + _MOST_SAID)
+
+    def flush(self, limit_s: float) -> None:
+        """Wait until all lines are written, or for limit_s seconds without progress."""
+        with self._lock:
+            for fd, target in self._targets.items():
+                if self._dropped[fd] and not target.hangs:
+                    self._put(fd, b"", _MOST_SHOWN + _MOST_SAID)
+        self._worker.flush(limit_s)
+
+    def _put(self, fd: int, lines: bytes, room: int) -> None:
+        target = self._targets[fd]
+        if target.waiting >= room:
+            self._dropped[fd] += lines.count(b"\n")
+            return
+        if dropped := self._dropped.pop(fd, 0):
+            text = f"rekindle agent: the stream accepted no data; lines missing here: {dropped}\n"
+            lines = text.encode() + lines
+        target.put(self._worker, lines)
+
+
+class _Text(io.TextIOBase):
+    """A stream for `print`. It passes complete lines on, and at `flush` also the rest."""
+
+    encoding = "utf-8"
+
+    def __init__(self, console: Console, fd: int) -> None:
+        self._console, self._fd = console, fd
+        self._rest = ""
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        with self._lock:
+            lines, end, self._rest = (self._rest + text).rpartition("\n")
+            if end:
+                self._pass_on(lines + end)
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass the rest on as a line. This does not wait until it is written."""
+        with self._lock:
+            rest, self._rest = self._rest, ""
+            if rest:
+                self._pass_on(rest + "\n")
+
+    def _pass_on(self, lines: str) -> None:
+        self._console.say(self._fd, lines.encode(errors="backslashreplace"))
+
+
+@functools.cache
+def console() -> Console:
+    """Return the console of this process."""
+    return Console()
+
+
+def take_streams() -> None:
+    """Let the console write all that this process prints, and let the process end after it.
+
+    Python itself also prints: tracebacks, warnings, errors of callbacks.
+    """
+    sys.stdout, sys.stderr = (_Text(console(), fd) for fd in (1, 2))
+    atexit.register(flush)
+
+
+def flush() -> None:
+    """Write all prints, until there is no progress for END_S. The end of a process calls this."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    console().flush(END_S)
+
+
+def say(text: str) -> None:
+    """Print a message of the agent."""
+    sys.stderr.write(f"rekindle agent: {text}\n")

@@ -1,0 +1,75 @@
+"""The file of an agent's own output (agent-0.log) hangs: the agent works, and loses no line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from training_jobs.job import Job, pause_all
+
+from rekindle.recovery.journal import journal
+
+RANKS = 2
+STEP = 3
+
+
+class HangingFile:
+    """A named pipe with the name of a file. It takes no more data until the test reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self.text = ""
+
+    def fill(self) -> None:
+        """Let the next write hang."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._fd, b"\0" * 4096)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._fd, b"\0")
+
+    def read(self) -> str:
+        """Take all data, so that writes continue. Return the text so far."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 1 << 16):
+                self.text += data.replace(b"\0", b"").decode()
+        return self.text
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Iterator[HangingFile]:
+    """Return the file of the first agent's output, which hangs."""
+    file = HangingFile(tmp_path / "job" / "agent-0.log")
+    file.fill()
+    yield file
+    file.close()
+
+
+def test_an_agent_whose_output_hangs(tmp_path: Path, output: HangingFile) -> None:
+    """The agent connects to a new coordinator, although it cannot print that it lost the old one.
+
+    It prints this later. At the job's end, the agent does not wait for its output.
+    """
+    with Job(tmp_path, *pause_all(STEP, RANKS), processes=RANKS) as job:
+        job.wait_pause(STEP)
+        pids = [job.pid(rank) for rank in range(RANKS)]
+        job.kill_coordinator()
+        job.revive_coordinator()
+        job.wait_event(journal.NodeJoined, 2)
+        assert [job.pid(rank) for rank in range(RANKS)] == pids
+        lost = "rekindle agent: the agent lost its connection to the coordinator"
+        assert lost not in output.text
+        job.wait(lambda: lost in output.read(), "the agent's line")
+        output.fill()
+        job.release_all()
+        assert job.end().outcome == "succeeded"
+        assert job.events_of(journal.NodeWanted) == []

@@ -1,0 +1,55 @@
+"""A log directory that hangs: Python in the agents waits before some file system calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from jobs import Place
+
+from rekindle.coordinator.process import LOOK_S, LOST_AFTER
+
+HOOK = Path(__file__).with_name("hook")
+# An agent whose loop waits for so long loses its connection.
+LONG_S = 1.5 * LOST_AFTER * LOOK_S
+FOREVER_S = 3600.0
+
+
+class HangingLogs:
+    """The calls of agents below the log directory `logs` that hang, once each.
+
+    `hangs`: by node, the call with the name of its file, and its seconds. `logs_s`: the time after
+    which an agent no longer waits for its logs; 0: the product's own.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        hangs: Mapping[int, Mapping[str, float]],
+        *,
+        logs_s: float = 0.0,
+    ) -> None:
+        self.logs = place.folder / "logs"
+        self._record = place.folder / "calls"
+        self._cause = place.folder / "hang"
+        settings = {
+            "below": [str(place.home), str(self.logs)],
+            "hangs_below": str(self.logs),
+            "hangs": hangs,
+            "cause": str(self._cause),
+            "record": str(self._record),
+            "logs_s": logs_s,
+        }
+        paths = f"{HOOK}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        hook = {"PYTHONPATH": paths, "HANGING": json.dumps(settings)}
+        self.environment = place.environment(hook)
+
+    def begin(self) -> None:
+        """Let the next call with each file hang."""
+        self._cause.touch()
+
+    def calls(self) -> list[str]:
+        """Return the calls so far that hung or that were on an event loop, sorted."""
+        return sorted(self._record.read_text().splitlines()) if self._record.exists() else []
