@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class RankSupervisor:
     def _over(self, over: protocol.GenerationEnded) -> None:
         if self._shards:  # only snapshots of shards have replicas on other nodes
             self._snapshots.break_off()
-        self._tell_all(self._brought_up_to_date(over))
+        self._tell_all(with_local_progress(over, [page for _, page in self._pages.values()]))
 
     def _dismiss(self, order: protocol.Dismiss) -> None:
         self._training.clear()
@@ -145,12 +145,6 @@ class RankSupervisor:
     def _tell_one(self, order: protocol.Inject | protocol.PauseRequest) -> None:
         if order.rank in self._ranks:
             self._ranks[order.rank].send(order)
-
-    def _brought_up_to_date(self, over: protocol.GenerationEnded) -> protocol.GenerationEnded:
-        """Add the steps that can still end, from the newest heartbeat pages of all ranks."""
-        pages = (page for _, page in self._pages.values())
-        finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
-        return msgspec.structs.replace(over, finished=max(over.finished, finished))
 
     def _tell_all(self, message: protocol.Message) -> None:
         for rank in self._ranks.values():
@@ -404,6 +398,18 @@ class RankSupervisor:
         while self._ranks:
             self._gone.clear()
             await self._gone.wait()
+
+
+def with_local_progress(
+    over: protocol.GenerationEnded, pages: Iterable[HeartbeatPage]
+) -> protocol.GenerationEnded:
+    """Return the order with the steps that can still end on this node.
+
+    pages: of all ranks of the node. They are newer than the coordinator's knowledge. A rank that
+    updates its model has all gradients of its step.
+    """
+    finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
+    return msgspec.structs.replace(over, finished=max(over.finished, finished))
 
 
 def _numbers(record: bytes) -> dict[str, float]:

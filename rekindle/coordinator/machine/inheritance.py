@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from rekindle.job.spec import JobSpec
+from rekindle.names import SPARE
 from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
 from rekindle.recovery.faults.classification import explains
@@ -53,7 +54,7 @@ def leaving(own: Iterable[journal.Event]) -> frozenset[int]:
     found: set[int] = set()
     for event in own:
         match event:
-            case journal.Isolated(node=node):
+            case journal.Isolated(node=node) if node != SPARE:  # otherwise it has not joined
                 found.add(node)
             case journal.NodeJoined(node=node):
                 found.discard(node)

@@ -146,8 +146,7 @@ class Driver:
                 case Send(connection, p.Promote(node=node)):
                     self.promotions.append((connection, node))
                 case Send(connection, message):
-                    node = next((n for n, c in self.nodes.items() if c == connection), -1)
-                    self.deliver(node, message)
+                    self.deliver_to(connection, message)
                 case Record(event):
                     stamp = {"seq": len(self.history) + 1, "at": self.now}
                     self.history.append(msgspec.structs.replace(event, **stamp))
@@ -157,6 +156,11 @@ class Driver:
                     self.timers.pop(timer.value, None)
                 case End(succeeded):
                     self.outcome = succeeded
+
+    def deliver_to(self, connection: int, message: p.Message) -> None:
+        """Store an order for the agent of this connection."""
+        node = next((n for n, c in self.nodes.items() if c == connection), -1)
+        self.deliver(node, message)
 
     def deliver(self, node: int, message: p.Message) -> None:
         """Store an order for the agent of `node` until the test makes the agent answer."""

@@ -18,7 +18,7 @@ def settle(world: World) -> None:
         if _move(world):
             continue
         if world.timers:
-            world.fire(min(world.timers, key=lambda name: world.timers[name]))
+            world.fire(world.next_timer())
         elif not _end_the_stuck(world):
             return
     raise AssertionError("the job neither ends nor rests")
@@ -28,6 +28,9 @@ def _move(world: World) -> bool:
     """Make one possible move; return False if there is none."""
     if world.cut_spares:
         world.spare_comes()
+        return True
+    if moves := world.check_moves():
+        moves[0]()
         return True
     if world.promotions:
         world.take_place()

@@ -50,8 +50,17 @@ class World(Driver):
         found += [lambda r=rank: self.go_on(r) for rank in live]
         found += [self.take_place] if self.promotions else []
         found += [self.spare_comes] if self.cut_spares else []
+        found += self.check_moves()
         absent = [] if self.phase is Phase.STOPPING else self.absent_nodes()
         return found + [lambda n=node: self.join(n) for node in absent]
+
+    def check_moves(self) -> list[Callable[[], None]]:
+        """Return the moves of agents whose nodes are checked before they join."""
+        return []
+
+    def next_timer(self) -> str:
+        """Return the running timer with the shortest time."""
+        return min(self.timers, key=lambda name: self.timers[name])
 
     def absent_nodes(self) -> list[int]:
         """Return nodes that the engine must provide, or that have not connected since the start."""
@@ -105,8 +114,8 @@ class World(Driver):
             self._forget(node)
             return
         self.hello(node, checkpoints=tuple(self.stored), **agent.find_coordinator())
-        if node not in self.nodes:
-            del self.agents[node]  # refused, because all ranks restart
+        if node not in self.nodes:  # refused, because all ranks restart, or being checked
+            self.agents.pop(node, None)
             self._forget(node)
 
     def deliver(self, node: int, message: p.Message) -> None:

@@ -3,11 +3,13 @@
 A walk builds a random job of simulated agents and ranks. Then it takes random moves: the next
 action of an agent or a rank, a fault, or a message at any moment. It ends when the job has ended.
 The same seed gives the same commands as long as the state machine makes the same decisions.
+Walks with a seed of at least UNCHECKED check nodes: new nodes before they join, and slow nodes
+while ranks wait.
 
-Run as a program, it writes the digests of all seeds to a file, and prints the phases in which each
-message arrived:
+Run as a program, it prints how often each message arrived in each phase. With a file as argument
+it also writes the digests of all seeds to that file:
 
-    PYTHONPATH=tests/support python -m jobs.walks tests/unit/coordinator/machine/digests.txt
+    PYTHONPATH=tests/support python -m jobs.walks [tests/unit/coordinator/machine/digests.txt]
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Any
 
 import msgspec
 
+from jobs.checked import CheckedWorld, Defect, timings
 from jobs.settling import settle
-from jobs.simulated import World
 from jobs.trained import SIGKILL
 from rekindle.coordinator.machine.job_state import Command, Phase
 from rekindle.job.spec import Framework
@@ -36,7 +38,8 @@ from rekindle.recovery.faults.fault import ErrorRecord, FaultKind
 from rekindle.recovery.faults.tables.verdict import Severity
 from rekindle.recovery.policy.policy import LADDER, Policy, Stragglers, Strategy
 
-SEEDS = 10_000
+UNCHECKED = 10_000  # walks without node checks
+SEEDS = 12_000
 MOVES = 400  # the maximum, before the walk lets the job end
 DIGITS = 16  # hexadecimal digits of the sha256 of a walk
 _ASKED = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
@@ -49,7 +52,8 @@ def walk(seed: int, pairs: Pairs | None = None) -> str:
 
     `pairs`: counts message types by the phase in which they arrived.
     """
-    return _Walk(seed, pairs if pairs is not None else Counter()).run()
+    kind = _Walk if seed < UNCHECKED else _CheckedWalk
+    return kind(seed, pairs if pairs is not None else Counter()).run()
 
 
 def encode(command: Command) -> bytes:
@@ -73,7 +77,7 @@ def _without_sentences(value: Any) -> Any:
     return "<text>" if isinstance(value, str) and " " in value else value
 
 
-class _Recorded(World):
+class _Recorded(CheckedWorld):
     """Simulated agents and a state machine, with a hash of all commands."""
 
     def __init__(self, pairs: Pairs, **settings: object) -> None:
@@ -95,6 +99,10 @@ class _Recorded(World):
         self.met(type(message).__name__)
         super().say(node, message)
 
+    def say_before_admission(self, connection: int, message: p.Message) -> None:
+        self.met(type(message).__name__)
+        super().say_before_admission(connection, message)
+
     def met(self, event: str) -> None:
         self.pairs[event, self.phase.value] += 1
 
@@ -115,15 +123,19 @@ class _Walk:
         nodes = chance.randrange(1, 4)
         framework = chance.choice((Framework.TORCH, Framework.TORCH, Framework.MINDSPORE))
         least = chance.randrange(nodes + 1)
-        self.world = _Recorded(
-            pairs,
-            nodes=nodes,
-            processes=chance.randrange(1, 4),
-            least=least if framework is Framework.TORCH else 0,
-            policy=policy,
-            framework=framework,
-        )
+        settings = {
+            "nodes": nodes,
+            "processes": chance.randrange(1, 4),
+            "least": least if framework is Framework.TORCH else 0,
+            "policy": policy,
+            "framework": framework,
+        }
+        self.world = _Recorded(pairs, **settings | self._changes(policy))
         self.events = self._events()
+
+    def _changes(self, policy: Policy) -> dict[str, Any]:
+        """Return the settings that differ from those of a walk without node checks."""
+        return {}
 
     def run(self) -> str:
         world = self.world
@@ -371,6 +383,85 @@ class _Walk:
         )()
 
 
+class _CheckedWalk(_Walk):
+    """A walk in which nodes are checked, and in which nodes become slow."""
+
+    def __init__(self, seed: int, pairs: Pairs) -> None:
+        super().__init__(seed, pairs)
+        self._timed = (0, 0)  # a generation, and the newest step whose times were reported
+        for _ in range(self.world.machine.job.spec.spares):
+            self.world.spare_comes()
+
+    def _changes(self, policy: Policy) -> dict[str, Any]:
+        chance = self.chance
+        stragglers = chance.choice((policy.stragglers, Stragglers.REPLACE, Stragglers.ISOLATE))
+        return {
+            "nodes": chance.randrange(2, 5),
+            "least": 0,
+            "spares": chance.randrange(2),
+            "policy": msgspec.structs.replace(policy, stragglers=stragglers),
+            "network_check": chance.random() < 0.8,
+            "exclude_straggler": chance.random() < 0.5,
+            "total": 20,
+            "defect": self._defect,
+            "fair": True,
+        }
+
+    def _defect(self) -> Defect:
+        healthy = self.chance.random() < 0.8
+        return Defect.NONE if healthy else self.chance.choice(tuple(Defect))
+
+    def _events(self) -> list[Callable[[], None]]:
+        return [*super()._events(), *([self._slow] * 8), *([self._say_before_admission] * 3)]
+
+    def _slow(self) -> None:
+        """Let all agents report step times, which become longer on one node."""
+        world, machine = self.world, self.world.machine
+        plan, nodes = machine.generations.planned, sorted(machine.job.roster.nodes)
+        if plan is None or not nodes:
+            return
+        generation, last = self._timed
+        first = last + 1 if generation == machine.job.generation else plan.step + 1
+        slow = self.chance.choice(nodes)
+        for start, work in ((first, 0.05), (first + 30, 0.075)):
+            for node in nodes:
+                steps = range(start, start + 30)
+                if node in machine.job.roster.nodes and not world.agents[node].cut:
+                    world.say(node, timings(world, node, steps, work if node == slow else 0.05))
+        self._timed = machine.job.generation, first + 59
+
+    def _lose_node(self) -> None:
+        lines = sorted(self.world.candidates)
+        if lines and self.chance.random() < 0.5:
+            self.world.met("agent lost")
+            self.world.lose_candidate(self.chance.choice(lines))
+        else:
+            super()._lose_node()
+
+    def _say_before_admission(self) -> None:
+        """Send a report of an agent whose node is being checked."""
+        world, chance = self.world, self.chance
+        if world.candidates:
+            line = chance.choice(sorted(world.candidates))
+            message = chance.choice(
+                (*self._check_messages(), p.ProfilingSwitchRead(switch=Switch()))
+            )
+            world.say_before_admission(line, message)
+
+    def _any_message(self, node: int) -> p.Message:
+        if self.chance.random() < 0.7:
+            return super()._any_message(node)
+        return self.chance.choice(self._check_messages())
+
+    def _check_messages(self) -> tuple[p.Message, ...]:
+        serial = self.chance.randrange(1, 5)
+        return (
+            p.CheckpointInvalid(path="there", reason="a file is missing"),
+            p.CheckReady(port=30_000),
+            p.Checked(serial=serial, error=self.chance.choice(("", "reset"))),
+        )
+
+
 def table(pairs: Pairs) -> str:
     """Return a text with the number of each message type, timer or request by phase."""
     phases = [phase.value for phase in Phase]
@@ -384,7 +475,8 @@ def table(pairs: Pairs) -> str:
 def main() -> None:
     pairs: Pairs = Counter()
     digests = [walk(seed, pairs) for seed in range(SEEDS)]
-    Path(sys.argv[1]).write_text("\n".join(digests) + "\n")
+    for file in sys.argv[1:2]:
+        Path(file).write_text("\n".join(digests) + "\n")
     sys.stdout.write(table(pairs) + "\n")
 
 

@@ -8,8 +8,9 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.ranks import RankSupervisor
+from rekindle.agent.ranks import RankSupervisor, with_local_progress
 from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 # `Agent._listen`, `Agent._handle_orders` and `RankSupervisor.handle` take these by name.
 BY_HAND = {p.Bye, p.Welcome, p.Promote, p.Spawn, p.HostStore, *p.CheckOrder}
@@ -67,3 +68,37 @@ def test_a_generation_concerns_shards_and_suspicious_snapshots(
     asyncio.run(ranks.handle(form))
     asyncio.run(ranks.handle(p.GenerationEnded(generation=1)))
     assert calls == told
+
+
+@pytest.mark.parametrize(
+    ("pages", "known", "finished"),
+    [
+        ([], 4, 4),
+        ([(None, False)], 0, 0),
+        ([(None, True)], 0, 1),
+        ([(3, False), (5, False)], 4, 5),
+        ([(5, True), (5, False)], 4, 6),
+        ([(3, True)], 7, 7),
+    ],
+    ids=["no rank", "no step", "first update", "a step", "an update", "the order knows more"],
+)
+def test_the_end_of_a_generation_with_local_progress(
+    pages: list[tuple[int | None, bool]], known: int, finished: int
+) -> None:
+    """The agent raises the number of steps in the order to what its ranks' pages show.
+
+    A step whose update has begun counts, because it can still end.
+    """
+    order = p.GenerationEnded(generation=3, finished=known, replaced=True)
+    told = with_local_progress(order, [page_of(*each) for each in pages])
+    assert told == p.GenerationEnded(generation=3, finished=finished, replaced=True)
+
+
+def page_of(finished: int | None, in_update: bool) -> HeartbeatPage:
+    """Return the heartbeat page of a rank."""
+    page = HeartbeatPage()
+    if finished is not None:
+        page.beat(finished)
+    if in_update:
+        page.begin_update()
+    return page

@@ -133,6 +133,15 @@ def test_an_agent_of_the_sick_host_is_refused_when_it_comes_again() -> None:
     assert job.refusals() == ["host host-101 is isolated"]
 
 
+def test_another_coordinator_knows_the_host_of_a_refused_agent() -> None:
+    """A new coordinator keeps the host isolated. The agent was no node, so no node leaves it."""
+    job = checked_job()
+    hello = admit(job, 101, FAULTY)
+    job.lose_coordinator()
+    assert not job.machine.admission.is_to_be_checked(105, hello)
+    assert not job.machine.job.isolation._leaving
+
+
 def test_whoever_was_taken_in_or_brings_ranks_is_not_checked() -> None:
     job = checked_job()
     hello = admit(job, 100, HEALTHY)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from jobs.checked import timings
 from jobs.driver import Driver
 from jobs.elastic import hold
 from jobs.trained import SIGKILL, strategies
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.profiling.findings import Slow
-from rekindle.profiling.steps import StepTimes
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.straggler_precision import Precision, precision
@@ -24,26 +24,13 @@ REPLACE = Policy(stragglers=Stragglers.REPLACE)
 SLOW = 1  # the slow node of four
 
 
-def times(step: int, work: float, loading: float = 0.0) -> StepTimes:
-    return StepTimes(step=step, start=step, seconds=0.1, own=work + loading, loading=loading)
-
-
 def tell(
     job: Driver, first: int, count: int, factor: float = 1.0, *, slow: tuple[int, ...] = (SLOW,)
 ) -> None:
     """Let all connected agents report step times, which are longer on slow nodes."""
     for node in sorted(job.machine.job.roster.nodes):
         work = 0.05 * (factor if node in slow else 1.0)
-        ranks = [rank for rank in job.ranks if job.node_of(rank) == node]
-        # Clocks and computers are never quite equal.
-        steps = {
-            rank: tuple(
-                times(step, work * (1 + 0.002 * ((step * 7 + rank * 3) % 5)))
-                for step in range(first, first + count)
-            )
-            for rank in ranks
-        }
-        job.say(node, p.StepTimings(steps=steps))
+        job.say(node, timings(job, node, range(first, first + count), work))
 
 
 def begun(
