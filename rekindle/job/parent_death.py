@@ -11,7 +11,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, also if the parent is dead already.
+    """Kill this process when its parent dies, also if the parent is dead already.
 
     parent: its process id, from before this process could lose it.
     """
