@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -26,11 +25,10 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
+from rekindle.job.parent_death import die_with_parent, outlive_parent
 from rekindle.rank import program
 
 MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class RunRank(msgspec.Struct, frozen=True, kw_only=True, tag="rank"):
@@ -96,7 +94,7 @@ def main() -> None:
     die_with_parent(agent)
     _preload(filter(None, options.preload.split(",")))
     wire = socket.socket(fileno=options.socket)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # from now on `wire` shows the agent's end
+    outlive_parent()  # from now on `wire` shows the agent's end
     child = serve(wire, agent)
     if child is None:
         os._exit(0)  # no work is left, and the teardown of the imported modules takes time
@@ -204,13 +202,6 @@ def end_sessions(leaders: set[int]) -> None:
             environment = (process / "environ").read_bytes()
             if environment == own or f"{names.ENV_JOB_ID}=".encode() in environment:
                 os.kill(int(process.name), signal.SIGKILL)
-
-
-def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when the agent dies in any way."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the agent died before the call above
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def host_store(channel: socket.socket, port: int) -> None:

@@ -6,7 +6,7 @@ Preparation and evaluation run a user's commands.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import json
 import math
 import os
@@ -32,12 +32,11 @@ from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
 from rekindle.job.file_lock import locked
+from rekindle.job.parent_death import die_with_parent
 from rekindle.job.spec import JobDirectory
 from rekindle.tasks import job_access as jobs
 
 _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 def run_command(
@@ -94,7 +93,8 @@ def _start(
             errors="replace",
             start_new_session=True,
             pass_fds=(handle,),
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  one system call, no lock
+            # A rerun of the flow starts the command again. The function takes no lock.
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),  # noqa: PLW1509
         )
     except OSError as error:
         raise UsageError(f"Rekindle cannot start the command {command[0]!r}: {error}") from error
@@ -107,11 +107,6 @@ def _end_leftovers(lock: Path) -> None:
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the command when the flow's process ends; a rerun starts it again."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"

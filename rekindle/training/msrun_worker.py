@@ -6,12 +6,11 @@ workers running, with their devices.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from rekindle.job.parent_death import die_with_parent
+
 ENV_MSRUN = "REKINDLE_MSRUN"  # msrun's process
 ENV_PATH = "REKINDLE_MSRUN_PATH"  # the user's PATH
 # msrun's place in the job. MindSpore gives workers their own place (RANK_ID, MS_NODE_ID).
@@ -20,9 +19,7 @@ _OF_MSRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 def main() -> None:
     """Execute the command in the arguments, with the user's PATH."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(os.environ[ENV_MSRUN]):
-        sys.exit("rekindle: msrun has ended")  # msrun ended before prctl() was called
+    die_with_parent(int(os.environ[ENV_MSRUN]))
     for name in _OF_MSRUN:
         os.environ.pop(name, None)
     os.environ["PATH"] = os.environ.pop(ENV_PATH)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+MOST_FILES = 350
 LONGEST_FILE = 450
 SHORT_FILE = 60
 
@@ -194,6 +195,11 @@ def test_no_file_names_the_folder_of_this_checkout() -> None:
         pytest.skip("a folder directly below / may share its name with a path that is meant")
     found = [path.relative_to(ROOT) for path in repository_files() if str(ROOT) in text_of(path)]
     assert not found
+
+
+def test_the_package_has_few_modules() -> None:
+    """The package has at most MOST_FILES modules, so that a reader can keep an overview."""
+    assert len(modules()) <= MOST_FILES
 
 
 @pytest.mark.process

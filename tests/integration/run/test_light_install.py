@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import shutil
 import subprocess
 import venv
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from repository import ROOT
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
+TASKD = ROOT / "tests" / "unit" / "profiling" / "taskd.jsonl"
+SMALL = ("--nodes", "10", "--days", "1", "--runs", "5")
 SCRIPT = """
 import os, time
 
@@ -89,6 +92,18 @@ def test_a_killed_rank(place: Place, python: str) -> None:
             ("kubernetes", "render", "job.yaml"),
             "pydantic is not installed: pip install 'rekindle[p",
         ),
+        (
+            ("diagnose", "records", "--picture", "map.png"),
+            "matplotlib is not installed: pip install 'rekindle[prefect]'",
+        ),
+        (
+            ("simulate", "--policy", "policy.yaml", *SMALL, "--plot", "losses.png"),
+            "matplotlib is not installed: pip install 'rekindle[prefect]'",
+        ),
+        (
+            ("nodes", "--kubeconfig", "config"),
+            "urllib3 is not installed: pip install 'rekindle[kubernetes]'",
+        ),
         (("status", "none"), ""),
         (("simulate", "--help"), ""),
     ],
@@ -98,6 +113,9 @@ def test_a_command_that_needs_an_extra_names_it(
 ) -> None:
     """A command without its extra fails with one line that names the extra; others run."""
     (place.folder / "job.yaml").write_text("script: train.py\n")
+    (place.folder / "policy.yaml").write_text("max_restarts: 3\n")
+    (place.folder / "records" / "0").mkdir(parents=True)
+    shutil.copy(TASKD, place.folder / "records" / "0" / "1")
     ended = subprocess.run(
         [python, "-m", "rekindle.cli.main", *command],
         cwd=place.folder,
