@@ -31,7 +31,7 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 from rekindle.job.parent_death import die_with_parent
 from rekindle.job.spec import JobDirectory
 from rekindle.tasks import job_access as jobs
