@@ -17,6 +17,7 @@ from rekindle.checkpoints.block_checksums import Sums, read_span, spans, summed
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import CheckpointError, CorruptError, MissingError
+from rekindle.file_lock import NO_LOCKS
 
 LOCK_FILE: Final = ".lock"
 
@@ -57,7 +58,7 @@ def locked(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            if error.errno not in NO_LOCKS:
                 raise
         yield
     finally:

@@ -61,16 +61,6 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
     raise CheckpointError(f"other processes replaced {pointer.location} during each try; try again")
 
 
-def read_latest(at: str, environment: Mapping[str, str] = os.environ) -> Latest | None:
-    """Return the latest at this location, or None if nothing was published there.
-
-    Raises CheckpointError: it cannot be read; CorruptError: it is damaged.
-    """
-    pointer = open_pointer(at, LATEST_FILE, environment)
-    data = pointer.read()
-    return None if data is None else _decode(data, pointer.location)
-
-
 def _decode(data: bytes, location: str) -> Latest:
     try:
         return msgspec.json.decode(data, type=Latest)

@@ -24,7 +24,7 @@ from rekindle.engines.client import JobClient
 from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
 from rekindle.recovery.journal import attempts

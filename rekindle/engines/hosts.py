@@ -17,7 +17,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.errors import JobError, UsageError
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, in_order, read
 
 

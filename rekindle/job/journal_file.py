@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from rekindle.errors import JobError
+from rekindle.file_lock import NO_LOCKS
 from rekindle.job.journal_reader import complete_lines
 from rekindle.recovery.journal import journal
 from rekindle.waiting import retry
 
 _KEEPALIVE = b'{"type":"keepalive"}'
 
-_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # a network filesystem without locks
 LOCK_S = 10.0  # seconds that the coordinator of an earlier attempt may take to end
 
 
@@ -133,5 +133,5 @@ def _lock(fd: int, path: Path) -> None:
     except BlockingIOError as error:
         raise JobError(f"another coordinator of this job writes {path}") from error
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 from rekindle.recovery.journal import journal
 
 _LONGEST_END = 1 << 20  # bytes; the event that records the end of a job is not longer

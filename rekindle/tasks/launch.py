@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import FlowRun
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobError
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED

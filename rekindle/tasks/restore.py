@@ -8,7 +8,6 @@ from prefect.cache_policies import NO_CACHE
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import AnyEvent, Checkpointed, CheckpointSkipped, Formed
 from rekindle.reporting.event_text import sources_in_words
-from rekindle.tasks import job_access as jobs
 
 
 def resumes(attempt: list[AnyEvent]) -> bool:
@@ -18,9 +17,8 @@ def resumes(attempt: list[AnyEvent]) -> bool:
 
 
 @task(name="restore", cache_policy=NO_CACHE)
-def restore(job_id: str) -> str:
+def restore(history: list[AnyEvent]) -> str:
     """Log the checkpoint from which the newest attempt resumes, and the skipped ones."""
-    history = jobs.history_of(job_id)
     attempt = attempts.newest(history)
     log = get_run_logger()
     for skipped in _skipped(attempt):

@@ -31,9 +31,9 @@ from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
-from rekindle.job.file_lock import locked
-from rekindle.job.parent_death import die_with_parent
+from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory
+from rekindle.parent_death import die_with_parent
 from rekindle.tasks import job_access as jobs
 
 _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes

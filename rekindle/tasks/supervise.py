@@ -155,7 +155,7 @@ class Supervisor:
         if isinstance(event, Formed) and not self._formed:
             self._formed = True
             if resumes(attempts.newest(self.history)):
-                self._restore = restore.submit(self._job_id)
+                self._restore = restore.submit([*self.history])
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)

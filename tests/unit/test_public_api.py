@@ -66,13 +66,31 @@ def test_help_of_a_session_shows_what_a_script_uses() -> None:
     assert shown == place | {"model", "device", "steps", "phase"}
 
 
+def private_imports(source: str) -> list[str]:
+    """Return the modules of Rekindle that this program imports and that are not public."""
+    modules = [
+        str(node.module) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
+    ]
+    return [each for each in modules if each.startswith("rekindle") and each not in PUBLIC]
+
+
 def test_documentation_imports_from_public_paths() -> None:
     """All code blocks of the README and of docs import from public modules."""
-    wrong = []
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-            for node in ast.walk(ast.parse(block)):
-                if isinstance(node, ast.ImportFrom) and node.module not in PUBLIC:
-                    if str(node.module).startswith("rekindle"):
-                        wrong.append(f"{page.name}: {node.module}")
-    assert wrong == []
+    wrong = {
+        page.name: private
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+        if (private := private_imports(block))
+    }
+    assert wrong == {}
+
+
+def test_examples_import_from_public_paths() -> None:
+    """All examples import from public modules, except the demo, which draws pictures of a job."""
+    examples = [
+        path
+        for path in (ROOT / "examples").rglob("*.py")
+        if ROOT / "examples" / "demo" not in path.parents
+    ]
+    assert examples
+    assert [path.name for path in examples if private_imports(path.read_text())] == []

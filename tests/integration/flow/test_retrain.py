@@ -23,11 +23,12 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
 from prefect_side import FlowRun, ending_jobs, process, until
+from stores import latest_at
 from stores.servers import ENVIRONMENT, SECRET_KEY, rclone
 from waiting import bound_s
 
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.publishing import read_latest, resolve
+from rekindle.checkpoints.publishing import resolve
 from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted
 
 pytestmark = pytest.mark.timeout(900)
@@ -289,7 +290,7 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
         run.until_state("Completed")
         assert (tmp_path / "prepared").read_text() == "p"
         assert run.count(JobStarted) == 1
-        published = read_latest(out, ENVIRONMENT)
+        published = latest_at(out, ENVIRONMENT)
         assert published is not None
         assert (published.step, published.metrics) == (60, {"accuracy": 0.9})
         found = resolve(published.reference, ENVIRONMENT)

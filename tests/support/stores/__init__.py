@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import rekindle
 from rekindle.checkpoints.format import plan_layout, write_header
 from rekindle.checkpoints.manifest import FileEntry, Manifest
+from rekindle.checkpoints.open_store import open_pointer
+from rekindle.checkpoints.publishing import LATEST_FILE, Latest
 from rekindle.checkpoints.store import (
     Checkpoint,
     CheckpointFile,
@@ -148,3 +151,9 @@ def run_child(script: str, location: object, *arguments: object) -> str:
     output, _ = process.communicate()
     assert process.returncode == 0
     return output
+
+
+def latest_at(location: str, environment: Mapping[str, str] = os.environ) -> Latest | None:
+    """Return the latest publication at this location, or None if there is none."""
+    data = open_pointer(location, LATEST_FILE, environment).read()
+    return None if data is None else msgspec.json.decode(data, type=Latest)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# The errors of a network filesystem without locks. locked() raises them; a caller that can work
+# without a lock ignores them.
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 
 
 @contextlib.contextmanager

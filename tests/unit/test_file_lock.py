@@ -11,7 +11,7 @@ import pytest
 from waiting import bound_s, result_of
 
 from rekindle.errors import LeaseHeldError
-from rekindle.job.file_lock import locked
+from rekindle.file_lock import locked
 
 
 def test_the_second_holder_waits_for_the_first(tmp_path: Path) -> None:
