@@ -195,6 +195,8 @@ class Checkpoints:
                 self._on_left_out(message)
             case p.Pruned():
                 self._on_pruned(message)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message about checkpoints")
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """Handle a checkpoint that was committed or failed. Training continues in both cases."""

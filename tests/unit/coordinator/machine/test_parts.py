@@ -77,6 +77,12 @@ def test_the_machine_makes_no_message_of_an_agent() -> None:
     assert not made
 
 
+def test_a_message_that_is_not_about_checkpoints() -> None:
+    """The handler of messages about checkpoints refuses other messages."""
+    with pytest.raises(AssertionError, match="Heartbeat is no message about checkpoints"):
+        Driver().machine.endings.on_store_news(0, p.Heartbeat(finished={}, total=0), 0.0)
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_phases_that_follow(phase: Phase) -> None:
     """The job enters only the phases that the table allows."""
