@@ -13,7 +13,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.node_check import NodeCheckRun
+from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.coordinator.machine.takeover import Takeover
@@ -50,13 +50,19 @@ class Admission:
         self._asked = False  # for missing nodes and spares, after a takeover
         # Checks nodes before they join. Without `network_check` no node is checked.
         self.check = NodeCheckRun(job.spec, job.spec.nodes + job.spec.spares, job.do)
+        self._hellos: dict[int, p.Hello] = {}  # of agents whose nodes are checked, by connection
 
     # ---- the check of new nodes
 
     def on_hello(self, connection: int, hello: p.Hello) -> None:
         """Handle the hello of an agent. If `network_check` is on, check a new node first."""
         if self._spec.network_check and self.is_to_be_checked(connection, hello):
-            self.check.on_hello(connection, hello)
+            self._hellos[connection] = hello
+            self.check.add(
+                CheckedAgent(
+                    connection=connection, node=hello.node, host=hello.host, address=hello.address
+                )
+            )
         else:
             self._admit(connection, hello)
 
@@ -74,12 +80,14 @@ class Admission:
         """Handle the loss of an agent. Return whether its node was being checked."""
         if not self.check.on_lost(connection):
             return False
+        del self._hellos[connection]
         self._take_verdicts(now)
         return True
 
     def _take_verdicts(self, now: float) -> None:
         for judged in self.check.take_judged():
-            self.on_checked(judged.connection, judged.hello, judged.verdict, now)
+            hello = self._hellos.pop(judged.connection)
+            self.on_checked(judged.connection, hello, judged.verdict, now)
 
     def is_to_be_checked(self, connection: int, hello: p.Hello) -> bool:
         """Return whether an agent is new, and the coordinator would admit it now."""

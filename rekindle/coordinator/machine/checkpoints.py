@@ -195,6 +195,8 @@ class Checkpoints:
                 self._on_left_out(message)
             case p.Pruned():
                 self._on_pruned(message)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message about checkpoints")
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """Handle a checkpoint that was committed or failed. Training continues in both cases."""
@@ -203,11 +205,7 @@ class Checkpoints:
         if self._job.phase is Phase.ENDED:
             return
         if message.error:
-            text = f"writing the checkpoint of step {message.step} failed: {message.error}"
-            fault = Fault(
-                kind=FaultKind.STORAGE, message=text, node=node, finished=message.step, at=now
-            )
-            self._job.record(self._job.incidents.note_storage(fault))
+            self._note_failure(node, message.step, message.error, now)
             return
         everybody = message.shards > 1
         for known in self._roster.nodes.values() if everybody else (self._roster.nodes[node],):
@@ -221,6 +219,12 @@ class Checkpoints:
             )
         )
         self._tell_interval(self.interval.written(stall_s=message.stall_s, write_s=message.seconds))
+
+    def _note_failure(self, node: int, step: int, error: str, now: float) -> None:
+        """Record that a checkpoint could not be written."""
+        text = f"writing the checkpoint of step {step} failed: {error}"
+        fault = Fault(kind=FaultKind.STORAGE, message=text, node=node, finished=step, at=now)
+        self._job.record(self._job.incidents.note_storage(fault))
 
     def _on_snapshot_refused(self, node: int, message: p.SnapshotRefused, now: float) -> None:
         """Handle a rank that does not have memory for its snapshots. Training continues."""
@@ -270,10 +274,7 @@ class Checkpoints:
         if message.error:
             self.assembly.backlog.done((message.step, message.generation))
             if self.assembly.fail(message):
-                failed = p.CheckpointWritten(
-                    step=message.step, generation=message.generation, error=message.error
-                )
-                self._on_checkpoint(node, failed, now)
+                self._note_failure(node, message.step, message.error, now)
         elif order := self.assembly.add(message, self._roster.owners):
             self.committing.add(node)
             self._job.do(Send(self._roster.nodes[node].connection, order))

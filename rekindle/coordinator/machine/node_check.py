@@ -12,7 +12,7 @@ import msgspec
 from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE
-from rekindle.protocol.agent import Hello, Message
+from rekindle.protocol.agent import Message
 from rekindle.protocol.node_check import (
     CheckAlone,
     Checked,
@@ -25,6 +25,7 @@ from rekindle.recovery.node_check.evidence import (
     Alone,
     Edge,
     Evidence,
+    Measurement,
     NodeCheckLimits,
     Pair,
     lacks_memory,
@@ -38,24 +39,41 @@ GATHER_S = 20.0
 _GONE = "the job lost its agent"
 
 
+class CheckedAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent whose node is checked. node: its node rank; SPARE: it has none."""
+
+    connection: int
+    node: int
+    host: str
+    address: str
+
+
 class NodeJudged(msgspec.Struct, frozen=True):
     """The verdict about an agent's node."""
 
     connection: int
-    hello: Hello
     verdict: NodeVerdict
 
 
 class _Guest:
     """An agent that waits or is being checked. number: identifies its node during that time."""
 
-    def __init__(self, connection: int, hello: Hello, number: int) -> None:
-        self.connection, self.hello, self.number = connection, hello, number
+    def __init__(self, agent: CheckedAgent, number: int) -> None:
+        self.agent, self.connection, self.number = agent, agent.connection, number
         self.port = 0
         self.gone = False
         # Pods of one host have different addresses. Simulated hosts have the address of their
         # machine.
-        self.machine = {hello.host or hello.address, hello.address}
+        self.machine = {agent.host or agent.address, agent.address}
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of an agent, or the error that stands for a missing answer. As in Checked."""
+
+    seconds: dict[Measurement, float] = {}
+    note: str = ""
+    error: str = ""
+    device: int = -1
 
 
 class _Item(msgspec.Struct):
@@ -63,7 +81,7 @@ class _Item(msgspec.Struct):
 
     serial: int
     guests: tuple[_Guest, ...]
-    answers: dict[int, Checked]  # by number
+    answers: dict[int, _Answer]  # by number
 
 
 class NodeCheckRun:
@@ -109,9 +127,9 @@ class NodeCheckRun:
 
     # ---- agents
 
-    def on_hello(self, connection: int, hello: Hello) -> None:
-        """Add a new agent. The coordinator later refuses an agent that is not part of the job."""
-        self._waiting.append(_Guest(connection, hello, self._numbers))
+    def add(self, agent: CheckedAgent) -> None:
+        """Check the node of this agent, too."""
+        self._waiting.append(_Guest(agent, self._numbers))
         self._numbers += 1
         if self._evidence is not None:
             return  # the next check includes it
@@ -134,7 +152,7 @@ class NodeCheckRun:
             self._waiting.remove(guest)
             return True
         for item in [item for item in self._items.values() if guest in item.guests]:
-            self._answer(item, guest, Checked(serial=item.serial, error=_GONE))
+            self._answer(item, guest, _Answer(error=_GONE))
         self._go_on()
         return True
 
@@ -150,7 +168,7 @@ class NodeCheckRun:
             for guest in item.guests:
                 if guest.number not in item.answers:
                     self._do(Send(guest.connection, CheckStop(serial=item.serial)))
-                    self._answer(item, guest, Checked(serial=item.serial, error=late))
+                    self._answer(item, guest, _Answer(error=late))
         self._go_on()
 
     def on_message(self, connection: int, message: Message) -> None:
@@ -162,7 +180,13 @@ class NodeCheckRun:
         elif isinstance(message, Checked) and message.serial in self._items:
             item = self._items[message.serial]
             if guest in item.guests:
-                self._answer(item, guest, message)
+                answer = _Answer(
+                    seconds=message.seconds,
+                    note=message.note,
+                    error=message.error,
+                    device=message.device,
+                )
+                self._answer(item, guest, answer)
                 self._go_on()
 
     def _guest(self, connection: int) -> _Guest | None:
@@ -207,7 +231,7 @@ class NodeCheckRun:
             lost = [guest for guest in guests if guest.gone]
             if lost:
                 for guest in guests:
-                    item.answers[guest.number] = Checked(serial=item.serial, error=_GONE)
+                    item.answers[guest.number] = _Answer(error=_GONE)
                 self._finish(item)
                 continue
             busy |= machines
@@ -224,13 +248,13 @@ class NodeCheckRun:
             order = CheckPair(
                 serial=item.serial,
                 beside_ranks=self._beside_ranks,
-                host=first.hello.address,
+                host=first.agent.address,
                 port=first.port,
                 place=place,
             )
             self._do(Send(guest.connection, order))
 
-    def _answer(self, item: _Item, guest: _Guest, answer: Checked) -> None:
+    def _answer(self, item: _Item, guest: _Guest, answer: _Answer) -> None:
         item.answers[guest.number] = answer
         if answer.error:  # stop the others, which may wait for this agent
             for other in item.guests:
@@ -259,20 +283,19 @@ class NodeCheckRun:
 
     def _judge(self, evidence: Evidence) -> None:
         guests, self._guests, self._evidence = self._guests, {}, None
-        names = {number: _name(guest) for number, guest in guests.items()}
+        names = {number: _name(guest.agent) for number, guest in guests.items()}
         judged = verdicts(evidence, self._limits, names)
         # Unhealthy nodes come last, because their replacements may be among the others.
         for verdict in sorted(judged, key=lambda each: each.health in SICK):
             guest = guests[verdict.node]
             if not guest.gone:
                 self._do(Send(guest.connection, CheckOver()))
-                self.judged.append(NodeJudged(guest.connection, guest.hello, verdict))
+                self.judged.append(NodeJudged(guest.connection, verdict))
         if self._waiting:
             self._begin()
 
 
-def _name(guest: _Guest) -> str:
-    """Return the node's name for users: its host, and its node rank if the agent names one."""
-    hello = guest.hello
-    which = f"node {hello.node}" if hello.node != SPARE else "a node"
-    return f"{which} on {hello.host}" if hello.host else which
+def _name(agent: CheckedAgent) -> str:
+    """Return the node's name for users: its host, and its node rank if it has one."""
+    which = f"node {agent.node}" if agent.node != SPARE else "a node"
+    return f"{which} on {agent.host}" if agent.host else which

@@ -13,12 +13,9 @@ from collections.abc import Mapping, Sequence
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed, Timer
-from rekindle.coordinator.machine.node_check import NodeCheckRun
+from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node
 from rekindle.errors import UsageError
-from rekindle.job.spec import JobSpec
-from rekindle.names import WIRE_VERSION
 from rekindle.profiling.detector import OnlineDetector
 from rekindle.profiling.findings import Finding, Slow, in_words, nodes_of
 from rekindle.profiling.switch import ProfilingOrder, Switch, switched
@@ -227,7 +224,14 @@ class StragglerCheck:
         self.checked = {agent.connection: agent.node for agent in agents}
         self.check = NodeCheckRun(self._spec, len(agents), self._job.do, beside_ranks=True)
         for agent in agents:
-            self.check.on_hello(agent.connection, _hello_of(agent, self._spec))
+            self.check.add(
+                CheckedAgent(
+                    connection=agent.connection,
+                    node=agent.node,
+                    host=agent.host,
+                    address=agent.address,
+                )
+            )
 
     def on_check_news(self, node: int, message: p.Checked | p.CheckReady, now: float) -> None:
         """Handle an agent's answer. Answers after the check have no effect."""
@@ -284,16 +288,3 @@ class StragglerCheck:
             at=now,
             signature=kind.value,
         )
-
-
-def _hello_of(agent: Node, spec: JobSpec) -> p.Hello:
-    return p.Hello(
-        job_id=spec.job_id,
-        attempt=0,
-        version=WIRE_VERSION,
-        node=agent.node,
-        address=agent.address,
-        pid=agent.pid,
-        processes=spec.processes_per_node,
-        host=agent.host,
-    )

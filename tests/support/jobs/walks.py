@@ -404,7 +404,7 @@ class _CheckedWalk(_Walk):
             "exclude_straggler": chance.random() < 0.5,
             "total": 20,
             "defect": self._defect,
-            "fair": True,
+            "fair": True,  # walks without node checks keep the order of their digests
         }
 
     def _defect(self) -> Defect:

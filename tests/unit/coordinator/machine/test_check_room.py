@@ -7,9 +7,8 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
-from rekindle.coordinator.machine.node_check import NodeCheckRun, NodeJudged
-from rekindle.names import WIRE_VERSION
-from rekindle.protocol.agent import Hello
+from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun, NodeJudged
+from rekindle.names import SPARE
 from rekindle.protocol.node_check import (
     CheckAlone,
     Checked,
@@ -47,17 +46,14 @@ class Visit:
 
     def come(self, *agents: int, host: str = "") -> None:
         for agent in agents:
-            hello = Hello(
-                job_id="simulated",
-                attempt=0,
-                version=WIRE_VERSION,
-                node=-1,
-                address=f"10.0.0.{agent}",
-                pid=agent,
-                processes=1,
-                host=host or f"host-{agent}",
+            self.check.add(
+                CheckedAgent(
+                    connection=agent,
+                    node=SPARE,
+                    host=host or f"host-{agent}",
+                    address=f"10.0.0.{agent}",
+                )
             )
-            self.check.on_hello(agent, hello)
             self.collect()
 
     def collect(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import typing
+from pathlib import Path
 
 import pytest
 from jobs.driver import Driver
@@ -59,6 +60,27 @@ def test_each_message_has_a_handler() -> None:
     """Each message of an agent has a handler, except the messages that any agent may send."""
     handled = set(Driver().machine._handlers)
     assert handled == set(typing.get_args(p.FromAgent)) - set(machine.OF_ANY_AGENT)
+
+
+def test_the_machine_makes_no_message_of_an_agent() -> None:
+    """A message of an agent in the machine always comes from an agent."""
+    from_agent = {kind.__name__ for kind in typing.get_args(p.FromAgent)}
+    files = sorted(Path(machine.__file__).parent.glob("*.py"))
+    made = [
+        f"{file.name}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", "") or getattr(node.func, "id", "")) in from_agent
+    ]
+    assert len(files) > 15
+    assert not made
+
+
+def test_a_message_that_is_not_about_checkpoints() -> None:
+    """The handler of messages about checkpoints refuses other messages."""
+    with pytest.raises(AssertionError, match="Heartbeat is no message about checkpoints"):
+        Driver().machine.endings.on_store_news(0, p.Heartbeat(finished={}, total=0), 0.0)
 
 
 @pytest.mark.parametrize("phase", Phase)
