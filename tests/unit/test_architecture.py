@@ -23,6 +23,12 @@ SHORT_FILES = {
     "rekindle.training.msrun_worker": "it is a program, which starts for each worker of msrun",
 }
 
+# Folders of tests/unit without a folder of the package, and the reason.
+OTHER_TESTS = {
+    "examples": "it tests the scripts of examples/",
+    "suite": "it tests the pytest plugins of tests/support/suite",
+}
+
 # These patterns do not match their own source.
 HOME_FOLDER = re.compile(r"(?<![\w.$}~-])/(?:home|Users|root)/[\w.-]")
 REGISTRY_HOST = re.compile(
@@ -173,6 +179,15 @@ def test_top_level_folder_is_a_link_into_the_package(name: str) -> None:
     assert not link.readlink().is_absolute()
     assert link.resolve() == ROOT / "rekindle" / name
     assert (link / "__init__.py").is_file()
+
+
+def test_folders_of_unit_tests_are_folders_of_the_package() -> None:
+    """Each folder with unit tests has the path of a folder of the package, or a reason."""
+
+    def folders(root: Path) -> set[str]:
+        return {path.parent.relative_to(root).as_posix() for path in root.rglob("*.py")}
+
+    assert folders(ROOT / "tests" / "unit") - folders(ROOT / "rekindle") == OTHER_TESTS.keys()
 
 
 @pytest.mark.parametrize("pattern", [HOME_FOLDER, REGISTRY_HOST], ids=["home", "registry"])

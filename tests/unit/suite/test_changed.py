@@ -81,7 +81,7 @@ def test_several_changes_add_up(tree: Tree) -> None:
         ("rekindle/cli/main.py", "rekindle.cli.main"),
         ("tests/support/jobs/driver.py", "tests/support/jobs"),
         ("tests/support/waiting.py", "tests/support/waiting"),
-        ("tests/unit/agent/test_hang.py", "tests/unit/agent/test_hang.py"),
+        ("tests/unit/agent/test_lateness.py", "tests/unit/agent/test_lateness.py"),
     ],
 )
 def test_the_unit_of_a_file(path: str, unit: str) -> None:
