@@ -19,6 +19,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -118,13 +119,22 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 OTHER_FILES = 64  # open files besides agents' connections: journal, followers, Python's own
 
 
-@functools.cache
+_loading = threading.Lock()
+
+
 def load_tables(user_file: str) -> Tables:
-    """Return the tables of faults. Only the first call reads them.
+    """Return the tables of faults. Only the first call reads them; others wait for it.
 
     The coordinator makes this call before it needs the tables, if there is time.
     Raises UsageError: the user's file cannot be used.
     """
+    # msgspec 0.22 can crash if two threads decode a class for the first time at the same time.
+    with _loading:
+        return _read_tables(user_file)
+
+
+@functools.cache
+def _read_tables(user_file: str) -> Tables:
     from rekindle.recovery.faults.tables.tables import Tables
 
     return Tables.load(Path(user_file) if user_file else None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -55,8 +54,6 @@ _SHIPPED = (
     "kubernetes_pods.toml",
 )
 SHIPPED = Path(__file__).parent / "data"
-# msgspec 0.22 can crash if two threads decode a class for the first time at the same time.
-_LOADING = threading.Lock()
 
 Levels = dict[tuple[str, str], LevelRow]
 
@@ -77,11 +74,6 @@ def load(user_file: Path | None) -> Rows:
 
     Raises UsageError: the file is invalid; the message names the line.
     """
-    with _LOADING:
-        return _load(user_file)
-
-
-def _load(user_file: Path | None) -> Rows:
     shipped = _shipped()
     if user_file is None:
         return shipped
