@@ -208,9 +208,9 @@ class _Agent:
                 self.say(p.StoreUp(serial=message.serial, port=29500))
             case p.Kill():
                 self.exit(15)
-            case p.Bye(refused=reason) if reason:
+            case p.EndAgent(refused=reason) if reason:
                 self._fleet.tell("trouble", f"agent {self.node} was refused: {reason}")
-            case p.Bye():
+            case p.EndAgent():
                 self.cut()
 
     def arrive(self) -> None:

@@ -19,7 +19,7 @@ from rekindle.protocol import agent as protocol
 PING_S = 20.0  # a coordinator counts as lost if its machine is silent for 1.5 times as long
 CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
 
-Line = aiohttp.ClientWebSocketResponse[bool]
+Websocket = aiohttp.ClientWebSocketResponse[bool]
 
 
 def open_session(secret: str) -> aiohttp.ClientSession:
@@ -31,7 +31,7 @@ def open_session(secret: str) -> aiohttp.ClientSession:
 
 async def connect(
     session: aiohttp.ClientSession, url: str, directory: JobDirectory, limit_s: float
-) -> Line:
+) -> Websocket:
     """Wait until the coordinator accepts the connection, and return it.
 
     Raises JobError: the job has ended, the coordinator refuses, or the limit has passed.
@@ -77,5 +77,5 @@ async def decline(url: str, directory: JobDirectory, secret: str, hello: protoco
         line = await connect(session, url, directory, CONNECT_S)
         with contextlib.suppress(ConnectionError):  # the job may end before the coordinator answers
             await line.send_bytes(protocol.encode(hello))
-            await line.receive()  # Bye
+            await line.receive()  # EndAgent
     return 1

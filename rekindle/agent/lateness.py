@@ -76,7 +76,9 @@ class LatenessTracker:
         self._least_s = least_s
         self._watched_s = 0.0  # the time that counts, so far
         self._last: float | None = None
-        self._seen: dict[int, tuple[PageReading, float]] = {}  # the activity of each, and its start
+        self._marks: dict[
+            int, tuple[PageReading, float]
+        ] = {}  # the activity of each, and its start
         self._learned = {doing: Learned() for doing in RankActivity}
 
     def look(self, marks: Mapping[int, PageReading], now: float) -> list[int]:
@@ -84,25 +86,26 @@ class LatenessTracker:
 
         It drops ranks without a mark.
         """
-        passed = 0.0 if self._last is None else min(now - self._last, LONGEST_LOOK_S)
+        elapsed_s = 0.0 if self._last is None else min(now - self._last, LONGEST_LOOK_S)
         self._last = now
-        self._watched_s += passed
-        for rank in self._seen.keys() - marks.keys():
-            del self._seen[rank]
+        self._watched_s += elapsed_s
+        for rank in self._marks.keys() - marks.keys():
+            del self._marks[rank]
         for rank, mark in marks.items():
-            self._see(rank, mark, passed)
+            self._see(rank, mark, elapsed_s)
         return [rank for rank in marks if self.elapsed_s(rank) > self.limit_s(rank, busy=False)]
 
-    def _see(self, rank: int, mark: PageReading, passed: float) -> None:
+    def _see(self, rank: int, mark: PageReading, elapsed_s: float) -> None:
         # A rank that is new at this look has started since the last one.
-        before, since = self._seen.get(rank, (_STARTED, self._watched_s - passed))
-        if mark == before and rank in self._seen:
+        before, since = self._marks.get(rank, (_STARTED, self._watched_s - elapsed_s))
+        if mark == before and rank in self._marks:
             return
-        self._seen[rank] = mark, self._watched_s
+        self._marks[rank] = mark, self._watched_s
         met = mark.meetings != before.meetings
         begun = met or before.doing is RankActivity.MEETING
-        if begun and mark.doing is RankActivity.STEP and 0.0 < passed < LONGEST_LOOK_S:
-            self._learned[RankActivity.FIRST].note(passed)  # it began and ended between two looks
+        if begun and mark.doing is RankActivity.STEP and 0.0 < elapsed_s < LONGEST_LOOK_S:
+            # It began and ended between two looks.
+            self._learned[RankActivity.FIRST].note(elapsed_s)
         if met or mark.doing in _UNWATCHED:
             return  # an interrupted activity does not show its duration
         self._learned[before.doing].note(self._watched_s - since)
@@ -113,17 +116,17 @@ class LatenessTracker:
         )
         if unseen > 0:
             for doing in (RankActivity.STEP, RankActivity.BETWEEN):
-                self._learned[doing].note(passed, unseen)
+                self._learned[doing].note(elapsed_s, unseen)
 
     def elapsed_s(self, rank: int) -> float:
         """Return the seconds of the rank's current activity, as far as they were observed."""
-        if rank not in self._seen:
+        if rank not in self._marks:
             return 0.0
-        return self._watched_s - self._seen[rank][1]
+        return self._watched_s - self._marks[rank][1]
 
     def limit_s(self, rank: int, *, busy: bool) -> float:
         """Return the limit of the current activity in seconds; infinite if it is not watched."""
-        doing = self._seen[rank][0].doing if rank in self._seen else RankActivity.OUTSIDE
+        doing = self._marks[rank][0].doing if rank in self._marks else RankActivity.OUTSIDE
         if doing in _UNWATCHED:
             return float("inf")
         learned = self._learned[doing]
@@ -139,14 +142,14 @@ class IdleTracker:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, Activity] = {}
+        self._activities: dict[int, Activity] = {}
         self._rested_s: dict[int, float] = {}
         self._devices: dict[int, int] = {}
 
     def still(self, activities: Mapping[int, Activity], seconds: float) -> list[int]:
         """Return the pids whose processes have been idle for the last `seconds`."""
-        seen = self._seen
-        return [p for p, now in activities.items() if p in seen and now.rests(seen[p], seconds)]
+        before = self._activities
+        return [p for p, now in activities.items() if p in before and now.rests(before[p], seconds)]
 
     def look(
         self,
@@ -164,12 +167,12 @@ class IdleTracker:
         moved = {p for p in use.keys() & self._devices if abs(use[p] - self._devices[p]) > 1}
         still = set(self.still(activities, seconds)) - moved
         self._rested_s = {pid: self.rested_s(pid) + seconds for pid in still}
-        self._seen, self._devices = dict(activities), dict(use)
+        self._activities, self._devices = dict(activities), dict(use)
 
     def overlook(self, pid: int, activity: Activity) -> None:
         """Ignore the rank's activity up to now, because the agent caused it."""
-        if pid in self._seen:
-            self._seen[pid] = activity
+        if pid in self._activities:
+            self._activities[pid] = activity
 
     def rested_s(self, pid: int) -> float:
         """Return the seconds for which the rank has been idle."""

@@ -85,13 +85,13 @@ class OomCounter:
         own = memory_cgroups(root, proc)[:1]  # the cgroups above also count other processes
         files = (folder / name for folder in own for name in _FILES)
         self._file = next((file for file in files if file.exists()), None)
-        self._seen = self._read()
+        self._count = self._read()
         self._risen_at = -NEAR_S
 
     def look(self, now: float) -> None:
         """Record whether the kernel has killed since the last call; callers must call it often."""
-        before, self._seen = self._seen, self._read()
-        if self._seen > before:
+        before, self._count = self._count, self._read()
+        if self._count > before:
             self._risen_at = now
 
     def killed_lately(self, now: float) -> bool:

@@ -20,6 +20,7 @@ from rekindle.agent.memory_limits import OomCounter
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.protocol.node_check import (
+    Answer,
     CheckAlone,
     Checked,
     CheckOver,
@@ -30,7 +31,6 @@ from rekindle.protocol.node_check import (
     Done,
     Meet,
     Open,
-    Said,
     Task,
 )
 from rekindle.protocol.rank import Message
@@ -42,7 +42,7 @@ _MODULES = {
     Framework.TORCH: "rekindle.training.node_check.torch_checker",
     Framework.MINDSPORE: "rekindle.training.node_check.numpy_checker",
 }
-_SAID: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
+_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class CheckerError(RekindleError):
@@ -60,9 +60,9 @@ class Checker:
         self.device = device
         self._oom = oom
         self._child = child
-        self._heard: asyncio.Queue[Said | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
         self._end = ""
-        child.watch(lambda data: self._heard.put_nowait(_SAID.decode(data)), self._ended)
+        child.watch(lambda data: self._answers.put_nowait(_ANSWERS.decode(data)), self._ended)
 
     async def ask(self, task: Task) -> Done:
         """Send it a task; return its result. Raises CheckerError: it failed or ended."""
@@ -70,25 +70,25 @@ class Checker:
             with contextlib.suppress(ConnectionError):  # it is about to end
                 self._child.line.send(msgspec.msgpack.encode(task))
         while True:
-            said = await self._hear()
-            if isinstance(said, Done) and said.serial == task.serial:
-                if said.error:
-                    raise CheckerError(self.device, said.error)
-                return said
+            answer = await self._next_answer()
+            if isinstance(answer, Done) and answer.serial == task.serial:
+                if answer.error:
+                    raise CheckerError(self.device, answer.error)
+                return answer
 
     async def open(self) -> int:
         """Wait until it can work; return the port of its store. Raises CheckerError: it fails."""
-        said = await self._hear()
-        if isinstance(said, Open):
-            return said.port
-        raise CheckerError(self.device, said.error)
+        answer = await self._next_answer()
+        if isinstance(answer, Open):
+            return answer.port
+        raise CheckerError(self.device, answer.error)
 
-    async def _hear(self) -> Said:
-        said = await self._heard.get()
-        if said is None:
-            self._heard.put_nowait(None)
+    async def _next_answer(self) -> Answer:
+        answer = await self._answers.get()
+        if answer is None:
+            self._answers.put_nowait(None)
             raise CheckerError(self.device, f"its process ended with {self._end}")
-        return said
+        return answer
 
     def kill(self) -> None:
         """Kill it and its children; the agent reaps it after its end."""
@@ -99,13 +99,13 @@ class Checker:
         """Wait until it has ended."""
         with contextlib.suppress(CheckerError):
             while True:
-                await self._hear()
+                await self._next_answer()
 
     def _ended(self, exit_: Exit) -> None:
         self._end = str(exit_)
         if exit_.signal == signal.SIGKILL and self._oom.killed_lately(time.monotonic()):
             self._end += f", {KILLED}"
-        self._heard.put_nowait(None)
+        self._answers.put_nowait(None)
 
 
 class NodeCheckRunner:

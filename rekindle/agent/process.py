@@ -49,6 +49,7 @@ from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import beat_interval
+from rekindle.recovery.policy.plan import StateId
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -78,14 +79,14 @@ class Agent:
         self._lines = 0  # connections to coordinators, so far
         self._handling = asyncio.Lock()
         self._store = store
-        known = Credentials(spec.job_id, hello.attempt, secret)
-        self._replica_server = ReplicaServer(spec, known, self.send)
+        credentials = Credentials(spec.job_id, hello.attempt, secret)
+        self._replica_server = ReplicaServer(spec, credentials, self.send)
         self._snapshots = NodeSnapshots(
             spec,
             store,
             self.send,
             replica_server=self._replica_server,
-            replica_client=ReplicaClient(known),
+            replica_client=ReplicaClient(credentials),
         )
         environment = agent_environment(os.environ, spec)
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
@@ -113,7 +114,7 @@ class Agent:
         self._outbox.put_nowait((message, protocol.encode(message)))
 
     async def run(self, url: str) -> int:
-        """Serve the job until its coordinator sends Bye; return the exit status.
+        """Serve the job until its coordinator sends EndAgent; return the exit status.
 
         After the death of a coordinator the agent waits for another one, and the ranks
         continue.
@@ -180,8 +181,8 @@ class Agent:
         """
         try:
             found = await in_thread(self._store.newest)
-            for passed in found.passed_over:
-                self.send(protocol.CheckpointInvalid(path=passed.location, reason=passed.reason))
+            for skipped in found.passed_over:
+                self.send(protocol.CheckpointInvalid(path=skipped.location, reason=skipped.reason))
             if found.checkpoint is not None:
                 newest = found.checkpoint.manifest
                 at_most = (newest.step, newest.generation)
@@ -190,7 +191,7 @@ class Agent:
             self._hello = _unable(self._hello, error)
 
     def _offer(self, checkpoints: list[Key]) -> None:
-        offers = tuple(checkpoints[: names.OFFERS])
+        offers = tuple(StateId(*key) for key in checkpoints[: names.OFFERS])
         self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
 
     async def _listen(
@@ -198,7 +199,7 @@ class Agent:
         line: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
     ) -> bool:
-        """Read the connection until Bye (True) or until it is cut (False).
+        """Read the connection until EndAgent (True) or until it is cut (False).
 
         Orders wait for each other, but the connection does not wait for them. It must answer the
         coordinator's pings, or the coordinator declares the node lost.
@@ -210,9 +211,9 @@ class Agent:
                     break
                 message = protocol.decode_to_agent(frame.data)
                 match message:
-                    case protocol.Bye(refused=reason) if reason:
+                    case protocol.EndAgent(refused=reason) if reason:
                         raise JobError(f"the coordinator refused this agent: {reason}")
-                    case protocol.Bye(status=status):
+                    case protocol.EndAgent(status=status):
                         self.status, self._hurried = status, message.at_once
                         return True
                     case protocol.Welcome(node=node):

@@ -80,14 +80,14 @@ def activities(leaders: Iterable[int]) -> dict[int, Activity]:
 
 def _leader(pid: int, processes: dict[int, _Process], of: dict[int, int]) -> int | None:
     """Return the leader that is an ancestor of a process or leads its session."""
-    way: list[int] = []
-    while pid in processes and pid not in of and pid not in way:
-        way.append(pid)
+    path: list[int] = []
+    while pid in processes and pid not in of and pid not in path:
+        path.append(pid)
         session = processes[pid].session
         pid = session if session in of else processes[pid].parent
     leader = of.get(pid)
     if leader is not None:
-        of.update(dict.fromkeys(way, leader))
+        of.update(dict.fromkeys(path, leader))
     return leader
 
 

@@ -125,7 +125,7 @@ class ProfilingFiles:
     ) -> None:
         self._folder, self._own, self._send, self._file = folder, own, send, switch
         self._read, self._cap_bytes = read, cap_bytes
-        self._said: Switch | None = None
+        self._last_switch: Switch | None = None
         self._problems = Problems()
 
     async def run(self) -> None:
@@ -157,14 +157,14 @@ class ProfilingFiles:
             self._problems.report("switch", f"{self._file}: {error}")
             return
         try:
-            said = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
+            switch = switch_of(read_switch(msgspec.json.decode(text, type=dict[str, str])).words)
         except UNREADABLE as error:
             why = f"the profiling switch {self._file} is invalid and has no effect: {error}"
             self._problems.report("switch", why)
             return
-        if said != self._said:
-            self._said = said
-            self._send(ProfilingSwitchRead(switch=said))
+        if switch != self._last_switch:
+            self._last_switch = switch
+            self._send(ProfilingSwitchRead(switch=switch))
 
     @contextlib.contextmanager
     def _outliving(self, what: str) -> Iterator[None]:

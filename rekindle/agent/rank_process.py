@@ -61,7 +61,7 @@ def rank_environment(
         names.ENV_JOB_ID: spec.job_id,
         names.ENV_NODE_RANK: str(node),
         names.ENV_SLOT: str(rank),
-        names.ENV_JOINS: str(int(spawn.joins)),
+        names.ENV_JOINS: str(int(spawn.joins_running_ranks)),
         names.ENV_FULL_WORLD: str(spec.world_size),
         names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,
@@ -91,8 +91,8 @@ class RankProcess:
         on_exit: Callable[[RankProcess, Exit], None],
     ) -> None:
         """Watch the process and its messages; the kernel reports its end."""
-        hear = functools.partial(self._hear, on_message)
-        self._child.watch(hear, functools.partial(on_exit, self))
+        on_data = functools.partial(self._on_data, on_message)
+        self._child.watch(on_data, functools.partial(on_exit, self))
 
     def send(self, message: protocol.Message, fds: list[int] | None = None) -> None:
         """Send to the rank. The agent finds a dead rank by its exit, a silent one by a limit."""
@@ -116,7 +116,7 @@ class RankProcess:
             at=_number(extra.get("timestamp")),
         )
 
-    def _hear(
+    def _on_data(
         self, on_message: Callable[[RankProcess, protocol.Message], None], data: bytes
     ) -> None:
         try:

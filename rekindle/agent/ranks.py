@@ -74,7 +74,7 @@ class RankSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
-            protocol.WriteFinalCheckpoint: snapshots.dump,
+            protocol.WriteFinalCheckpoint: snapshots.write_final_checkpoint,
             protocol.WriteShards: snapshots.write_parts,
             protocol.Commit: snapshots.commit,
             protocol.InspectRanks: self._look,
@@ -83,7 +83,7 @@ class RankSupervisor:
             protocol.GenerationEnded: self._over,
             protocol.Inject: self._tell_one,
             protocol.PauseRequest: self._tell_one,
-            protocol.Dismiss: self._dismiss,
+            protocol.EndSession: self._dismiss,
         }
         self._from_ranks: dict[type[protocol.Message], Callable[[RankProcess, Any], None]] = {
             protocol.BufferRequest: self._on_snapshot_room,
@@ -137,7 +137,7 @@ class RankSupervisor:
             self._snapshots.break_off()
         self._tell_all(with_local_progress(over, [page for _, page in self._pages.values()]))
 
-    def _dismiss(self, order: protocol.Dismiss) -> None:
+    def _dismiss(self, order: protocol.EndSession) -> None:
         self._training.clear()
         self._waiting.clear()
         self._tell_all(order)

@@ -74,12 +74,12 @@ def _ask(pid: int, process: int, path: Path) -> str:
     finally:
         os.close(process)
     deadline = time.monotonic() + LIMIT_S
-    seen, calm = begin, 0
+    last_size, calm = begin, 0
     while calm < _CALM_LOOKS and time.monotonic() < deadline:
         time.sleep(_TICK_S)
         size = _size(path)
-        calm = calm + 1 if size == seen > begin else 0
-        seen = size
+        calm = calm + 1 if size == last_size > begin else 0
+        last_size = size
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(begin)
         return file.read().decode(errors="replace")

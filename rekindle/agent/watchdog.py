@@ -56,8 +56,8 @@ class Watchdog:
         self._problems = Problems()
         self._looked = 0  # the number of inspections so far
         self._close_looks = 0  # running inspections; ranks write their stacks then
-        self._told: set[int] = set()  # ranks that were reported, and are still late
-        self._told_at, self._pause_s = 0.0, AGAIN_S
+        self._reported: set[int] = set()  # ranks that were reported, and are still late
+        self._reported_at, self._pause_s = 0.0, AGAIN_S
 
     async def watch(self) -> None:
         """Report late ranks without end.
@@ -81,11 +81,11 @@ class Watchdog:
         rested = self._rest.rested_s
         late += [p.rank for p in outside if rested(p.pid) >= self._idle_timeout_s]
         if not late:
-            self._told, self._pause_s = set(), AGAIN_S
-        elif not self._told.issuperset(late) or now >= self._told_at + self._pause_s:
-            self._pause_s = AGAIN_S if not self._told else min(2 * self._pause_s, SELDOM_S)
-            news = next((rank for rank in late if rank not in self._told), late[0])
-            self._told, self._told_at = {*self._told, *late}, now
+            self._reported, self._pause_s = set(), AGAIN_S
+        elif not self._reported.issuperset(late) or now >= self._reported_at + self._pause_s:
+            self._pause_s = AGAIN_S if not self._reported else min(2 * self._pause_s, SELDOM_S)
+            news = next((rank for rank in late if rank not in self._reported), late[0])
+            self._reported, self._reported_at = {*self._reported, *late}, now
             self._send(protocol.RankStalled(rank=news, generation=self._state.generation))
 
     def _note_rest(self, outside: list[RankProcess], now: float) -> None:
@@ -93,11 +93,11 @@ class Watchdog:
 
         A task does this, because a device's tool may be slow.
         """
-        passed = now - self._rested_at
+        elapsed_s = now - self._rested_at
         under_way = self._resting is not None and not self._resting.done()
-        if not outside or passed < self._rest_every_s or under_way or self._close_looks:
+        if not outside or elapsed_s < self._rest_every_s or under_way or self._close_looks:
             return
-        seconds = min(passed, self._rest_every_s + LONGEST_LOOK_S)
+        seconds = min(elapsed_s, self._rest_every_s + LONGEST_LOOK_S)
         self._resting = asyncio.create_task(self._see_rest(outside, seconds, now))
 
     async def _see_rest(self, outside: list[RankProcess], seconds: float, now: float) -> None:

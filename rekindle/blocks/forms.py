@@ -43,8 +43,8 @@ class Form:
         self, source: type[msgspec.Struct], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         def read(value: Any, validate: Callable[[Any], BaseModel]) -> msgspec.Struct:
-            made = isinstance(value, source)  # by Python code, which checks no types
-            found = _struct(value if made else validate(value).model_dump(), source)
+            is_struct = isinstance(value, source)  # by Python code, which checks no types
+            found = _struct(value if is_struct else validate(value).model_dump(), source)
             if self._check is not None:
                 try:
                     self._check(found)
@@ -110,21 +110,21 @@ def _fields(
 
 
 def _field(hint: Any, default: Any) -> Any:
-    said = _said(declared(hint))
+    constraints = _constraints_of(declared(hint))
     if _is_number(hint):
-        said["allow_inf_nan"] = False
+        constraints["allow_inf_nan"] = False
     if default is msgspec.NODEFAULT:
-        return Field(**said)
+        return Field(**constraints)
     if not isinstance(default, msgspec.Struct):
-        return Field(default=_plain(default), **said)
+        return Field(default=_plain(default), **constraints)
     extra = {"default": _plain(default)}
-    return Field(default_factory=lambda: default, json_schema_extra=extra, **said)
+    return Field(default_factory=lambda: default, json_schema_extra=extra, **constraints)
 
 
-def _said(meta: msgspec.Meta | None) -> dict[str, Any]:
+def _constraints_of(meta: msgspec.Meta | None) -> dict[str, Any]:
     """Return the constraints of a declaration, in pydantic's terms."""
-    said = {name: getattr(meta, name, None) for name in _CONSTRAINTS}
-    return {name: value for name, value in said.items() if value is not None}
+    constraints = {name: getattr(meta, name, None) for name in _CONSTRAINTS}
+    return {name: value for name, value in constraints.items() if value is not None}
 
 
 def _default(field: msgspec.structs.FieldInfo, like: msgspec.Struct | None) -> Any:
@@ -147,7 +147,7 @@ def _of(hint: Any, choices: Any = None) -> Any:
     if hint is str and choices:
         return Literal[tuple(choices)]
     if origin is Annotated:  # inside a union
-        return Annotated[_of(arguments[0]), Field(**_said(declared(hint)))]
+        return Annotated[_of(arguments[0]), Field(**_constraints_of(declared(hint)))]
     if origin is tuple:
         return list[_item(arguments[0], choices)]  # type: ignore[misc]
     if origin in (Union, types.UnionType):

@@ -163,20 +163,20 @@ class TrainingJob(BaseModel):
             return self
         from rekindle.blocks import saved  # imports Prefect, which other jobs do not need
 
-        said: dict[str, object] = {}
+        values: dict[str, object] = {}
         if self.saved_cluster:
             cluster = saved.load(saved.SavedCluster, self.saved_cluster)
-            said |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
-            said["environment"] = cluster.environment.get_secret_value() | self.environment
+            values |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
+            values["environment"] = cluster.environment.get_secret_value() | self.environment
         credentials: dict[str, str] = {}
         if self.saved_store:
             store = saved.load(saved.SavedStore, self.saved_store)
-            said["checkpoint"], credentials = store.checkpoint, store.credentials()
+            values["checkpoint"], credentials = store.checkpoint, store.credentials()
         if self.saved_policy:
-            said["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
+            values["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
         none = {"saved_cluster": "", "saved_store": "", "saved_policy": ""}
         try:
-            job = TrainingJob.model_validate(self.model_dump() | none | said)
+            job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
             raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
         job._credentials = credentials

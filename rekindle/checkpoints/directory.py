@@ -149,7 +149,7 @@ class DirectoryStore:
         path = self._place((step, generation))
         shared.check_part(step, generation, name, part.ranks)
         with explained("write", path / name):
-            return shared.write_part(path, name, _told(part), part.ranks)
+            return shared.write_part(path, name, _reported_chunks(part), part.ranks)
 
     def commit(self, manifest: Manifest) -> Written:
         """Commit the parts that manifest.files names, as write_part() returned them.
@@ -214,7 +214,7 @@ class DirectoryStore:
         """
         with explained("read", self.root):
             keys = self._keys()
-        return [_seen(self._place(key), key) for key in keys]
+        return [_checkpoint_info(self._place(key), key) for key in keys]
 
     def at(self, manifest: Manifest) -> DirectoryCheckpoint:
         """Return the checkpoint of this manifest in this store. The method reads no file."""
@@ -300,11 +300,11 @@ class DirectoryStore:
 
         Raises CorruptError, NewerFormatError or OSError.
         """
-        seen = traces(path)
+        now = traces(path)
         manifest = read_manifest(path)
         for entry in manifest.files:
             verify_file(path / entry.file, entry)
-        self._proven[path] = seen
+        self._proven[path] = now
         return manifest
 
     def _valid(self, path: Path) -> Manifest | None:
@@ -362,14 +362,14 @@ class DirectoryStore:
         return manifest
 
 
-def _told(part: CheckpointFile) -> Iterator[Bytes]:
+def _reported_chunks(part: CheckpointFile) -> Iterator[Bytes]:
     """Yield the chunks of a part. Report each chunk to part.told when the next one is requested."""
     for chunk in part.chunks:
         yield chunk
-        part.told(memoryview(chunk).nbytes)
+        part.on_bytes(memoryview(chunk).nbytes)
 
 
-def _seen(path: Path, key: Key) -> CheckpointInfo:
+def _checkpoint_info(path: Path, key: Key) -> CheckpointInfo:
     """Describe the checkpoint in this directory by its manifest and the sizes of its files."""
     manifest, reason, newer = None, "", False
     try:

@@ -180,14 +180,14 @@ def _check_files(manifest: Manifest) -> None:
     """Raise CorruptError unless file names are unique and safe, and the blocks cover each file."""
     names, files = {MANIFEST_FILE}, {MANIFEST_FILE}
     for entry in manifest.files:
-        for name, seen in ((entry.name, names), (entry.file, files)):
+        for name, names_so_far in ((entry.name, names), (entry.file, files)):
             if not _FILE_NAME.fullmatch(name):
                 raise CorruptError(
                     f"the manifest lists the file name {name!r}, which is not allowed"
                 )
-            if name in seen:
+            if name in names_so_far:
                 raise CorruptError(f"the manifest lists the file {name!r} twice")
-            seen.add(name)
+            names_so_far.add(name)
         if entry.blocks and len(entry.blocks) * entry.block_bytes - entry.bytes not in range(
             entry.block_bytes
         ):

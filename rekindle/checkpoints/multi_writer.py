@@ -98,15 +98,17 @@ def _intact(path: Path, manifest: Manifest, name: str) -> FileEntry | None:
     return entry
 
 
-def _replace(path: Path, seen: Manifest | None, name: str, chunks: Iterable[Bytes]) -> Sums | None:
-    """Write this file. Return None if the committed manifest is no longer `seen`.
+def _replace(
+    path: Path, manifest: Manifest | None, name: str, chunks: Iterable[Bytes]
+) -> Sums | None:
+    """Write this file. Return None if the committed manifest is no longer `manifest`.
 
     The function holds the lock until it has created the file. Then the file is new, no other writer
     has it open, and the directory is not a committed checkpoint.
     """
     with contextlib.ExitStack() as stack:
         with locked(path.parent):
-            if committed(path) != seen:
+            if committed(path) != manifest:
                 return None
             make_directories(path)
             # The manifest is removed first: a checkpoint whose file is being replaced must not be

@@ -21,7 +21,7 @@ from rekindle.checkpoints.location import above, below
 from rekindle.checkpoints.manifest import identity
 from rekindle.checkpoints.open_store import open_pointer, open_store
 from rekindle.checkpoints.store import Checkpoint
-from rekindle.checkpoints.verifying import Told, copy
+from rekindle.checkpoints.verifying import OnBytes, copy
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 
 LATEST_FILE: Final = "latest.json"
@@ -89,18 +89,18 @@ def publish(
     checkpoint: Checkpoint,
     to: str,
     environment: Mapping[str, str] = os.environ,
-    told: Told = lambda _: None,
+    on_bytes: OnBytes = lambda _: None,
 ) -> Published:
     """Copy a checkpoint to its job's store below the location `to`, and verify every byte.
 
-    A second call returns the same reference, and writes nothing. told: called with the number of
-    bytes that were copied.
+    A second call returns the same reference, and writes nothing. on_bytes: called with the number
+    of bytes that were copied.
     Raises CorruptError: the checkpoint is not what was written. CheckpointError: it cannot be read
     or copied. UsageError: the location is not valid.
     """
     manifest = checkpoint.manifest
     where = below(to, manifest.job_id)
-    written = copy(checkpoint, open_store(where, environment), told)
+    written = copy(checkpoint, open_store(where, environment), on_bytes)
     name = name_of(manifest.step, manifest.generation)
     return Published(
         reference=f"{below(where, name)}#{identity(manifest)}",

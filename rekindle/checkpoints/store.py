@@ -25,13 +25,13 @@ L = TypeVar("L", bound=Collection[object])
 class CheckpointFile(msgspec.Struct, frozen=True):
     """Contents of one file of a checkpoint, and the ranks whose state it holds.
 
-    The chunks must not change until the write has returned. told: called with the number of bytes
-    that were written, or that exist already.
+    The chunks must not change until the write has returned. on_bytes: called with the number of
+    bytes that were written, or that exist already.
     """
 
     chunks: Sequence[Bytes]
     ranks: tuple[int, ...]
-    told: Callable[[int], None] = lambda _: None
+    on_bytes: Callable[[int], None] = lambda _: None
 
 
 class Written(msgspec.Struct, frozen=True):

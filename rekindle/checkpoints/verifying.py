@@ -28,7 +28,7 @@ _HEADER = 1 << 20  # least number of bytes kept of a file's beginning; more if i
 UNREADABLE: Final = "unreadable"
 
 # Called with the number of bytes that were read.
-Told = Callable[[int], None]
+OnBytes = Callable[[int], None]
 
 Range = tuple[int, int]  # first byte, end
 
@@ -45,13 +45,13 @@ class Damage(msgspec.Struct, frozen=True):
     where: str
 
 
-def verify(checkpoint: Checkpoint, told: Told) -> tuple[Damage, ...]:
+def verify(checkpoint: Checkpoint, on_bytes: OnBytes) -> tuple[Damage, ...]:
     """Read all files and return their damages. The result of a valid checkpoint is empty."""
-    found = (check_file(checkpoint, entry, told) for entry in checkpoint.manifest.files)
+    found = (check_file(checkpoint, entry, on_bytes) for entry in checkpoint.manifest.files)
     return tuple(damage for damage in found if damage is not None)
 
 
-def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage | None:
+def check_file(checkpoint: Checkpoint, entry: FileEntry, on_bytes: OnBytes) -> Damage | None:
     """Read a file and return its damage, or None if it agrees with the manifest."""
     sums, kept = BlockSums(granule(entry)), bytearray()
     try:
@@ -59,7 +59,7 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
             if sums.bytes < max(_HEADER, header_bytes(kept)):
                 kept += piece
             sums.add(piece)
-            told(len(piece))
+            on_bytes(len(piece))
         more = checkpoint.read_range(entry.name, sums.bytes, sums.bytes + 1)
     except MissingError:
         return Damage(entry.name, "missing", f"all of its {entry.bytes} bytes")
@@ -73,9 +73,9 @@ def check_file(checkpoint: Checkpoint, entry: FileEntry, told: Told) -> Damage |
     if sums.bytes < entry.bytes:
         where = f"it ends after {sums.bytes} of {entry.bytes} bytes"
         return Damage(entry.name, "truncated", where + _concerned(entry, kept, damaged))
-    told_of = [f"bytes {begin} to {end}" for begin, end in damaged[:3]]
+    shown = [f"bytes {begin} to {end}" for begin, end in damaged[:3]]
     more_of = [f"{len(damaged) - 3} more places"] if len(damaged) > 3 else []
-    where = ", ".join(told_of + more_of)
+    where = ", ".join(shown + more_of)
     return Damage(entry.name, "changed", where + _concerned(entry, kept, damaged))
 
 
@@ -131,10 +131,10 @@ def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
     ]
 
 
-def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
+def copy(checkpoint: Checkpoint, to: CheckpointStore, on_bytes: OnBytes) -> Written:
     """Copy a checkpoint that was verified.
 
-    told: called with the number of bytes that were copied, or that exist in the target.
+    on_bytes: called with the number of bytes that were copied, or that exist in the target.
     Raises CorruptError: the checkpoint has changed since its verification. CheckpointError: it
     cannot be read or written, or the target has another checkpoint of the same step and generation.
     """
@@ -153,9 +153,9 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
     target = to.at(msgspec.structs.replace(manifest, files=tuple(files)))
     for index, entry in enumerate(files):
         if _is_there(target, entry):
-            told(entry.bytes)
+            on_bytes(entry.bytes)
             continue
-        part = CheckpointFile(_Chunks(checkpoint, entry), entry.ranks, told)
+        part = CheckpointFile(_Chunks(checkpoint, entry), entry.ranks, on_bytes)
         files[index] = written = to.write_part(*place, entry.name, part)
         if (written.bytes, written.checksum) != (entry.bytes, entry.checksum):
             raise CorruptError(
@@ -165,13 +165,13 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, told: Told) -> Written:
     return to.commit(msgspec.structs.replace(manifest, files=tuple(files)))
 
 
-def check_intact(checkpoint: Checkpoint, told: Told) -> None:
+def check_intact(checkpoint: Checkpoint, on_bytes: OnBytes) -> None:
     """Read and verify all files.
 
     Raises CorruptError: the message names all damages. CheckpointError: a file cannot be read, so
     its state is unknown.
     """
-    damages = verify(checkpoint, told)
+    damages = verify(checkpoint, on_bytes)
     for each in damages:
         if each.what == UNREADABLE:
             raise CheckpointError(f"{each.file} of {checkpoint.location}: {each.where}")

@@ -36,8 +36,8 @@ def pin(options: argparse.Namespace) -> None:
     if options.hours is not None and not 0 < options.hours <= MOST_HOURS:
         raise UsageError(f"--hours {options.hours}: give a number above 0 and at most {MOST_HOURS}")
     store = open_at(options.store, exists=True)
-    seen = of_steps(store.survey(), [options.step], store)
-    for each in seen:
+    checkpoints = of_steps(store.survey(), [options.step], store)
+    for each in checkpoints:
         if not each.reason and not each.unfinished:
             until = None
             if options.hours is not None:
@@ -51,8 +51,8 @@ def pin(options: argparse.Namespace) -> None:
                 end = "until it is unpinned" if until is None else f"until {clock(until)}"
                 print(f"{each.location}: pinned {end} ({options.name})")
                 return
-    reason = seen[0].reason or "another process pruned it"
-    raise CheckpointError(f"Rekindle cannot pin {seen[0].location}: {reason}")
+    reason = checkpoints[0].reason or "another process pruned it"
+    raise CheckpointError(f"Rekindle cannot pin {checkpoints[0].location}: {reason}")
 
 
 def unpin(options: argparse.Namespace) -> None:
@@ -139,20 +139,20 @@ def run(options: argparse.Namespace) -> int | None:
 
 def _ls(options: argparse.Namespace) -> None:
     store = open_at(options.store, exists=True)
-    seen = store.survey()
+    checkpoints = store.survey()
     found, now = store.pins(), time.time()
     pins = {
         s.location: sorted(
             {p.name for p in found if p.key == (s.step, s.generation) and p.holds(now)}
         )
-        for s in seen
+        for s in checkpoints
     }
     if options.json:
-        print(json.dumps([_told(each) | {"pins": pins[each.location]} for each in seen]))
-    elif seen:
+        print(json.dumps([_row(each) | {"pins": pins[each.location]} for each in checkpoints]))
+    elif checkpoints:
         table(
             ("step", "generation", "when", "size", "files", "framework", "world size", "state"),
-            [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in seen],
+            [(s.step, s.generation, *_facts(s), _state(s, pins[s.location])) for s in checkpoints],
         )
     else:
         print(f"no checkpoints in {store.location}")
@@ -160,28 +160,28 @@ def _ls(options: argparse.Namespace) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     store = open_at(options.store, exists=True)
-    seen = of_steps(store.survey(), options.steps, store)
-    checkpoints = [store.at(each.manifest) for each in seen if each.manifest]
+    infos = of_steps(store.survey(), options.steps, store)
+    checkpoints = [store.at(each.manifest) for each in infos if each.manifest]
     damages: dict[str, tuple[Damage, ...]] = {}
     if checkpoints:
-        with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as told:
+        with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as on_bytes:
             for each in checkpoints:
                 try:
                     with reading(store, (each.manifest.step, each.manifest.generation)):
-                        damages[each.location] = verify(each, told)
+                        damages[each.location] = verify(each, on_bytes)
                 except CheckpointError as error:
                     print(f"rekindle: not verified: {error}", file=sys.stderr)
-                    seen = [one for one in seen if one.location != each.location]
-    bad = [each for each in seen if not each.unfinished and _is_bad(each, damages)]
+                    infos = [one for one in infos if one.location != each.location]
+    bad = [each for each in infos if not each.unfinished and _is_bad(each, damages)]
     if options.json:
-        told_of = [_told(each) | _verdict(each, damages) for each in seen]
-        print(json.dumps(told_of))
-    elif seen:
+        rows = [_row(each) | _verdict(each, damages) for each in infos]
+        print(json.dumps(rows))
+    elif infos:
         table(
             ("step", "generation", "size", "files", "state"),
             [
                 (s.step, s.generation, *_facts(s)[1:3], _verdict(s, damages)["verdict"])
-                for s in seen
+                for s in infos
             ],
         )
         _show_damages(bad, damages)
@@ -194,8 +194,8 @@ def _copy(options: argparse.Namespace) -> None:
     target = open_at(options.target, exists=False)
     with chosen(options.source, options.step) as checkpoint:
         step, total = checkpoint.manifest.step, _bytes([checkpoint])
-        with progress(f"copy step {step}", total) as told:
-            written = copy(checkpoint, target, told)
+        with progress(f"copy step {step}", total) as on_bytes:
+            written = copy(checkpoint, target, on_bytes)
     verb = "existed already" if written.existed else "copied"
     print(f"step {step}, {size(total)}: {verb}: {written.location}")
 
@@ -204,12 +204,12 @@ def _prune(options: argparse.Namespace) -> None:
     if options.keep < 1:
         raise UsageError(f"--keep {options.keep}: give at least 1")
     store = open_at(options.store, exists=True)
-    seen = store.survey()
+    checkpoints = store.survey()
     keep = Retention(last=options.keep)
-    going = _would_go(store, seen, keep) if options.dry_run else store.prune(keep)
+    going = _would_go(store, checkpoints, keep) if options.dry_run else store.prune(keep)
     rows = [
         (s.step, s.generation, *_facts(s)[:2], s.location)
-        for s in seen
+        for s in checkpoints
         if (s.step, s.generation) in going
     ]
     if rows:
@@ -231,19 +231,19 @@ def _prune(options: argparse.Namespace) -> None:
 
 
 def _would_go(
-    store: CheckpointStore, seen: Sequence[CheckpointInfo], retention: Retention
+    store: CheckpointStore, checkpoints: Sequence[CheckpointInfo], retention: Retention
 ) -> tuple[Key, ...]:
     """Return the finished checkpoints that CheckpointStore.prune() would remove."""
-    finished = [(s.step, s.generation) for s in seen if not s.unfinished]
-    manifests = {(s.step, s.generation): s.manifest for s in seen if s.manifest}
-    usable = {(s.step, s.generation) for s in seen if s.manifest and not s.reason}
+    finished = [(s.step, s.generation) for s in checkpoints if not s.unfinished]
+    manifests = {(s.step, s.generation): s.manifest for s in checkpoints if s.manifest}
+    usable = {(s.step, s.generation) for s in checkpoints if s.manifest and not s.reason}
 
     def is_valid(key: Key) -> bool:
         if key not in usable:
             return False
         checkpoint = store.at(manifests[key])
-        with progress(f"verify step {key[0]}", _bytes([checkpoint])) as told:
-            return not verify(checkpoint, told)
+        with progress(f"verify step {key[0]}", _bytes([checkpoint])) as on_bytes:
+            return not verify(checkpoint, on_bytes)
 
     going = may_go(
         finished,
@@ -253,7 +253,7 @@ def _would_go(
         pins=store.pins(),
         now=time.time(),
     )
-    newer = {(s.step, s.generation) for s in seen if s.newer}
+    newer = {(s.step, s.generation) for s in checkpoints if s.newer}
     return tuple(key for key in going if key not in newer)
 
 
@@ -261,42 +261,42 @@ def _bytes(checkpoints: Sequence[Checkpoint]) -> int:
     return sum(bytes_of(each.manifest) for each in checkpoints)
 
 
-def _facts(seen: CheckpointInfo) -> tuple[object, ...]:
+def _facts(info: CheckpointInfo) -> tuple[object, ...]:
     """Return date, size, number of files, framework and world size, or "-" if unknown."""
-    found = seen.manifest
+    found = info.manifest
     if found is None:
         return ("-",) * 5
     about = (found.framework or "-", found.world_size)
     return (clock(found.created), size(bytes_of(found)), len(found.files), *about)
 
 
-def _state(seen: CheckpointInfo, pins: Sequence[str]) -> str:
-    if seen.unfinished:
+def _state(info: CheckpointInfo, pins: Sequence[str]) -> str:
+    if info.unfinished:
         return "unfinished"
-    state = f"cannot be used: {seen.reason}" if seen.reason else "complete"
+    state = f"cannot be used: {info.reason}" if info.reason else "complete"
     return f"{state}, pinned ({', '.join(pins)})" if pins else state
 
 
-def _told(seen: CheckpointInfo) -> dict[str, object]:
+def _row(info: CheckpointInfo) -> dict[str, object]:
     """Return the JSON form of a row."""
-    manifest: dict[str, object] = msgspec.to_builtins(seen.manifest) if seen.manifest else {}
-    about = {"step": seen.step, "generation": seen.generation, "location": seen.location}
-    state = "unfinished" if seen.unfinished else "unusable" if seen.reason else "complete"
-    size_of = {"bytes": bytes_of(seen.manifest)} if seen.manifest else {}
-    return manifest | about | size_of | {"state": state, "reason": seen.reason}
+    manifest: dict[str, object] = msgspec.to_builtins(info.manifest) if info.manifest else {}
+    about = {"step": info.step, "generation": info.generation, "location": info.location}
+    state = "unfinished" if info.unfinished else "unusable" if info.reason else "complete"
+    size_of = {"bytes": bytes_of(info.manifest)} if info.manifest else {}
+    return manifest | about | size_of | {"state": state, "reason": info.reason}
 
 
-def _verdict(seen: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> dict[str, object]:
-    found = damages.get(seen.location, ())
-    verdict = "damaged" if _is_bad(seen, damages) else "intact"
+def _verdict(info: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> dict[str, object]:
+    found = damages.get(info.location, ())
+    verdict = "damaged" if _is_bad(info, damages) else "intact"
     return {
-        "verdict": "unfinished" if seen.unfinished else verdict,
+        "verdict": "unfinished" if info.unfinished else verdict,
         "damages": msgspec.to_builtins(found),
     }
 
 
-def _is_bad(seen: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> bool:
-    return bool(seen.manifest is None or damages.get(seen.location) or seen.reason)
+def _is_bad(info: CheckpointInfo, damages: dict[str, tuple[Damage, ...]]) -> bool:
+    return bool(info.manifest is None or damages.get(info.location) or info.reason)
 
 
 def _show_damages(bad: Sequence[CheckpointInfo], damages: dict[str, tuple[Damage, ...]]) -> None:
@@ -350,44 +350,44 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
         yield published
         return
     store = open_at(source, exists=True)
-    passed: list[str] = []
-    for seen in store.survey() if step is None else of_steps(store.survey(), [step], store):
-        if seen.manifest is None or seen.reason:
-            passed.append(f"{seen.location}: {seen.reason}")
+    skipped: list[str] = []
+    for info in store.survey() if step is None else of_steps(store.survey(), [step], store):
+        if info.manifest is None or info.reason:
+            skipped.append(f"{info.location}: {info.reason}")
             continue
-        checkpoint = store.at(seen.manifest)
-        with reading(store, (seen.step, seen.generation)):
+        checkpoint = store.at(info.manifest)
+        with reading(store, (info.step, info.generation)):
             try:
                 _check(checkpoint)
             except CorruptError as error:
-                passed.append(str(error))
+                skipped.append(str(error))
                 continue
-            for each in passed:
+            for each in skipped:
                 print(f"rekindle: skipped {each}", file=sys.stderr)
             yield checkpoint
             return
     which = "" if step is None else f" of step {step}"
-    why = "".join(f"\n  {each}" for each in passed)
+    why = "".join(f"\n  {each}" for each in skipped)
     raise CheckpointError(f"{store.location} has no intact checkpoint{which}{why}")
 
 
 def _check(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
-    with progress(f"verify step {manifest.step}", bytes_of(manifest)) as told:
-        check_intact(checkpoint, told)
+    with progress(f"verify step {manifest.step}", bytes_of(manifest)) as on_bytes:
+        check_intact(checkpoint, on_bytes)
 
 
 def of_steps(
-    seen: list[CheckpointInfo], steps: Sequence[int], store: CheckpointStore
+    checkpoints: list[CheckpointInfo], steps: Sequence[int], store: CheckpointStore
 ) -> list[CheckpointInfo]:
     """Return the checkpoints of these steps; without steps all.
 
     Raises UsageError: a step has none.
     """
-    missing = sorted(set(steps) - {each.step for each in seen})
+    missing = sorted(set(steps) - {each.step for each in checkpoints})
     if missing:
         raise UsageError(f"{store.location} has no checkpoint of step {missing[0]}")
-    return [each for each in seen if not steps or each.step in steps]
+    return [each for each in checkpoints if not steps or each.step in steps]
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {

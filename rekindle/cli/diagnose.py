@@ -24,8 +24,8 @@ from rekindle.profiling.reading import (
     ranges_of,
     read_task,
     remarks,
-    seen,
     slower_forward,
+    steps_with_collectives,
     stuck_in,
 )
 from rekindle.profiling.switch import limits_in
@@ -48,16 +48,16 @@ def run(options: argparse.Namespace) -> None:
         from rekindle.reporting.heat_map import draw
 
         _write(options.picture, lambda path: draw(task, window, path))
-    told, now = diagnose(task, per_node=per_node)
+    findings, now = diagnose(task, per_node=per_node)
     if options.json:
-        print(json.dumps(_plain(task, told, now, per_node=per_node)))
+        print(json.dumps(_plain(task, findings, now, per_node=per_node)))
         return
     print(f"{task.folder}: {len(task.ranks)} ranks, steps {min(task.steps)} to {max(task.steps)}")
     table(HEADS, breakdown(task, window))
     print(WHAT)
-    if not told and seen(task):
+    if not findings and steps_with_collectives(task):
         print("no rank is slow")
-    for each in told:
+    for each in findings:
         lasts = any((each.kind, each.ranks) == (one.kind, one.ranks) for one in now)
         over = "" if lasts else " (it is over)"
         print(f"{each.kind.value}: {in_words(each, nodes_of(each, per_node))}{over}")
@@ -70,15 +70,15 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _plain(
-    task: Task, told: list[Finding], now: list[Finding], *, per_node: int
+    task: Task, found: list[Finding], now: list[Finding], *, per_node: int
 ) -> dict[str, object]:
     """Return all results. with_collectives: the number of steps with records of collectives."""
-    forward = slower_forward(task, per_node=per_node) if not seen(task) else None
+    forward = slower_forward(task, per_node=per_node) if not steps_with_collectives(task) else None
     return {
-        "found": msgspec.to_builtins(told),
+        "found": msgspec.to_builtins(found),
         "now": msgspec.to_builtins(now),
         "steps": len(task.steps),
-        "with_collectives": seen(task),
+        "with_collectives": steps_with_collectives(task),
         "slower_forward": msgspec.to_builtins(forward or []),
     }
 

@@ -35,13 +35,13 @@ def run(
 
     launched: receives the endpoint of each attempt's coordinator.
     """
-    seen: list[journal.AnyEvent] = []
+    events: list[journal.AnyEvent] = []
     known = len(events_in(directory.journal_file)) if attempt else 0
 
     def see(event: journal.AnyEvent) -> None:
         if isinstance(event, journal.Progress):  # it has no number, and is not in a journal
             return
-        seen.append(event)
+        events.append(event)
         if level(event) >= logging.INFO:
             say(f"rekindle: {words(event)}")
 
@@ -60,17 +60,17 @@ def run(
         stop.launched()
         launched(endpoint)
         follower.follow(endpoint, known)
-        _reap(engine, {event.pid for event in seen if isinstance(event, journal.NodeJoined)})
+        _reap(engine, {event.pid for event in events if isinstance(event, journal.NodeJoined)})
         if stop.signals:
             return 128 + stop.signals[0]
-        end = seen[-1] if seen and isinstance(seen[-1], journal.Ended) else None
+        end = events[-1] if events and isinstance(events[-1], journal.Ended) else None
         if end is None or end.outcome != RESCHEDULED:
             break
         attempt += 1
         say(f"rekindle: attempt {attempt} begins")
     if end is not None and end.outcome == SUCCEEDED:
         return 0
-    _explain(seen, directory)
+    _explain(events, directory)
     return 1
 
 
@@ -139,10 +139,10 @@ def say(text: str) -> None:
         os.write(2, f"{text}\n".encode(errors="replace"))
 
 
-def _explain(seen: list[journal.AnyEvent], directory: JobDirectory) -> None:
+def _explain(events: list[journal.AnyEvent], directory: JobDirectory) -> None:
     """Show how the job ended, and the first failing rank with its traceback, as torchrun does."""
-    found = [i for i in journal.incidents(seen) if i.faults and not i.closed]
-    stopped = any(isinstance(e, journal.Ended) and e.outcome == STOPPED for e in seen[-1:])
+    found = [i for i in journal.incidents(events) if i.faults and not i.closed]
+    stopped = any(isinstance(e, journal.Ended) and e.outcome == STOPPED for e in events[-1:])
     lines = [f"rekindle: the job {'was stopped' if stopped else 'failed'}"]
     if found:
         cause = found[-1].cause

@@ -44,12 +44,12 @@ def status(options: argparse.Namespace) -> None:
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
         table(("rank", "node", "pid", "finished", "status"), rows)
     else:
-        told = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
+        result = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
         if options.json:
-            said = dict(zip(("state", "reason", "finished"), told, strict=True))
-            print(json.dumps({"job_id": options.job} | said))
+            fields = dict(zip(("state", "reason", "finished"), result, strict=True))
+            print(json.dumps({"job_id": options.job} | fields))
             return
-        print(f"job {options.job}: {told[0]} after {told[2]} steps: {told[1]}")
+        print(f"job {options.job}: {result[0]} after {result[2]} steps: {result[1]}")
     waiting = journal.waits_for_approval(events)
     if waiting is not None:
         print(
@@ -190,7 +190,7 @@ def npu_check(options: argparse.Namespace) -> int:
     else:
         table(
             ("ranks on NPUs need", "state", "found"),
-            [(each.what, "ok" if each.is_there else "missing", each.said) for each in found],
+            [(each.what, "ok" if each.is_there else "missing", each.finding) for each in found],
         )
         for name, value in sorted(ascend_environment(os.environ, Policy()).items()):
             print(f"ranks get {name}={value}")

@@ -59,7 +59,7 @@ def read_job(
             f"{path}: the field kubernetes is missing; describe the pods there, at least with image"
         )
     instead = {"kind": kind, "namespace": namespace}
-    found["kubernetes"] |= {key: said for key, said in instead.items() if said is not None}
+    found["kubernetes"] |= {key: value for key, value in instead.items() if value is not None}
     try:
         job = TrainingJob.model_validate(found)
         spec = job.to_spec(job_id or job.name)
@@ -73,14 +73,14 @@ def read_job(
 
 def _wrong(document: Document, error: ValidationError) -> UsageError:
     """Return all mistakes as one error, each with its field and line."""
-    said = []
+    mistakes = []
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         field = ".".join(map(str, one["loc"]))
         text = one["msg"].removeprefix("Value error, ")
         named = f"{field}: {text}" if field else text
         about = text if one["type"] == "value_error" else ""
-        said.append(str(document.error(named, one["loc"], about)))
-    return UsageError("\n  ".join(said))
+        mistakes.append(str(document.error(named, one["loc"], about)))
+    return UsageError("\n  ".join(mistakes))
 
 
 def stream(manifests: Any) -> str:
@@ -167,7 +167,7 @@ def _any_job(options: argparse.Namespace) -> tuple[JobSpec, KubernetesSettings]:
 
 
 def _show(found: list[PreflightFinding]) -> None:
-    rows = [(one.what, _state(one), one.said or "-") for one in found]
+    rows = [(one.what, _state(one), one.result or "-") for one in found]
     table(("what a job needs", "state", "found"), rows)
     to_do: dict[str, list[str]] = {}
     for one in found:

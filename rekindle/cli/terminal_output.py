@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rekindle.checkpoints.verifying import Told
+from rekindle.checkpoints.verifying import OnBytes
 from rekindle.words import columns, size
 
 
@@ -29,7 +29,7 @@ _LINE_S = 5.0  # between two lines without a terminal
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int) -> Iterator[Told]:
+def progress(what: str, total: int) -> Iterator[OnBytes]:
     """Show how many of `total` bytes are done, on standard error."""
     if sys.stderr.isatty():
         with _bar() as bar:
@@ -37,7 +37,7 @@ def progress(what: str, total: int) -> Iterator[Told]:
             yield lambda count: bar.advance(task, count)
     else:
         lines = _Lines(what, total)
-        yield lines.told
+        yield lines.on_bytes
         lines.show()
 
 
@@ -64,7 +64,7 @@ class _Lines:
         self._done = 0
         self._began = self._shown = time.monotonic()
 
-    def told(self, count: int) -> None:
+    def on_bytes(self, count: int) -> None:
         """Count `count` more bytes as done."""
         self._done += count
         if time.monotonic() - self._shown >= _LINE_S:

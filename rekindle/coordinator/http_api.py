@@ -94,9 +94,9 @@ class HttpApi:
             ),
             names.PATH_APPROVE: (protocol.Approval, machine.recovery.approve),
             names.PATH_STOP: (view.Stop, self._stop),
-            names.PATH_SIGNS: (
+            names.PATH_HEALTH_EVENTS: (
                 HealthEvent,
-                lambda sign: machine.health.on_sign(sign, time.time()),
+                lambda health_event: machine.health.on_health_event(health_event, time.time()),
             ),
         }
         router.add_routes(

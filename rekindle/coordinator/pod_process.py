@@ -105,13 +105,13 @@ class PodCoordinator:
     async def _begin(self, request: web.Request) -> web.Response:
         try:
             order = msgspec.json.decode(await request.read(), type=Attempt)
-            told = journal.read(order.journal.encode().splitlines())
+            received = journal.read(order.journal.encode().splitlines())
         except (msgspec.DecodeError, JobError) as error:
             return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
-        known = events_in(self._directory.journal_file)
+        own = events_in(self._directory.journal_file)
         if self._ordered.done():
             return await self._not_now(request)
-        events = known or told
+        events = own or received
         newest = attempts.number(events, none=-1)
         if order.attempt < newest or (order.attempt == newest and under_way(events) is None):
             over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
@@ -120,7 +120,7 @@ class PodCoordinator:
             load_tables(self._spec.fault_tables)
         except UsageError as error:
             return web.json_response({"error": str(error)}, status=422)
-        if not known:
+        if not own:
             replace_file(self._directory.journal_file, order.journal.encode())
         self._ordered.set_result(order.attempt)
         return web.json_response({})

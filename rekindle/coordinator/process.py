@@ -82,7 +82,7 @@ class AgentConnection:
                 send, data = await self._queue.get()
                 await send(data)
 
-    def heard(self) -> None:
+    def note_message(self) -> None:
         """Note that a frame has arrived."""
         self._looks = 0
 
@@ -108,7 +108,7 @@ async def watch(lines: Mapping[int, AgentConnection]) -> None:
             line.look()
 
 
-FAREWELL_S = 15.0  # limit for all agents to disconnect after Bye
+FAREWELL_S = 15.0  # limit for all agents to disconnect after EndAgent
 PROGRESS_S = 0.5
 TABLES_AFTER_S = 1.0  # after the start: the ranks import their framework then
 BACKLOG = 4096  # connections that wait to be accepted; a refused agent retries late
@@ -151,7 +151,7 @@ class Coordinator:
         self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.desk = HttpApi(self.machine, self.journal_file, self.carry_out)
+        self.http_api = HttpApi(self.machine, self.journal_file, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
         self._lines: dict[int, AgentConnection] = {}
@@ -230,7 +230,7 @@ class Coordinator:
     async def _listen(self, socket: web.WebSocketResponse, connection: int) -> None:
         line = self._lines[connection]
         async for frame in socket:
-            line.heard()
+            line.note_message()
             if frame.type is WSMsgType.PONG:
                 continue
             if frame.type is WSMsgType.PING:
@@ -259,17 +259,17 @@ class Coordinator:
         last: tuple[int, int] | None = None
         while True:
             await asyncio.sleep(PROGRESS_S)
-            mind = self.machine
-            finished = min(rank.finished for rank in mind.job.roster.world)
-            if last != (finished, mind.job.newest):
-                last = (finished, mind.job.newest)
+            machine = self.machine
+            finished = min(rank.finished for rank in machine.job.roster.world)
+            if last != (finished, machine.job.newest):
+                last = (finished, machine.job.newest)
                 self.journal_file.publish(
                     journal.Progress(
                         at=time.time(),
                         finished=finished,
-                        newest=mind.job.newest,
-                        total=mind.checkpoints.total,
-                        metrics=mind.checkpoints.metrics,
+                        newest=machine.job.newest,
+                        total=machine.checkpoints.total,
+                        metrics=machine.checkpoints.metrics,
                     )
                 )
 
@@ -281,7 +281,7 @@ class Coordinator:
         loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
         app = application(self.directory)
         app.router.add_get(names.PATH_AGENT, self.agent)
-        self.desk.serve(app.router)
+        self.http_api.serve(app.router)
         # aiohttp cancels a handler when its client disconnects, so a lease ends with its holder.
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
@@ -336,8 +336,8 @@ def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> w
 
     @web.middleware
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-        said = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
-        if is_authorized(said, secret):
+        given = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
+        if is_authorized(given, secret):
             return await handler(request)
         known = f"give the secret of this job in {names.ENV_SECRET}"
         error = f"wrong or missing secret for job {job_id}; {known}"

@@ -92,8 +92,8 @@ class JobClient:
     Each request raises JobError: the coordinator does not answer, or refuses.
     """
 
-    def __init__(self, endpoint: Endpoint, secret: str, way: Transport | None = None) -> None:
-        self._way = way or straight(endpoint)
+    def __init__(self, endpoint: Endpoint, secret: str, transport: Transport | None = None) -> None:
+        self._transport = transport or straight(endpoint)
         self._headers = {names.HEADER_SECRET: bearer(secret)}
 
     def status(self) -> JobView:
@@ -135,12 +135,12 @@ class JobClient:
         """Answer an incident that waits for a person. Raises JobError: it does not wait."""
         self._post(names.PATH_APPROVE, msgspec.json.encode(answer))
 
-    def report(self, sign: HealthEvent) -> None:
+    def report(self, health_event: HealthEvent) -> None:
         """Report a health event of a node to the job.
 
         Raises JobError: the coordinator refuses it.
         """
-        self._post(names.PATH_SIGNS, msgspec.json.encode(sign))
+        self._post(names.PATH_HEALTH_EVENTS, msgspec.json.encode(health_event))
 
     def stop(self, *, by: str) -> None:
         """Stop the job for a person, regardless of the process that steers it."""
@@ -171,7 +171,7 @@ class JobClient:
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
-        return _Call(self._way, method, target, headers, body)
+        return _Call(self._transport, method, target, headers, body)
 
 
 class EventStream(AbstractContextManager["EventStream"]):
@@ -217,14 +217,14 @@ class _Call(AbstractContextManager["_Call"]):
 
     def __init__(
         self,
-        way: Transport,
+        transport: Transport,
         method: str,
         target: str,
         headers: dict[str, str],
         body: bytes | None = None,
     ) -> None:
-        self.where = way.where
-        self._connection = way.connect()
+        self.where = transport.where
+        self._connection = transport.connect()
         try:
             self._connection.request(method, target, body, headers)
             self.response = self._connection.getresponse()
@@ -262,20 +262,20 @@ class _Call(AbstractContextManager["_Call"]):
     def _refuse(self) -> None:
         status = self.response.status
         try:
-            text = self.read().decode(errors="replace")
+            body = self.read().decode(errors="replace")
         finally:
             self.close()
         try:
-            answer = json.loads(text)
+            answer = json.loads(body)
         except ValueError:
             answer = None
         answer = answer if isinstance(answer, dict) else {}
-        said = answer.get("error") or answer.get("message") or " ".join(text.split())[:_SHOWN]
+        text = answer.get("error") or answer.get("message") or " ".join(body.split())[:_SHOWN]
         if status == http.HTTPStatus.CONFLICT:
-            raise LeaseHeldError(f"{self.where} refuses: {said}")
+            raise LeaseHeldError(f"{self.where} refuses: {text}")
         # An API server that passes requests on puts its own apiVersion into its answers.
         on_the_way = status in _ON_THE_WAY or "apiVersion" in answer
         if status == http.HTTPStatus.UNPROCESSABLE_ENTITY and not on_the_way:
-            raise UsageError(f"{self.where} refuses: {said}")
+            raise UsageError(f"{self.where} refuses: {text}")
         refusal = UnansweredError if on_the_way else JobError
-        raise refusal(f"{self.where} refuses with HTTP status {status}: {said}")
+        raise refusal(f"{self.where} refuses with HTTP status {status}: {text}")

@@ -176,9 +176,9 @@ class LocalEngine:
 
     def learn(self, event: AnyEvent) -> None:
         """Record the facts about hosts in an event of the journal. A repeated call does no harm."""
-        said = learned_from(self._job_id, event)
-        if said is not None:
-            self._log_of_hosts.append(said)
+        entry = learned_from(self._job_id, event)
+        if entry is not None:
+            self._log_of_hosts.append(entry)
 
     def _start(
         self, process: str, arguments: list[str], fds: list[int], *, log: str = ""

@@ -44,11 +44,11 @@ _FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
 
 
 class Needed(msgspec.Struct, frozen=True):
-    """One thing that ranks need. `said` is the finding, and `do` the remedy if it is missing."""
+    """One thing that ranks need. `finding` is the result, and `do` the remedy if it is missing."""
 
     what: str
     is_there: bool
-    said: str
+    finding: str
     do: str = ""
 
 
@@ -102,19 +102,19 @@ def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[s
     It leaves out each variable that the user has set. On a machine without NPUs the result at most
     keeps torch-npu from loading where CANN is missing.
     """
-    told: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if importlib.util.find_spec("torch_npu") is not None and not _loads("libhccl.so"):
-        told[AUTOLOAD] = "0"
+        variables[AUTOLOAD] = "0"
     if NPU_MANAGER.exists():
         # HCCL retries a failed operator between servers, which is the cheapest recovery of all.
-        told[_RETRY] = "L0:0, L1:1, L2:1"
+        variables[_RETRY] = "L0:0, L1:1, L2:1"
         # Ranks wait for each other as long as the policy allows a rank to be late.
         late = round(policy.join_timeout_s)
-        told[_CONNECT] = str(min(max(late, _LEAST_CONNECT_S), _MOST_CONNECT_S))
+        variables[_CONNECT] = str(min(max(late, _LEAST_CONNECT_S), _MOST_CONNECT_S))
         if _repairs(policy):
             # With 1 or 2, HCCL ends the process of a failed collective before a repair.
-            told[_ASYNC] = "0"
-    return {name: value for name, value in told.items() if name not in environment}
+            variables[_ASYNC] = "0"
+    return {name: value for name, value in variables.items() if name not in environment}
 
 
 def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
@@ -122,10 +122,10 @@ def check_environment(environment: Mapping[str, str], policy: Policy) -> None:
 
     Raises UsageError: a value is invalid, or conflicts with the policy or the devices.
     """
-    for name, (form, said) in _FORMS.items():
+    for name, (form, meaning) in _FORMS.items():
         value = environment.get(name)
         if value is not None and not form.fullmatch(value.strip()):
-            raise UsageError(f"{name} is {value!r}; give {said}")
+            raise UsageError(f"{name} is {value!r}; give {meaning}")
     levels = [each.strip()[:2] for each in environment.get(_RETRY, "").split(",") if each.strip()]
     if len(set(levels)) < len(levels):
         raise UsageError(f"{_RETRY} is {environment[_RETRY]!r}; give each level once")

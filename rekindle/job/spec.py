@@ -111,7 +111,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.nodes * self.processes_per_node
 
     @property
-    def joins(self) -> bool:
+    def can_join(self) -> bool:
         """Whether a new process can join the collectives of live processes.
 
         MindSpore's collectives cannot admit one, and a process cannot form them a second time.
@@ -208,7 +208,7 @@ def _check_world(spec: JobSpec) -> None:
         raise UsageError(
             f"min_nodes is {spec.min_nodes}; give 1 to {spec.nodes} (nodes), or 0 for all of them"
         )
-    if spec.least_nodes < spec.nodes and not spec.joins:
+    if spec.least_nodes < spec.nodes and not spec.can_join:
         raise UsageError(
             f"min_nodes is {spec.min_nodes}, but a world of {spec.framework.value} cannot change "
             f"its size; give {spec.nodes}, or 0"

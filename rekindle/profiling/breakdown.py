@@ -16,23 +16,23 @@ _ROWS = {"default": 0, COMMUNICATION: 1}
 def chrome_trace(by_rank: Mapping[int, Sequence[Range]], *, per_node: int = 1) -> bytes:
     """Return JSON of the Trace Event Format: times in microseconds, one process per rank."""
     events: list[dict[str, object]] = []
-    for rank, made in by_rank.items():
+    for rank, spans in by_rank.items():
         name = f"rank {rank} (node {rank // per_node})"
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
-        events += [_event(rank, each) for each in made]
+        events += [_event(rank, each) for each in spans]
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _event(rank: int, made: Range) -> dict[str, object]:
-    operation = operation_of(made.name) if made.domain == COMMUNICATION else None
+def _event(rank: int, span: Range) -> dict[str, object]:
+    operation = operation_of(span.name) if span.domain == COMMUNICATION else None
     return {
         "ph": "X",
-        "name": operation.op_name if operation else made.name,
-        "cat": made.domain,
+        "name": operation.op_name if operation else span.name,
+        "cat": span.domain,
         "pid": rank,
-        "tid": _ROWS.get(made.domain, 0),
-        "ts": made.start / 1e3,
-        "dur": (made.end - made.start) / 1e3,
+        "tid": _ROWS.get(span.domain, 0),
+        "ts": span.start / 1e3,
+        "dur": (span.end - span.start) / 1e3,
         "args": msgspec.to_builtins(operation) if operation else {},
     }
 

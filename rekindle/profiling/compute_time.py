@@ -102,12 +102,12 @@ class ComputeTime:
         `seconds` is the duration of the step. `found_so` holds the ranks of each finding that is
         already known.
         """
-        told = {rank for ranks in found_so for rank in ranks}
+        known = {rank for ranks in found_so for rank in ranks}
         found, certain = [], sure(len(self._now))
         usual: list[StepSeries] = []  # series with a long rise that does not indicate a slow node
         for node, ranks in self._in_node.items():
-            known = told >= set(ranks)
-            shift = self._shift(self._nodes, node, tuple(ranks), certain, told=known)
+            is_known = known >= set(ranks)
+            shift = self._shift(self._nodes, node, tuple(ranks), certain, known=is_known)
             if shift is None:
                 continue
             rises = [self._ranks[rank].rise(shift.since) for rank in ranks]
@@ -116,25 +116,25 @@ class ComputeTime:
                 nows = [self._ranks[rank].rise_now() for rank in ranks]
                 rises = list(map(max, rises, nows))
             most = sum(rise > shift.height / 2 for rise in rises) >= MOST * len(ranks)
-            of_all = self._is_of_all(shift, ranks, told=known)
-            if most and not of_all and (known or self._is_apart(shift, ranks)):
+            of_all = self._is_of_all(shift, ranks, known=is_known)
+            if most and not of_all and (is_known or self._is_apart(shift, ranks)):
                 found.append(self._finding(Slow.NODE, tuple(ranks), shift, step, seconds))
-            elif of_all and not told & set(ranks):
+            elif of_all and not known & set(ranks):
                 usual += [self._nodes[node]] * self._nodes[node].lasts(shift)
         named = {rank for each in found for rank in each.ranks}
         for rank in self._now:
             if rank in named:
                 continue
-            known = rank in told
-            shift = self._shift(self._ranks, rank, (rank,), certain, told=known)
+            is_known = rank in known
+            shift = self._shift(self._ranks, rank, (rank,), certain, known=is_known)
             if shift is None:
                 continue
-            of_all = self._is_of_all(shift, [rank], told=known)
-            if not of_all and (known or self._is_apart(shift, [rank])):
+            of_all = self._is_of_all(shift, [rank], known=is_known)
+            if not of_all and (is_known or self._is_apart(shift, [rank])):
                 found.append(self._finding(Slow.RANK, (rank,), shift, step, seconds))
-            elif of_all and not known:
+            elif of_all and not is_known:
                 usual += [self._ranks[rank]] * self._ranks[rank].lasts(shift)
-        for series in (*usual, *self._fallen(told, certain)):
+        for series in (*usual, *self._fallen(known, certain)):
             series.settle_anew()
         return found
 
@@ -145,15 +145,15 @@ class ComputeTime:
         ranks: tuple[int, ...],
         certain: float,
         *,
-        told: bool,
+        known: bool,
     ) -> Shift | None:
         """Return the rise of a series, if it is also significant for correlated steps.
 
-        `told` means that the ranks are already known as slow. The rise then holds until the steps
+        `known` means that the ranks are already known as slow. The rise then holds until the steps
         return to their earlier level.
         """
         shift = of[key].shift(LEAST, certain)
-        if told:
+        if known:
             before = self._risen.get(ranks)
             held = shift is None and before is not None and of[key].holds(before)
             return before if held else shift
@@ -181,17 +181,17 @@ class ComputeTime:
         most = [self._ranks[rank].most for rank in self._now if rank not in ranks]
         return shift.height > APART * quarter(most)
 
-    def _is_of_all(self, shift: Shift, ranks: Sequence[int], *, told: bool) -> bool:
+    def _is_of_all(self, shift: Shift, ranks: Sequence[int], *, known: bool) -> bool:
         """Return whether the peers became faster instead, or most others moved with these ranks.
 
-        `told` means that the ranks are already known as slow. A few unusual steps of all ranks do
+        `known` means that the ranks are already known as slow. A few unusual steps of all ranks do
         not change that.
         """
         group = self._group_of.get(ranks[0], -1)
-        if self._faster[group].rose(shift.since, shift.height / 2, MANY if told else FEW):
+        if self._faster[group].rose(shift.since, shift.height / 2, MANY if known else FEW):
             return True
         others = [rank for rank in self._now if rank not in ranks]
-        moves = [self._lasting(rank) if told else self._ranks[rank].move for rank in others]
+        moves = [self._lasting(rank) if known else self._ranks[rank].move for rank in others]
         return shift.height <= APART * quarter(moves)
 
     def _lasting(self, rank: int) -> float:
@@ -200,7 +200,7 @@ class ComputeTime:
             self._moved[rank] = self._ranks[rank].lasting_move()
         return self._moved[rank]
 
-    def _fallen(self, told: Set[int], certain: float) -> Iterator[StepSeries]:
+    def _fallen(self, known: Set[int], certain: float) -> Iterator[StepSeries]:
         """Yield series that have been below their baseline for long.
 
         The result omits groups in which most ranks are slow, because such ranks are not a
@@ -209,7 +209,7 @@ class ComputeTime:
         slow = {
             group
             for group, ranks in self._in_group.items()
-            if 2 * len(told & set(ranks)) > len(ranks)
+            if 2 * len(known & set(ranks)) > len(ranks)
         }
         for of, there in (
             (self._ranks, {rank: self._group_of.get(rank, -1) for rank in self._now}),

@@ -269,10 +269,10 @@ class Detector:
         self._work.add(
             step, {r: each.compute if self._recorded else each.own for r, each in times.items()}
         )
-        told = {each.ranks for each in self.findings if each.kind in (Slow.RANK, Slow.NODE)}
+        found_so = {each.ranks for each in self.findings if each.kind in (Slow.RANK, Slow.NODE)}
         seconds = max(each.seconds for each in times.values())
         found = [
-            *self._work.slow(step, seconds, told),
+            *self._work.slow(step, seconds, found_so),
             *self._loading.slow(step, times, usual),
             *self._saving.slow(step, times, usual),
             *self._links.slow(step, times, usual),
@@ -300,7 +300,7 @@ class OnlineDetector:
         self._detector = Detector(peers, per_node=per_node)
         self._pending: dict[int, dict[int, StepTimes]] = {}
         self._last = -1
-        self._told: dict[_Key, Finding] = {}
+        self._holding: dict[_Key, Finding] = {}
         self._away: dict[_Key, int] = {}  # number of steps in which a finding has not been seen
 
     def change(self, ranks: Collection[int], others: Collection[int]) -> None:
@@ -311,8 +311,10 @@ class OnlineDetector:
         gone = {*others, *(self._ranks - frozenset(ranks))}
         self._ranks = frozenset(ranks)
         self._detector.forget(gone)
-        self._told = {key: each for key, each in self._told.items() if not gone & set(each.ranks)}
-        self._away = {key: steps for key, steps in self._away.items() if key in self._told}
+        self._holding = {
+            key: each for key, each in self._holding.items() if not gone & set(each.ranks)
+        }
+        self._away = {key: steps for key, steps in self._away.items() if key in self._holding}
         self._pending.clear()
 
     def go_back(self, step: int) -> None:
@@ -320,9 +322,11 @@ class OnlineDetector:
         self._pending.clear()
         self._last = step
 
-    def add(self, told: Mapping[int, Iterable[StepTimes]]) -> tuple[list[Finding], list[Finding]]:
+    def add(
+        self, reports: Mapping[int, Iterable[StepTimes]]
+    ) -> tuple[list[Finding], list[Finding]]:
         """Add the reports of some ranks; return new findings, and findings that have ended."""
-        for rank, steps in told.items():
+        for rank, steps in reports.items():
             for times in steps if rank in self._ranks else ():
                 if times.step > self._last:
                     self._pending.setdefault(times.step, {})[rank] = times
@@ -343,15 +347,15 @@ class OnlineDetector:
         new = [
             found
             for found in self._detector.add(step, times)
-            if (found.kind, found.ranks) not in self._told
+            if (found.kind, found.ranks) not in self._holding
         ]
-        self._told |= {(found.kind, found.ranks): found for found in new}
-        seen = {(found.kind, found.ranks) for found in self._detector.findings}
-        for key in list(self._told):
-            self._away[key] = 0 if key in seen else self._away.get(key, 0) + 1
+        self._holding |= {(found.kind, found.ranks): found for found in new}
+        present = {(found.kind, found.ranks) for found in self._detector.findings}
+        for key in list(self._holding):
+            self._away[key] = 0 if key in present else self._away.get(key, 0) + 1
             # this delay prevents a borderline finding from alternating
             if self._away[key] >= BASELINE:
-                over.append(self._told.pop(key))
+                over.append(self._holding.pop(key))
                 del self._away[key]
         return new
 

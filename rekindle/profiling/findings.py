@@ -54,7 +54,7 @@ class Book:
 
     def __init__(self) -> None:
         self._open: dict[_Key, Finding] = {}
-        self._seen: dict[_Key, int] = {}  # number of steps that have shown it
+        self._shown: dict[_Key, int] = {}  # number of steps that have shown it
         self._away: dict[_Key, int] = {}  # consecutive steps without all of its ranks
 
     @property
@@ -71,13 +71,13 @@ class Book:
         with a record of the step. `saved` holds the ranks that have saved in it.
         """
         now = {(each.kind, each.ranks): each for each in found}
-        self._seen = {key: self._seen.get(key, 0) + 1 for key in now}
+        self._shown = {key: self._shown.get(key, 0) + 1 for key in now}
         new = []
         for key, each in now.items():
             if key in self._open:
                 before = self._open[key]
                 now[key] = msgspec.structs.replace(each, since=before.since, found=before.found)
-            elif each.kind is Slow.SAVING or self._seen[key] >= HOLDS:
+            elif each.kind is Slow.SAVING or self._shown[key] >= HOLDS:
                 new.append(each)
         self._away = {
             key: self._away.get(key, 0) + 1

@@ -111,10 +111,10 @@ class Encoder:
         self._process, self._device = process_id, device
         self._next = 1
 
-    def lines(self, made: Range, thread_id: int) -> bytes:
+    def lines(self, span: Range, thread_id: int) -> bytes:
         """Return the two records of a range, each with its newline."""
-        number, begin = self.begin(made.name, made.domain, made.start, thread_id)
-        return begin + self.end(number, made.name, made.domain, made.end, thread_id)
+        number, begin = self.begin(span.name, span.domain, span.start, thread_id)
+        return begin + self.end(number, span.name, span.domain, span.end, thread_id)
 
     def begin(self, name: str, domain: str, at: int, thread_id: int) -> tuple[int, bytes]:
         """Return the Id and the first record of a range that has not ended yet."""
@@ -178,7 +178,7 @@ class Ranges:
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str, int], Marker] = {}
-        self._told: dict[int, Marker] = {}  # the newest, by Id
+        self._recorded: dict[int, Marker] = {}  # the newest, by Id
 
     def read(self, marks: Iterable[Marker]) -> Iterator[Range]:
         """Yield each range when it ends."""
@@ -190,23 +190,23 @@ class Ranges:
                 begun = self._open.pop(key)
                 if marker.timestamp < begun.timestamp:  # an administrator has set the clock
                     continue
-                if begun.domain == COMMUNICATION or not self._is_told(begun):
+                if begun.domain == COMMUNICATION or not self._is_recorded(begun):
                     yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
 
-    def _is_told(self, begun: Marker) -> bool:
+    def _is_recorded(self, begun: Marker) -> bool:
         """Return whether the other source recorded this range; otherwise mark it as recorded."""
-        other = self._told.pop(begun.id, None)
+        other = self._recorded.pop(begun.id, None)
         if begun.source_kind != HOST:
             other = self._open.get((begun.id, begun.domain, HOST), other)
         if other is not None and _are_one(begun, other):
             return True
-        self._told[begun.id] = begun
-        if len(self._told) > _MOST_TOLD:
-            del self._told[next(iter(self._told))]
+        self._recorded[begun.id] = begun
+        if len(self._recorded) > _MOST_RECORDED:
+            del self._recorded[next(iter(self._recorded))]
         return False
 
 
-_MOST_TOLD = 4096  # ranges by which a device may lag
+_MOST_RECORDED = 4096  # ranges by which a device may lag
 
 
 def _are_one(one: Marker, other: Marker) -> bool:

@@ -91,15 +91,15 @@ def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
     newest = max((each.at for each in standings.values()), default=0)
     if now_ns - newest <= STILL * flush_s * 1e9:
         return []
-    said = []
+    found = []
     for each in stuck(standings):
         behind_ns = newest - max(standings[rank].at for rank in each.missing)
         unsure = (
             f", according to the records; if these ranks were killed, their last {flush_s:g} s "
             "are missing"
         )
-        said.append(each.in_words() + unsure * (behind_ns < LATE * flush_s * 1e9))
-    return said
+        found.append(each.in_words() + unsure * (behind_ns < LATE * flush_s * 1e9))
+    return found
 
 
 class _Group(msgspec.Struct):
@@ -134,11 +134,11 @@ def diagnose(task: Task, *, per_node: int = 1) -> tuple[list[Finding], list[Find
     Raises UsageError: a `parallel_group.json` is invalid.
     """
     detector = Detector(peers_in(task.folder), per_node=per_node)
-    told = [found for step, times in task.steps.items() for found in detector.add(step, times)]
-    return told, detector.findings
+    findings = [found for step, times in task.steps.items() for found in detector.add(step, times)]
+    return findings, detector.findings
 
 
-def seen(task: Task) -> int:
+def steps_with_collectives(task: Task) -> int:
     """Return the number of steps with records of collectives."""
     return sum(
         any(each.waiting or each.links for each in times.values()) for times in task.steps.values()
@@ -170,21 +170,21 @@ def _forward_alone(times: StepTimes) -> StepTimes:
 
 def remarks(task: Task, *, per_node: int = 1) -> list[str]:
     """Return remarks on the limits of the records, and on forward passes; empty: no limits."""
-    known, steps = seen(task), len(task.steps)
-    if known == steps:
+    recorded, steps = steps_with_collectives(task), len(task.steps)
+    if recorded == steps:
         return []
-    if known:
+    if recorded:
         return [
-            f"only {known} of {steps} steps have records of collectives; the time of the other "
+            f"only {recorded} of {steps} steps have records of collectives; the time of the other "
             "steps does not show which rank is slow"
         ]
-    said = [
+    lines = [
         "these records do not contain collectives; the time of a step does not show which rank "
         "is slow, because all ranks wait for the slowest"
     ]
     slower = slower_forward(task, per_node=per_node)
     if slower is not None and len(task.ranks) > 1:
-        said += [forward_in_words(each, nodes_of(each, per_node)) for each in slower] or [
+        lines += [forward_in_words(each, nodes_of(each, per_node)) for each in slower] or [
             "no rank's forward pass has become longer than its peers'"
         ]
-    return said
+    return lines

@@ -54,14 +54,14 @@ class Steps:
 
         If both device and host record a step, the first record counts.
         """
-        for made in ranges:
-            if made.step < 0:
-                self._pending.append(made)
-            elif made.step == self._last.step and made.start < self._last.end:
+        for span in ranges:
+            if span.step < 0:
+                self._pending.append(span)
+            elif span.step == self._last.step and span.start < self._last.end:
                 continue
             else:
-                yield _times(made, self._pending)
-                self._last, self._pending = made, []
+                yield _times(span, self._pending)
+                self._last, self._pending = span, []
 
 
 def _times(step: Range, before: list[Range]) -> StepTimes:

@@ -145,7 +145,7 @@ def values(switch: Switch) -> list[str]:
     return [ON if on else OFF for on in msgspec.structs.astuple(switch)]
 
 
-def read_switch(said: dict[str, str]) -> Switch:
+def read_switch(words: dict[str, str]) -> Switch:
     """Read MindCluster's switch; a missing field is off."""
-    on = (said.get(field) == ON for field in FIELDS)
+    on = (words.get(field) == ON for field in FIELDS)
     return Switch(**dict(zip(Switch.__struct_fields__, on, strict=True)))

@@ -43,7 +43,7 @@ from rekindle.protocol.rank import (
     BufferGrant,
     BufferRequest,
     Decoder,
-    Dismiss,
+    EndSession,
     FormGeneration,
     FromRank,
     GenerationEnded,
@@ -65,7 +65,7 @@ from rekindle.protocol.rank import (
     encode,
 )
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 __all__ = [  # also the messages of other modules, because this module is the whole protocol
     "Arrived",
@@ -81,7 +81,7 @@ __all__ = [  # also the messages of other modules, because this module is the wh
     "CheckpointWritten",
     "Commit",
     "Conditions",
-    "Dismiss",
+    "EndSession",
     "FormGeneration",
     "FromRank",
     "GenerationEnded",
@@ -161,10 +161,10 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: int
     processes: int
     spare: bool = False
-    checkpoints: tuple[Made, ...] = ()
-    snapshots: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
+    checkpoints: tuple[StateId, ...] = ()
+    snapshots: dict[int, tuple[StateId, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
-    copies: dict[int, tuple[Made, ...]] = msgspec.field(default_factory=dict)
+    copies: dict[int, tuple[StateId, ...]] = msgspec.field(default_factory=dict)
     replica_port: int = 0
     host: str = ""
     devices: bool = False
@@ -241,7 +241,7 @@ class StoreDown(Message, frozen=True, kw_only=True):
 class Snapshots(Message, frozen=True, kw_only=True):
     """The intact snapshots on this node. copies: they belong to ranks of other nodes."""
 
-    kept: dict[int, tuple[Made, ...]]
+    kept: dict[int, tuple[StateId, ...]]
     copies: bool = False
 
     @property
@@ -290,8 +290,8 @@ class Spawn(Message, frozen=True, kw_only=True):
     rank. The world of the generation may be another one.
 
     reset: the ranks whose device the agent resets first. placements: how often a host filled the
-    node's place so far. joins: other ranks continue in their processes, and have the state that
-    the new ranks take.
+    node's place so far. joins_running_ranks: other ranks continue in their processes, and have the
+    state that the new ranks take.
     """
 
     generation: int
@@ -303,7 +303,7 @@ class Spawn(Message, frozen=True, kw_only=True):
     store_port: int
     reset: tuple[int, ...] = ()
     placements: int = 1
-    joins: bool = False
+    joins_running_ranks: bool = False
 
 
 class HostStore(Message, frozen=True, kw_only=True):
@@ -320,7 +320,7 @@ class Kill(Message, frozen=True, kw_only=True):
     grace_s: float = 0.0
 
 
-class Bye(Message, frozen=True, kw_only=True):
+class EndAgent(Message, frozen=True, kw_only=True):
     """The agent ends its ranks, and exits with this status.
 
     at_once: it does not wait for a checkpoint that it is writing. refused: the reason why the
@@ -392,12 +392,12 @@ ToAgent = (
     | WriteShards
     | Commit
     | Settings
-    | Bye
+    | EndAgent
     | InspectRanks
     | GenerationEnded
     | PauseRequest
     | FormGeneration
-    | Dismiss
+    | EndSession
     | Inject
 )
 

@@ -6,7 +6,7 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry, StateOrigin
 from rekindle.protocol.rank import Message
-from rekindle.recovery.policy.plan import Made, Suspicion
+from rekindle.recovery.policy.plan import StateId, Suspicion
 
 # ---- agent -> coordinator
 
@@ -88,7 +88,7 @@ class WriteLeftOut(Message, frozen=True, kw_only=True):
 class Pruned(Message, frozen=True, kw_only=True):
     """The agent removed checkpoints; `error`: a failure, or a defect that it found."""
 
-    removed: tuple[Made, ...] = ()
+    removed: tuple[StateId, ...] = ()
     error: str = ""
 
     lasting = True
@@ -107,14 +107,14 @@ class CheckpointInvalid(Message, frozen=True, kw_only=True):
 
 
 class WriteFinalCheckpoint(Message, frozen=True, kw_only=True):
-    """Write the snapshot of `step` that generation `made` did, or a newer clean one.
+    """Write the snapshot of `step` that this generation did, or a newer clean one.
 
     shards: for a sharded state, the shards that the agent writes, of exactly this state. Each has
     the rank whose snapshot (or copy of a snapshot) it is. of: the number of all shards.
     """
 
     step: int
-    made: int
+    generation: int
     suspicions: tuple[Suspicion, ...] = ()
     shards: dict[int, int] = msgspec.field(default_factory=dict)
     of: int = 1

@@ -107,4 +107,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 Task = DeviceWork | Meet
-Said = Open | Done
+Answer = Open | Done

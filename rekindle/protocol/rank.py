@@ -14,7 +14,7 @@ import msgspec
 from rekindle.errors import ProtocolError
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.policy.plan import Made, RankPlan, Suspicion
+from rekindle.recovery.policy.plan import RankPlan, StateId, Suspicion
 
 
 def _tag(name: str) -> str:
@@ -75,16 +75,16 @@ class Arrived(Message, frozen=True, kw_only=True):
     shard: the shard of the training state that it holds; None: all ranks hold the same state.
 
     finished: its finished steps; None: the script has just built the state.
-    made: the generation that did the last of these steps.
+    state_generation: the generation that did the last of these steps.
 
     torn: the state belongs to no step, because a fault interrupted a change of it.
     done: it has finished all steps that the script wants.
 
-    clean: as in StepFailed. It is repeated because a coordinator may not have that message.
-    passed: the finished steps at an earlier dismissal of all ranks. The script wanted more later.
+    valid_steps: as in StepFailed. It is repeated because a coordinator may not have that message.
+    ended_step: the finished steps when all Sessions ended before. The script wanted more later.
 
     port: where other ranks connect to it, if the framework does not connect ranks.
-    joins: it can only take its state from a live rank, and does not begin alone.
+    needs_peer: it can only take its state from a live rank, and does not begin alone.
     """
 
     rank: int
@@ -92,12 +92,12 @@ class Arrived(Message, frozen=True, kw_only=True):
     shard: int | None = None
     finished: int | None = None
     torn: bool = False
-    made: int = 0
-    clean: int | None = None
+    state_generation: int = 0
+    valid_steps: int | None = None
     done: bool = False
-    passed: int = 0
+    ended_step: int = 0
     port: int = 0
-    joins: bool = False
+    needs_peer: bool = False
 
 
 class StepFailed(Message, frozen=True, kw_only=True):
@@ -106,8 +106,8 @@ class StepFailed(Message, frozen=True, kw_only=True):
     kind: LINK (a collective failed, most likely because a peer did), TRANSIENT or DEVICE_MEMORY.
     After an attempt to repair it is DEVICE: this process cannot continue.
 
-    finished: the steps before it. clean: the number of steps after which the states of all ranks
-    may be wrong. None: they are right.
+    finished: the steps before it. valid_steps: the number of steps after which the states of all
+    ranks may be wrong. None: they are right.
     """
 
     rank: int
@@ -115,12 +115,12 @@ class StepFailed(Message, frozen=True, kw_only=True):
     kind: FaultKind
     error: str
     finished: int
-    clean: int | None = None
+    valid_steps: int | None = None
 
     @property
     def lasting(self) -> bool:
         """Whether it names states that no later generation may use."""
-        return self.clean is not None
+        return self.valid_steps is not None
 
 
 class Paused(Message, frozen=True, kw_only=True):
@@ -159,7 +159,7 @@ class BufferRequest(Message, frozen=True, kw_only=True):
     rank: int
     bytes: int
     buffers: int
-    copy: Made | None = None
+    copy: StateId | None = None
     serial: int = 0
 
 
@@ -188,12 +188,12 @@ class GenerationEnded(Message, frozen=True, kw_only=True):
 
     finished: steps for which at least one rank is known to have had all gradients. A rank does not
         leave a step up to this number at once, because the step can still end.
-    replaced: a process has ended, and a new one joins the live ones.
+    process_lost: a process has ended. A new one joins the live ones.
     """
 
     generation: int
     finished: int = 0
-    replaced: bool = False
+    process_lost: bool = False
 
 
 class PauseRequest(Message, frozen=True, kw_only=True):
@@ -239,8 +239,10 @@ class Settings(Message, frozen=True, kw_only=True):
 class FormGeneration(Message, frozen=True, kw_only=True):
     """Form this generation at the given store, with the planned state, and continue from `step`.
 
-    made: the generation that did that step. suspicions: states that ranks must not keep.
-    passed: as in Arrived. shards: the number of shards. settings: valid until the next Settings.
+    state_generation: the generation that did that step. suspicions: states that ranks must not
+    keep.
+    ended_step: as in Arrived. shards: the number of shards. settings: valid until the next
+    Settings.
 
     ranks: the number in this world of each rank of the receiving node. Its key is the rank's number
     in the full world. plan: the part of each of these ranks, with peers by their number in this
@@ -255,10 +257,10 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     store_host: str
     store_port: int
     step: int
-    made: int = 0
+    state_generation: int = 0
     suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
-    passed: int = 0
+    ended_step: int = 0
     settings: Settings = Settings()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
@@ -273,7 +275,7 @@ class BufferGrant(Message, frozen=True, kw_only=True):
     serial: int = 0
 
 
-class Dismiss(Message, frozen=True, kw_only=True):
+class EndSession(Message, frozen=True, kw_only=True):
     """All ranks have finished all steps: the Session may end."""
 
     finished: int
@@ -311,7 +313,9 @@ class Inject(Message, frozen=True, kw_only=True):
 
 
 FromRank = Arrived | StepFailed | Paused | StateReady | StepDone | BufferRequest | SnapshotTaken
-ToRank = GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | Dismiss | Inject
+ToRank = (
+    GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | EndSession | Inject
+)
 
 decode_from_rank = Decoder(FromRank, "a rank")
 decode_to_rank = Decoder(ToRank, "an agent")

@@ -20,7 +20,7 @@ import xxhash
 
 from rekindle.checkpoints.format import BlockDigests
 from rekindle.errors import CorruptError
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks switch threads too often
 
@@ -68,7 +68,7 @@ _MAPPED_AT_ONCE = 1 << 28
 _WORDS = struct.Struct("<qqqq")
 _CHECKSUM_AT = _WORDS.size
 _CHECKSUM_BYTES = 64
-_SETTLED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
+_RELEASED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
 # struct flock for F_OFD_SETLK: its type, `whence`, start, length, and pid (must be 0).
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -170,27 +170,27 @@ class SnapshotBuffer:
     def begin(self) -> None:
         """Declare the content invalid before it is written."""
         _WORDS.pack_into(self._map, 0, 0, 0, 0, 0)
-        self._map[_CHECKSUM_AT : _SETTLED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
+        self._map[_CHECKSUM_AT : _RELEASED_AT + 1] = bytes(_CHECKSUM_BYTES + 1)
 
-    def commit(self, made: Made, file_bytes: int, checksum: str = "") -> None:
+    def commit(self, state: StateId, file_bytes: int, checksum: str = "") -> None:
         """Declare that the content is this state.
 
         checksum: the seal, if it is known; empty: the content is not sealed yet.
         """
-        _WORDS.pack_into(self._map, 0, 0, *made, file_bytes)
-        self._map[_CHECKSUM_AT:_SETTLED_AT] = checksum.encode().ljust(_CHECKSUM_BYTES, b"\0")
-        _WORDS.pack_into(self._map, 0, 1, *made, file_bytes)
+        _WORDS.pack_into(self._map, 0, 0, *state, file_bytes)
+        self._map[_CHECKSUM_AT:_RELEASED_AT] = checksum.encode().ljust(_CHECKSUM_BYTES, b"\0")
+        _WORDS.pack_into(self._map, 0, 1, *state, file_bytes)
 
     @property
-    def made(self) -> Made | None:
+    def state(self) -> StateId | None:
         """The state in the buffer; None: the content is invalid."""
         valid, step, generation, _ = _WORDS.unpack_from(self._map, 0)
-        return (step, generation) if valid == 1 else None
+        return StateId(step, generation) if valid == 1 else None
 
     @property
-    def recency(self) -> Made:
+    def recency(self) -> StateId:
         """The key for sorting: buffers without a valid state come first."""
-        return self.made or (-1, 0)
+        return self.state or StateId(-1, 0)
 
     @property
     def file(self) -> memoryview:
@@ -200,26 +200,26 @@ class SnapshotBuffer:
     @property
     def is_sealed(self) -> bool:
         """Whether the content is valid and its checksum is known."""
-        return self.made is not None and self._map[_CHECKSUM_AT] != 0
+        return self.state is not None and self._map[_CHECKSUM_AT] != 0
 
     def seal(self) -> None:
         """Compute the content's checksum and store it beside the content. The agent calls this."""
         sealed = seal(self.file).encode()
-        self._map[_CHECKSUM_AT:_SETTLED_AT] = sealed.ljust(_CHECKSUM_BYTES, b"\0")
+        self._map[_CHECKSUM_AT:_RELEASED_AT] = sealed.ljust(_CHECKSUM_BYTES, b"\0")
 
     @property
     def checksum(self) -> str:
         """The seal of the content; empty: it is not sealed."""
-        return self._map[_CHECKSUM_AT:_SETTLED_AT].rstrip(b"\0").decode()
+        return self._map[_CHECKSUM_AT:_RELEASED_AT].rstrip(b"\0").decode()
 
-    def settle(self) -> None:
+    def release_writer(self) -> None:
         """Declare that the agent has sealed the content and, if due, that its copy exists."""
-        self._map[_SETTLED_AT] = 1
+        self._map[_RELEASED_AT] = 1
 
     @property
-    def is_settled(self) -> bool:
+    def is_released(self) -> bool:
         """Whether the agent has sealed the content and, if due, its copy exists."""
-        return self.made is not None and self._map[_SETTLED_AT] == 1
+        return self.state is not None and self._map[_RELEASED_AT] == 1
 
     def verify(self, digests: Sequence[bytes] | None = None) -> None:
         """Compare the content with its seal. Raises CorruptError: they differ.
@@ -230,5 +230,5 @@ class SnapshotBuffer:
         found = seal(self.file) if digests is None else seal_of(digests)
         if sealed != found:
             raise CorruptError(
-                f"snapshot of step {self.recency[0]}: checksum is {found}, sealed was {sealed}"
+                f"snapshot of step {self.recency.step}: checksum is {found}, sealed was {sealed}"
             )

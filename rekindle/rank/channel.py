@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.errors import ProtocolError
 from rekindle.protocol.agent import (
     BufferGrant,
-    Dismiss,
+    EndSession,
     FormGeneration,
     GenerationEnded,
     Inject,
@@ -82,11 +82,11 @@ class Channel:
         """Return whether this generation must pause between two steps."""
         return self._held == generation
 
-    def wait(self, newer_than: int) -> FormGeneration | Dismiss:
+    def wait(self, newer_than: int) -> FormGeneration | EndSession:
         """Wait for the next generation, or for the dismissal."""
         while True:
             message = self._next()
-            if isinstance(message, Dismiss):
+            if isinstance(message, EndSession):
                 return message
             if isinstance(message, FormGeneration) and message.generation > newer_than:
                 return message
@@ -132,13 +132,13 @@ class Channel:
 
     def _listen(self) -> None:
         try:
-            self._hear()
+            self._read_messages()
         except BaseException:
             # Other ranks would wait without end for a rank that receives no messages.
             traceback.print_exc()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         while True:
             data, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE, 8)
             if not data:

@@ -30,9 +30,9 @@ def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
             late = f"rekindle: no {fault.kind.value} was injected: step {fault.step} is over"
             print(late, file=sys.stderr, flush=True)
             continue
-        told = f"injected into step {step} of rank {fault.rank}"
-        print(f"rekindle: {fault.kind.value} {told}", file=sys.stderr, flush=True)
-        found.append((fault, told))
+        text = f"injected into step {step} of rank {fault.rank}"
+        print(f"rekindle: {fault.kind.value} {text}", file=sys.stderr, flush=True)
+        found.append((fault, text))
     return found
 
 

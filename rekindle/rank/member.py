@@ -21,7 +21,7 @@ import msgspec
 from rekindle.errors import CheckpointError, RekindleError, SessionError
 from rekindle.protocol.rank import (
     Arrived,
-    Dismiss,
+    EndSession,
     FormGeneration,
     GenerationEnded,
     Paused,
@@ -43,10 +43,10 @@ class UnusableError(RekindleError):
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, then each error that it came from: a script may wrap an error."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
+    while each is not None and id(each) not in visited:
+        visited.add(id(each))
         yield each
         each = each.__cause__ or each.__context__
 
@@ -82,9 +82,9 @@ class Arrival:
 
     done: bool
     shard: int | None = None
-    clean: int | None = None
+    valid_steps: int | None = None
     port: int = 0
-    joins: bool = False
+    needs_peer: bool = False
 
 
 class GenerationAdapter(Protocol):
@@ -124,7 +124,8 @@ class GenerationAdapter(Protocol):
 class Member:
     """One rank in the generations of its job.
 
-    channel: the connection to the agent. slot: the rank's number in the full world.
+    channel: the connection to the agent. slot: the rank's number in the full world, which messages
+    and the journal call `rank`.
     generation: the newest one that the rank entered; 0: none.
 
     dismissed: the coordinator has let all ranks leave since the last call of `join`. passed: the
@@ -143,8 +144,8 @@ class Member:
         self.slot = slot
         self.state = state
         self.generation = 0
-        self.dismissed = False
-        self.passed = 0
+        self.session_ended = False
+        self.ended_step = 0
         self._progress = progress
         self._framework = framework
         self._stepped = True  # this generation has finished a step
@@ -169,9 +170,9 @@ class Member:
             self._progress.meet()
             self.channel.send(self._arrived())
             message = self.channel.wait(self.generation)
-            self.dismissed = isinstance(message, Dismiss)
-            if isinstance(message, Dismiss):
-                self.passed = message.finished
+            self.session_ended = isinstance(message, EndSession)
+            if isinstance(message, EndSession):
+                self.ended_step = message.finished
                 self._progress.leave()
                 return False
             self._recover()  # while the rank waited, a peer's fault may have stopped its device
@@ -212,7 +213,7 @@ class Member:
                     kind=kind,
                     error=error,
                     finished=self.state.finished,
-                    clean=self._framework.arrival().clean,
+                    valid_steps=self._framework.arrival().valid_steps,
                 )
             )
 
@@ -244,22 +245,22 @@ class Member:
         return Arrived(
             rank=self.slot,
             generation=self.generation,
-            finished=self.state.known,
+            finished=self.state.known_steps,
             torn=self.state.torn,
-            made=self.state.made,
-            passed=self.passed,
+            state_generation=self.state.generation,
+            ended_step=self.ended_step,
             done=arrival.done,
             shard=arrival.shard,
-            clean=arrival.clean,
+            valid_steps=arrival.valid_steps,
             port=arrival.port,
-            joins=arrival.joins,
+            needs_peer=arrival.needs_peer,
         )
 
     def _form(self, form: FormGeneration) -> bool:
         """Form this generation; False: it has ended already."""
         stop = self._framework.enter(form)
         self.generation = form.generation
-        self.passed = max(self.passed, form.passed)
+        self.ended_step = max(self.ended_step, form.ended_step)
         self.channel.on_over = functools.partial(self._on_over, stop)
         if self.is_over:
             return False

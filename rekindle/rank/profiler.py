@@ -121,9 +121,9 @@ class Profiler:
     def _add(self, name: str, domain: str, began: int) -> None:
         self.keep(Range(name, domain, began, time.time_ns()))
 
-    def keep(self, made: Range) -> None:
+    def keep(self, span: Range) -> None:
         """Queue a range for the writer, after the earlier ones."""
-        self._waiting.append((made, threading.get_ident()))
+        self._waiting.append((span, threading.get_ident()))
 
     def _handle_orders(self, asked: Profile) -> None:
         self._asked, self._step = asked, -1
@@ -217,5 +217,5 @@ class _Writer:
             case _Done(joined, at):
                 number, name, thread = joined.number, joined.name, joined.thread
                 return self._encoder.end(number, name, COMMUNICATION, at, thread)
-            case (made, thread):
-                return self._encoder.lines(made, thread)
+            case (span, thread):
+                return self._encoder.lines(span, thread)

@@ -18,7 +18,7 @@ import msgspec
 from rekindle.errors import ProtocolError, SessionError
 from rekindle.protocol.agent import FormGeneration
 from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
-from rekindle.recovery.policy.plan import Made, StateSource
+from rekindle.recovery.policy.plan import StateId, StateSource
 
 STEP_LIMIT_S = 0.1  # seconds; the data that the step still needs may be lost with a node
 
@@ -100,19 +100,19 @@ class RankPlace:
 class HeldState:
     """The step of the state that this process holds.
 
-    finished: its number of steps. made: the generation that did the last of them. whole: the state
+    finished: its number of steps. generation: the one that did the last of them. whole: the state
     belongs to `finished` steps. torn: the state belongs to no step. Both are false for a state that
     the script has just built.
     """
 
     def __init__(self) -> None:
         self.finished = 0
-        self.made = 0
+        self.generation = 0
         self.whole = False
         self.torn = False
 
     @property
-    def known(self) -> int | None:
+    def known_steps(self) -> int | None:
         """The number of finished steps; None: the script has just built the state."""
         return self.finished if self.whole or self.torn else None
 
@@ -122,15 +122,15 @@ class HeldState:
 
     def step_done(self, step: int, generation: int) -> None:
         """Record that `generation` finished this step."""
-        self.finished, self.made = step, generation
+        self.finished, self.generation = step, generation
 
     def replace(self, source: StateSource) -> None:
         """Record that the rank begins to load another state. A failure leaves the state torn."""
         self.whole, self.torn = False, self.torn or source is not StateSource.FRESH
 
-    def hold(self, made: Made) -> None:
+    def hold(self, state: StateId) -> None:
         """Record that the rank holds this state."""
-        self.finished, self.made = made
+        self.finished, self.generation = state
         self.whole, self.torn = True, False
 
 
@@ -146,7 +146,7 @@ class Records:
         self._slot = slot
         self._numbers: tuple[int, dict[str, float]] = (-1, {})  # the newest step, and its numbers
         self._torn = False  # the last line is incomplete
-        self._told = False
+        self._loss_reported = False
 
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
         """Write the record of a step.
@@ -181,8 +181,8 @@ class Records:
         try:
             self._torn = os.write(self._fd, data) < len(data)
         except OSError as error:
-            if not self._told:
-                self._told = True
+            if not self._loss_reported:
+                self._loss_reported = True
                 print(
                     f"rekindle: the rank loses step records: {error}", file=sys.stderr, flush=True
                 )

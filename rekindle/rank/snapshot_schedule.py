@@ -62,18 +62,18 @@ class FinalSnapshot:
         self._finished = 0
         self._begun: object = None  # before the current step
         self._pid = os.getpid()
-        self._heard = self._told = -1
+        self._signals_read = self._signals_write = -1
 
     def listen(self) -> None:
         """Keep the state at SIGTERM. A script's own handler for the signal stays."""
         main = threading.current_thread() is threading.main_thread()
         if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        self._heard, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(self._heard, True)
+        self._signals_read, self._signals_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(self._signals_read, True)
         # Python would run its handler in the main thread only; it writes to the pipe immediately.
         signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
-        signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._signals_write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._forget)  # data loader workers do not own it
         threading.Thread(target=self._run, name="rekindle-final-snapshot", daemon=True).start()
 
@@ -96,31 +96,31 @@ class FinalSnapshot:
 
     def close(self) -> None:
         """Restore the default: the signal ends the process immediately."""
-        if self._told >= 0:
+        if self._signals_write >= 0:
             self._forget()
-            os.close(self._told)
-            self._told = -1
+            os.close(self._signals_write)
+            self._signals_write = -1
 
     def _forget(self) -> None:
-        if self._told >= 0:
+        if self._signals_write >= 0:
             signal.set_wakeup_fd(-1)
             if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _run(self) -> None:
-        while heard := os.read(self._heard, 1):
+        while number := os.read(self._signals_read, 1):
             # A script may have replaced the handler since.
             ours = signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
-            if heard[0] == signal.SIGTERM and ours:
+            if number[0] == signal.SIGTERM and ours:
                 self._ending.set()
                 try:
-                    self._say()
+                    self._keep_newest()
                 finally:
                     ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, _SIG_DFL)
                     os.kill(self._pid, signal.SIGTERM)
-        os.close(self._heard)
+        os.close(self._signals_read)
 
-    def _say(self) -> None:
+    def _keep_newest(self) -> None:
         """Give the agent the state, if its step is known."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
@@ -141,8 +141,8 @@ class FinalSnapshot:
                 kept = self._keep(moment)
         if not kept and moment.holds():
             why = "there is no space for it, or the script changed it"
-            told = f"rekindle: the rank could not keep the state after step {moment.step}: {why}"
-            print(told, file=sys.stderr, flush=True)
+            text = f"rekindle: the rank could not keep the state after step {moment.step}: {why}"
+            print(text, file=sys.stderr, flush=True)
             return True
         return kept
 
@@ -162,8 +162,8 @@ def _leave_it_to_the_thread(*_: object) -> None:
 
 def _claim_of(step: int) -> str:
     """Return the name of a socket that only one process of a node can have at a time."""
-    said = (os.environ.get(name, "") for name in (names.ENV_JOB_ID, names.ENV_NODE_RANK))
-    return "\0rekindle-final-snapshot-" + "-".join((*said, str(os.getppid()), str(step)))
+    identity = (os.environ.get(name, "") for name in (names.ENV_JOB_ID, names.ENV_NODE_RANK))
+    return "\0rekindle-final-snapshot-" + "-".join((*identity, str(os.getppid()), str(step)))
 
 
 REST_S = 600.0  # after a failure to allocate; other processes may have freed memory by then

@@ -23,7 +23,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.channel import Channel
 from rekindle.rank.progress import RankPlace
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 STEP = "step"
 METADATA_SKELETON = "skeleton"
@@ -43,13 +43,13 @@ class Captured(NamedTuple):
     skeleton: JSON that names the tensors, and has all other values. tensors: the live tensors, by
     name. forms: the name, safetensors code and shape of each tensor.
 
-    said: metadata that follow from the forms. None: the former state had the same forms.
+    form_metadata: metadata that follow from the forms. None: the former state had the same forms.
     """
 
     skeleton: bytes
     tensors: Mapping[str, Any]
     forms: tuple[tuple[str, str, tuple[int, ...]], ...]
-    said: Mapping[str, str] | None = None
+    form_metadata: Mapping[str, str] | None = None
 
 
 class SnapshotWriter(ABC):
@@ -62,7 +62,7 @@ class SnapshotWriter(ABC):
         self._count = BUFFERS_OF_SHARD if self._sharded else BUFFERS
         self._layout: FileLayout | None = None
         self._room = 0  # bytes for the metadata
-        self._said: Mapping[str, str] = {}  # metadata that follow from the state's shape
+        self._form_metadata: Mapping[str, str] = {}  # metadata that follow from the state's shape
         self._forms: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[Sequence[Any]] = []
@@ -94,13 +94,13 @@ class SnapshotWriter(ABC):
         """
         began = time.monotonic()
         state = self.capture(named, place, before=self._forms)
-        if state.said is not None:
-            self._said = state.said
+        if state.form_metadata is not None:
+            self._form_metadata = state.form_metadata
         metadata = {
             STEP: str(step),
             METADATA_SKELETON: state.skeleton.decode(),
             **{name: msgspec.json.encode(note).decode() for name, note in notes.items()},
-            **self._said,
+            **self._form_metadata,
         }
         during = None if self._outlasts else place.generation
         needed = wait or (checkpoint and self._sharded)
@@ -112,7 +112,7 @@ class SnapshotWriter(ABC):
         buffer = self._buffers[index]
         assert self._layout is not None
         # The agent drops an overwritten snapshot. This one becomes the checkpoint instead of it.
-        unwritten = index == self._to_write and buffer.made is not None and not buffer.is_sealed
+        unwritten = index == self._to_write and buffer.state is not None and not buffer.is_sealed
         checkpoint = checkpoint or (unwritten and place.writes)
         self._to_write = index if checkpoint else None
         try:
@@ -122,7 +122,7 @@ class SnapshotWriter(ABC):
                 self.copy(self._views[index], state)
             if self._holds is not None and not self._holds():
                 return False  # the buffer stays invalid
-            buffer.commit((step, place.generation), self._layout.total_bytes)
+            buffer.commit(StateId(step, place.generation), self._layout.total_bytes)
         finally:
             buffer.unlock()
         self._channel.send(
@@ -170,7 +170,7 @@ class SnapshotWriter(ABC):
 
     def _wait_settled(self, *indices: int) -> None:
         for each in (self._buffers[index] for index in indices):
-            while each.made is not None and not each.is_settled:
+            while each.state is not None and not each.is_released:
                 time.sleep(_TICK_S)  # the agent is a whole interval late
 
     def _lock_one(self, *, wait: bool) -> int | None:
@@ -178,7 +178,7 @@ class SnapshotWriter(ABC):
         first = self._next
         for index in (first, (first + 1) % BUFFERS):
             other = self._buffers[(index + 1) % BUFFERS]
-            kept = other.is_sealed or self._buffers[index].made is None
+            kept = other.is_sealed or self._buffers[index].state is None
             if kept and self._buffers[index].lock(write=True):
                 return index
         if wait:
@@ -223,7 +223,7 @@ class SnapshotWriter(ABC):
         self._buffers = buffers
         for buffer in buffers:
             buffer.map_pages()
-            if buffer.made is not None and not buffer.is_sealed:
+            if buffer.state is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
         # Buffers of a dead process of this rank: keep its newest snapshot until a newer one exists.
         self._next = min(range(self._count), key=lambda i: buffers[i].recency)
@@ -232,7 +232,7 @@ class SnapshotWriter(ABC):
 
     @abstractmethod
     def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
-        """Read the state. before: the forms of the last state; if they are equal, omit `said`."""
+        """Read the state. before: the forms of the last state; if equal, omit `form_metadata`."""
 
     @abstractmethod
     def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[Any]:
@@ -263,7 +263,7 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 
 
 def ask_for_buffers(
-    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: Made | None = None
+    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: StateId | None = None
 ) -> int:
     """Ask the rank's agent for its buffers; 0 bytes: the existing ones. Return the serial number.
 
@@ -302,20 +302,20 @@ def receive_buffers(
 
 @contextmanager
 def kept(
-    channel: Channel, slot: int, made: Made, *, copy: bool = False
+    channel: Channel, slot: int, state: StateId, *, copy: bool = False
 ) -> Iterator[SnapshotBuffer]:
     """Lock and yield the agent's buffer with this state; copy: fetch the replica first.
 
     Raises CheckpointError: no buffer has the state.
     """
     count = BUFFERS_OF_SHARD if copy else 0
-    serial = ask_for_buffers(channel, slot, count=count, copy=made if copy else None)
+    serial = ask_for_buffers(channel, slot, count=count, copy=state if copy else None)
     buffers = receive_buffers(channel, serial) or []
     try:
-        held = [buffer for buffer in buffers if buffer.made == made]
+        held = [buffer for buffer in buffers if buffer.state == state]
         if not held:
-            step, generation = made
-            there = [buffer.made for buffer in buffers]
+            step, generation = state
+            there = [buffer.state and tuple(buffer.state) for buffer in buffers]
             raise CheckpointError(
                 f"no snapshot of step {step} of generation {generation}; the buffers hold {there}"
             )

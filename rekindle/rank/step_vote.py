@@ -136,8 +136,8 @@ class StepVote:
         self._page = page
         self._lock = threading.Lock()
         self._severed = False
-        self._told: list[socket.socket] = []
-        self._heard: list[socket.socket] = []
+        self._outgoing: list[socket.socket] = []
+        self._incoming: list[socket.socket] = []
         self._lines: list[socket.socket] = []
 
     def form(self, generation: int, place: int, addresses: Sequence[Address]) -> None:
@@ -151,9 +151,9 @@ class StepVote:
         self._listener.forget_before(generation)
         distances = [1 << bit for bit in range((size - 1).bit_length())]
         for distance in distances:
-            self._told.append(self.connect(addresses[(place + distance) % size], distance))
+            self._outgoing.append(self.connect(addresses[(place + distance) % size], distance))
         for distance in distances:
-            self._heard.append(self.accept((place - distance) % size, distance))
+            self._incoming.append(self.accept((place - distance) % size, distance))
 
     def connect(self, address: Address, purpose: int) -> socket.socket:
         """Connect to a rank.
@@ -174,14 +174,14 @@ class StepVote:
         Raises PeerGoneError: a rank has ended. Raises StaleError: a thread severed the gate.
         Raises SessionError: another rank is at another step, or at its end, or in another run.
         """
-        if not self._told:
+        if not self._outgoing:
             return can
         self._page.begin_operation(step + 1)
         self._page.wait(True)
         try:
-            for told, heard in zip(self._told, self._heard, strict=True):
-                told.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
-                other, flags, *theirs = _WORD.unpack(receive(heard, _WORD.size))
+            for outgoing, incoming in zip(self._outgoing, self._incoming, strict=True):
+                outgoing.sendall(_WORD.pack(step, _CAN * can | _ENDS * ends, *run))
+                other, flags, *theirs = _WORD.unpack(receive(incoming, _WORD.size))
                 _compare((step, ends, run), (other, bool(flags & _ENDS), RunIdentity(*theirs)))
                 can = can and bool(flags & _CAN)
         except OSError as error:
@@ -189,22 +189,22 @@ class StepVote:
         self._page.wait(False)
         return can
 
-    def gather(self, said: bytes) -> list[bytes]:
+    def gather(self, data: bytes) -> list[bytes]:
         """Send data to all ranks, and return the data of all ranks in their order, without b"".
 
         Only for small data of few ranks, because all ranks send before they receive.
         Raises PeerGoneError: a rank has ended; StaleError: a thread severed the gate.
         """
-        known = {self._place: said} if said else {}
+        by_place = {self._place: data} if data else {}
         try:
-            for told, heard in zip(self._told, self._heard, strict=True):
-                data = msgspec.msgpack.encode(known)
-                told.sendall(_SIZE.pack(len(data)) + data)
-                (size,) = _SIZE.unpack(receive(heard, _SIZE.size))
-                known |= msgspec.msgpack.decode(receive(heard, size), type=dict[int, bytes])
+            for outgoing, incoming in zip(self._outgoing, self._incoming, strict=True):
+                encoded = msgspec.msgpack.encode(by_place)
+                outgoing.sendall(_SIZE.pack(len(encoded)) + encoded)
+                (size,) = _SIZE.unpack(receive(incoming, _SIZE.size))
+                by_place |= msgspec.msgpack.decode(receive(incoming, size), type=dict[int, bytes])
         except OSError as error:
             raise self._lost(error) from error
-        return [known[place] for place in sorted(known)]
+        return [by_place[place] for place in sorted(by_place)]
 
     @property
     def severed(self) -> bool:

@@ -25,6 +25,7 @@ from rekindle.recovery.journal.journal import (
     FinalCheckpoint,
     FirstStep,
     Formed,
+    HealthEventSeen,
     Incident,
     Isolated,
     JobStarted,
@@ -36,7 +37,6 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksStarted,
     Restored,
-    SignSeen,
     SpareLost,
     Stopping,
     Suspected,
@@ -59,7 +59,7 @@ def level(event: AnyEvent) -> int:
         case Slowed():
             return logging.DEBUG if event.finding.kind is Slow.UNEVEN else logging.WARNING
         case Decided():
-            return logging.DEBUG if event.lighter else logging.INFO
+            return logging.DEBUG if event.outweighed else logging.INFO
         case Formed():
             return logging.INFO if event.incident or event.step else logging.DEBUG
         case NodeLeft():
@@ -140,17 +140,19 @@ def _recovery_sentence(
     | Suspected
     | Decided
     | Answered
-    | SignSeen
+    | HealthEventSeen
     | Isolated
     | Formed
     | Restored
     | FirstStep,
 ) -> str:
-    if isinstance(event, SignSeen):
-        gone = " is over" if event.sign.gone else ""
-        return f"{event.sign.in_words()}{gone}: {event.explanation}"
+    if isinstance(event, HealthEventSeen):
+        gone = " is over" if event.health_event.gone else ""
+        return f"{event.health_event.in_words()}{gone}: {event.explanation}"
     if isinstance(event, Suspected):
-        return f"rank {event.rank} reports that its state after step {event.clean} may be wrong"
+        return (
+            f"rank {event.rank} reports that its state after step {event.valid_steps} may be wrong"
+        )
     prefix = f"incident {event.incident}: " if event.incident else ""
     match event:
         case FaultSeen():

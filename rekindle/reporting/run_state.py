@@ -52,12 +52,12 @@ def shown(history: list[AnyEvent]) -> Shown:
     """Return the state of a job, from its journal so far."""
     attempt = attempts.newest(history)
     incident = _open(attempt)
-    said = _of_incident(incident, attempt) if incident else None
+    state = _of_incident(incident, attempt) if incident else None
     ends = [event for event in attempt if isinstance(event, Stopping)]
     if ends and ends[-1].outcome != RESCHEDULED:  # ranks also end for a reschedule
         return Shown(STOPPING, capital(ends[-1].reason))
-    if said is not None:
-        return said
+    if state is not None:
+        return state
     if not any(isinstance(event, FirstStep) for event in attempt):
         return _before_first_step(history[: len(history) - len(attempt)])
     return _of_world(attempt)
@@ -71,15 +71,15 @@ def _open(attempt: list[AnyEvent]) -> Incident | None:
 
 def _of_incident(incident: Incident, attempt: list[AnyEvent]) -> Shown:
     assert incident.strategy is not None
-    said = f"Incident {incident.number}: {incident.strategy.value}: {incident.reason}"
+    description = f"Incident {incident.number}: {incident.strategy.value}: {incident.reason}"
     if journal.waits_for_approval(attempt) is not None:
-        return Shown(AWAITING_APPROVAL, said)
+        return Shown(AWAITING_APPROVAL, description)
     answers = [event for event in attempt if isinstance(event, Answered)]
     if answers and answers[-1].incident == incident.number and not answers[-1].granted:
-        return Shown(STOPPING, f"{said}; not approved by {answers[-1].by}")
+        return Shown(STOPPING, f"{description}; not approved by {answers[-1].by}")
     name = STATES[incident.strategy]
     hung = incident.cause.kind is FaultKind.HANG and name in (RECOVERING, RESTARTING)
-    return Shown(HUNG if hung else name, said)
+    return Shown(HUNG if hung else name, description)
 
 
 def _before_first_step(earlier: list[AnyEvent]) -> Shown:

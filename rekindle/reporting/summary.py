@@ -132,8 +132,8 @@ def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
     if end is None or end.outcome != FAILED or not found:
         return None
     faults = sorted(found[-1].faults, key=lambda fault: fault.at)
-    told = next((fault for fault in faults if fault.traceback), None)
-    return told or found[-1].cause
+    with_traceback = next((fault for fault in faults if fault.traceback), None)
+    return with_traceback or found[-1].cause
 
 
 def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:

@@ -100,7 +100,7 @@ def load(user_file: Path | None = None) -> Costs:
     kinds: dict[FaultKind, KindRow] = {}
     job = JobRow()
     for path in (DEFAULTS, user_file):
-        seen: set[object] = set()
+        keys: set[object] = set()
         for entry in read(path) if path else ():
             key: Strategy | FaultKind | str
             match entry.table:
@@ -118,9 +118,9 @@ def load(user_file: Path | None = None) -> Costs:
                     key = "job"
                 case other:
                     raise entry.error(f"unknown table [[{other}]]; choose from strategy, kind, job")
-            if key in seen:
+            if key in keys:
                 raise twice(entry, key)
-            seen.add(key)
+            keys.add(key)
     return Costs(strategies, kinds, job)
 
 

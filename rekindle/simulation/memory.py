@@ -72,14 +72,14 @@ class RecoveryBudgets:
         # Always keep one of these: decisions about restarts also depend on whether one exists.
         pods = max(self.policy.max_pod_reschedules - 1, 0)
         kept, old = list[Past](), list[Past]()
-        for number, seen in enumerate(self.past):
-            recent = seen.fault.code and now - seen.fault.at <= history.SAME_CODE_WINDOW_S
-            repeatable = seen.strategy not in INNER and seen.fault.finished >= oldest
-            pod = history.used([seen], _PODS)
-            if seen.newest >= newest or recent or repeatable or number in row or pod > pods:
-                kept.append(seen)
+        for number, each in enumerate(self.past):
+            recent = each.fault.code and now - each.fault.at <= history.SAME_CODE_WINDOW_S
+            repeatable = each.strategy not in INNER and each.fault.finished >= oldest
+            pod = history.used([each], _PODS)
+            if each.newest >= newest or recent or repeatable or number in row or pod > pods:
+                kept.append(each)
             else:
-                old.append(seen)
+                old.append(each)
                 pods -= pod
         self.past = kept
         self._settle(old)
@@ -88,7 +88,7 @@ class RecoveryBudgets:
         """Return the indexes of decisions in a sequence that progress does not end (ModelArts)."""
         if self.policy.progress_resets:
             return set()
-        last = max((n for n, seen in enumerate(self.past) if seen.fault.of_hardware), default=-1)
+        last = max((n for n, each in enumerate(self.past) if each.fault.of_hardware), default=-1)
         late = range(last + 1, len(self.past))
         return {last} | {n for n in late if self.past[n].strategy not in INNER}
 

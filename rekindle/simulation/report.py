@@ -115,10 +115,10 @@ def _daly(one: Estimate) -> float:
 
 
 def _verdict(name: str, found: MeanInterval) -> str:
-    told = f"{name}: goodput {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}, 95 %)"
+    difference = f"{name}: goodput {found.mean:+.4f} ({found.low:+.4f} to {found.high:+.4f}, 95 %)"
     if found.low <= 0 <= found.high:
-        return f"{told}; more runs (--runs) may show a difference"
-    return f"{told}; it is {'better' if found.mean > 0 else 'worse'}"
+        return f"{difference}; more runs (--runs) may show a difference"
+    return f"{difference}; it is {'better' if found.mean > 0 else 'worse'}"
 
 
 def _as_json(one: Estimate) -> dict[str, Any]:

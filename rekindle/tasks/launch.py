@@ -122,7 +122,9 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
     if not placed_anew:
         describe(job, directory, job_id)
     engine = jobs.engine_of(job_id)
-    with engine.watch(lambda sign: None, get_run_logger().warning):  # no receiver of events yet
+    with engine.watch(
+        lambda health_event: None, get_run_logger().warning
+    ):  # no receiver of events yet
         endpoint = engine.launch(attempt=attempt + 1)
     joined = endpoint.attempt != attempt + 1  # a later attempt, unknown to this machine
     return Launched(job_id, How.ADOPTED if joined else How.LAUNCHED, endpoint.attempt)

@@ -16,7 +16,7 @@ from rekindle import names
 from rekindle.errors import UsageError
 from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.findings import in_words, nodes_of
-from rekindle.profiling.reading import Task, diagnose, read_task, remarks, seen
+from rekindle.profiling.reading import Task, diagnose, read_task, remarks, steps_with_collectives
 from rekindle.tasks import job_access as jobs
 
 MOST_RANKS = 64  # in the table
@@ -38,16 +38,16 @@ def report_profile(job_id: str) -> list[dict[str, Any]]:
         return []
     per_node = directory.spec().processes_per_node
     _, now = diagnose(found, per_node=per_node)
-    said = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
-    if not said and seen(found):
-        said = ["No rank is slow."]
-    said += [f"- {remark}" for remark in remarks(found, per_node=per_node)]
+    lines = [f"- **{each.kind.value}**: {in_words(each, nodes_of(each, per_node))}" for each in now]
+    if not lines and steps_with_collectives(found):
+        lines = ["No rank is slow."]
+    lines += [f"- {remark}" for remark in remarks(found, per_node=per_node)]
     steps = list(found.steps)
     text = "\n".join(
         [
             f"Steps {steps[0]} to {steps[-1]} of {len(found.ranks)} ranks",
             "",
-            *said,
+            *lines,
             "",
             f"![Compute](data:image/png;base64,{_picture(found, steps[-MOST_STEPS:])})",
             "",

@@ -37,9 +37,9 @@ def report_nodes(job_id: str) -> list[dict[str, Any]]:
     rows = [_row(check) for check in checks]
     if rows:
         sick = sum(each.verdict.health in SICK for each in checks)
-        said = f"job {job_id} checked {len(rows)} nodes; {sick} are faulty or slow"
-        create_table_artifact(rows, key=ARTIFACT, description=said)
-        (get_run_logger().warning if sick else get_run_logger().info)(said)
+        summary = f"job {job_id} checked {len(rows)} nodes; {sick} are faulty or slow"
+        create_table_artifact(rows, key=ARTIFACT, description=summary)
+        (get_run_logger().warning if sick else get_run_logger().info)(summary)
     return rows
 
 

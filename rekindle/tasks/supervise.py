@@ -100,7 +100,7 @@ def _notices(job_id: str) -> PrefectNotifier:
         job_id=job_id,
         flow_run_id=run.id,
         flow_run_name=run.name,
-        told=jobs.directory_of(job_id).path / names.NOTICES_FILE,
+        last_sent_file=jobs.directory_of(job_id).path / names.NOTICES_FILE,
         log=get_run_logger(),
     )
 
@@ -195,10 +195,10 @@ def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
     """Return the steps of the incident that this event, its newest, completes."""
     match event:
         case FaultSeen():
-            return ("detected",) if not event.known and len(incident.faults) == 1 else ()
+            return ("detected",) if not event.explained and len(incident.faults) == 1 else ()
         case CheckpointFailed() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
-        case Decided(approval=asked, lighter=False):
+        case Decided(approval=asked, outweighed=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)
     return _STEPS.get(type(event), ())
 

@@ -106,7 +106,9 @@ class Agent:
         self._users = dict(environment)
         # The callbacks of msrun's process manager, by name.
         self._callbacks: dict[str, types.MethodType] = {}
-        self._told: signal.Signals | None = None  # the signal with which msrun's parent stops it
+        self._stop_signal: signal.Signals | None = (
+            None  # the signal with which msrun's parent stops it
+        )
         self.has_all = True  # whether this node has all workers of the job
 
     def environment(self) -> dict[str, str]:
@@ -155,18 +157,18 @@ class Agent:
             sys.exit(status)
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._told = signal.Signals(number)
+        self._stop_signal = signal.Signals(number)
 
     def _watch(self, workers: Mapping[int, Process], scheduler: Process | None) -> int:
         """Return the first failure's status as a shell does, or 0; 128 + signal after a signal."""
         done_at = 0.0
-        while self._told is None:
+        while self._stop_signal is None:
             ends = [(f"local worker {rank}", each) for rank, each in workers.items()]
             ends += [("the scheduler", scheduler)] if scheduler is not None else []
             codes = [_end_of(process) for _, process in ends]
             for (who, process), code in zip(ends, codes, strict=True):
                 if code:
-                    return _said(f"{who} (process {process.pid})", code)
+                    return _report_end(f"{who} (process {process.pid})", code)
             if None not in codes:
                 return 0
             # The scheduler ends on its own when all workers have ended, also on other nodes.
@@ -176,7 +178,7 @@ class Agent:
                     print("rekindle: the scheduler did not end, so msrun ends it", file=sys.stderr)
                     return 0
             time.sleep(LOOK_S)
-        return 128 + self._told
+        return 128 + self._stop_signal
 
     def _end(self, workers: Sequence[Process], scheduler: Process | None) -> None:
         """Send SIGTERM to the workers; kill late workers with their children, and the scheduler."""
@@ -205,7 +207,7 @@ def _end_of(process: Process) -> int | None:
     return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
-def _said(who: str, code: int) -> int:
+def _report_end(who: str, code: int) -> int:
     """Print how a process ended; return its status in a shell's form."""
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
     print(f"rekindle: {who} has ended {how}, so msrun ends the others", file=sys.stderr, flush=True)

@@ -22,8 +22,8 @@ def checkpoints(
     def run(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as ended:
             main(["checkpoints", *map(str, arguments)])
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
+        output = capsys.readouterr()
+        return Done(int(ended.value.code or 0), output.out, output.err)
 
     return run
 

@@ -94,7 +94,7 @@ def test_each_path_of_the_http_api_has_its_row() -> None:
     section = TEXT.partition("| path | for |")[2].partition("\n\n")[0]
     first = " ".join(re.findall(r"^\| ([^|]+) \|", section, re.M))
     paths = {value for name, value in vars(names).items() if name.startswith("PATH_")}
-    assert set(re.findall(r"/\w+", first)) == paths
+    assert set(re.findall(r"/[\w-]+", first)) == paths
 
 
 @pytest.mark.parametrize("folder", ["agent", "coordinator"])

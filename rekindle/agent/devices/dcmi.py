@@ -41,7 +41,7 @@ class NoDcmiError(DcmiError):
     """This machine has no DCMI, or one that is too old."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceReadings(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of DCMI. devices: by logical number; problems: the errors for the other devices.
 
     absent: why it can never answer on this machine.
@@ -126,7 +126,7 @@ def load() -> Library:
     raise NoDcmiError(f"Rekindle cannot load libdcmi.so: {why}")
 
 
-def ask(loaded: Callable[[], Library]) -> Found:
+def ask(loaded: Callable[[], Library]) -> DeviceReadings:
     """Return the conditions of all devices; an error of one device does not affect the others."""
     devices, problems = dict[int, Condition](), list[str]()
     try:
@@ -137,10 +137,10 @@ def ask(loaded: Callable[[], Library]) -> Found:
             except DcmiError as error:
                 problems.append(str(error))
     except NoDcmiError as error:
-        return Found(absent=str(error))
+        return DeviceReadings(absent=str(error))
     except DcmiError as error:
         problems.append(str(error))
-    return Found(devices=devices, problems=tuple(problems))
+    return DeviceReadings(devices=devices, problems=tuple(problems))
 
 
 if __name__ == "__main__":

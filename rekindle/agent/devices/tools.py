@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.dcmi import Found
+from rekindle.agent.devices.dcmi import DeviceReadings
 from rekindle.agent.threads import Problems, in_thread
 from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
@@ -107,15 +107,15 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
     return {device: int(use) for device, use in zip(asked, found, strict=True) if use.isdigit()}
 
 
-async def conditions(devices: Iterable[int]) -> Found:
+async def conditions(devices: Iterable[int]) -> DeviceReadings:
     """Return DCMI's report about NPUs; it omits devices that DCMI does not name."""
-    told, error = await run(ASK_TIMEOUT_S, *ASK_DCMI)
+    output, error = await run(ASK_TIMEOUT_S, *ASK_DCMI)
     if error:
-        return Found(problems=(error,))
+        return DeviceReadings(problems=(error,))
     try:  # the last line, because the driver may have printed something before
-        found = msgspec.json.decode(told.rpartition("\n")[2], type=Found)
+        found = msgspec.json.decode(output.rpartition("\n")[2], type=DeviceReadings)
     except msgspec.DecodeError as wrong:
-        return Found(problems=(f"{' '.join(ASK_DCMI)} said {told[-300:]!r}: {wrong}",))
+        return DeviceReadings(problems=(f"{' '.join(ASK_DCMI)} said {output[-300:]!r}: {wrong}",))
     places = {device: _visible(device) for device in devices}
     named = {device: int(place) for device, place in places.items() if place.isdigit()}
     own = {device: found.devices[at] for device, at in named.items() if at in found.devices}
@@ -126,8 +126,8 @@ async def _utilisation(device: int) -> str:
     if has_npus():
         place, _ = await _npu(_visible(device))
         command = ("npu-smi", "info", "-t", "usages", *place)
-        said = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
-        return said[0] if said else ""
+        values = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
+        return values[0] if values else ""
     query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
     return (await run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
 
@@ -141,8 +141,8 @@ def _visible(device: int) -> str:
 
 async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
     """Return the arguments that name an NPU by its card and chip, or an error."""
-    told, error = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
-    for card, chip, number in _MAPPED.findall(told):
+    output, error = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
+    for card, chip, number in _MAPPED.findall(output):
         if number == logical:
             return ("-i", card, "-c", chip), ""
     return (), error or f"npu-smi does not list a chip with the logical number {logical}"

@@ -12,7 +12,7 @@ from rekindle.protocol.snapshot_buffer import CONTROL_BYTES
 _ZEROS_BYTES = 1 << 20  # the size of one write
 
 
-class _Promised:
+class _ReservedMemory:
     """Memory that buffers will take but have not taken yet; the agent makes several at a time."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Promised:
             self._bytes -= size
 
 
-_promised = _Promised()
+_reserved_memory = _ReservedMemory()
 
 
 def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = None) -> int:
@@ -43,7 +43,7 @@ def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = Non
     Raises OSError: there is not enough memory, or `stop` is set.
     """
     size = CONTROL_BYTES + data_bytes
-    _promised.promise(size)
+    _reserved_memory.promise(size)
     done, fd = 0, -1
     try:
         fd = os.memfd_create(f"rekindle-{name}")
@@ -54,12 +54,12 @@ def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = Non
             if stop is not None and stop.is_set():
                 raise OSError(errno.ECANCELED, "the agent does not need this buffer any longer")
             wrote = os.pwrite(fd, zeros[: size - done], done)
-            _promised.keep(wrote)
+            _reserved_memory.keep(wrote)
             done += wrote
     except BaseException:
         if fd >= 0:
             os.close(fd)
         raise
     finally:
-        _promised.keep(size - done)
+        _reserved_memory.keep(size - done)
     return fd

@@ -23,7 +23,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import Made, is_clean
+from rekindle.recovery.policy.plan import StateId, is_clean
 
 _ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005
@@ -56,8 +56,8 @@ class NodeSnapshots:
         self._closing = threading.Event()
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
         self._writes = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
-        self.kept: dict[int, tuple[Made, ...]] = {}  # the sealed snapshots of each rank
-        self.checkpoints: tuple[Made, ...] = ()  # the checkpoints of this node, newest first
+        self.kept: dict[int, tuple[StateId, ...]] = {}  # the sealed snapshots of each rank
+        self.checkpoints: tuple[StateId, ...] = ()  # the checkpoints of this node, newest first
         self._jobs: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[None]] = set()  # requests of ranks; no job waits for them
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
@@ -133,11 +133,11 @@ class NodeSnapshots:
             loop.run_in_executor(self._makes, create_buffer, f"{name}-{i}", size, self._closing)
             for i in range(count)
         ]
-        made = await asyncio.gather(*making, return_exceptions=True)
-        fds = [each for each in made if isinstance(each, int)]
+        state = await asyncio.gather(*making, return_exceptions=True)
+        fds = [each for each in state if isinstance(each, int)]
         held: _Held = []
         try:
-            for each in made:
+            for each in state:
                 if isinstance(each, BaseException):
                     raise each
                 held.append((each, SnapshotBuffer(each)))
@@ -160,7 +160,9 @@ class NodeSnapshots:
         with contextlib.ExitStack() as used:
             make_room = functools.partial(self._room_for_copy, wanted, used)
             try:
-                await self._replica_client.fetch(wanted.rank, wanted.copy or (0, 0), make_room)
+                await self._replica_client.fetch(
+                    wanted.rank, wanted.copy or StateId(0, 0), make_room
+                )
             except CheckpointError as failed:
                 error = str(failed)
         if self._buffers.get(wanted.rank):
@@ -172,7 +174,7 @@ class NodeSnapshots:
     ) -> SnapshotBuffer:
         """Lock a buffer for a copy: one with a damaged snapshot of its state, or the oldest."""
         held = await self._have(wanted, data_bytes)
-        fd, _ = min(held, key=lambda each: (each[1].made != wanted.copy, each[1].recency))
+        fd, _ = min(held, key=lambda each: (each[1].state != wanted.copy, each[1].recency))
         buffer = SnapshotBuffer(fd)  # with its own locks, because a job may read it here
         used.callback(buffer.close)
         while not buffer.lock(write=True):
@@ -191,42 +193,45 @@ class NodeSnapshots:
         return job
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
-        made = message.step, message.generation
-        if not await in_pool(self._seals, _seal, buffer, made):
+        state = StateId(message.step, message.generation)
+        if not await in_pool(self._seals, _seal, buffer, state):
             return
         try:
             self._sealed(message.rank)
-            await self._replica_client.copy(message.rank, buffer, made)
-            if message.checkpoint and buffer.made == made:  # otherwise the agent dropped it
+            await self._replica_client.copy(message.rank, buffer, state)
+            if message.checkpoint and buffer.state == state:  # otherwise the agent dropped it
                 self._due.due(message, fd)
         finally:
-            buffer.settle()  # also after a bug of ours, because the rank waits for it
+            buffer.release_writer()  # also after a bug of ours, because the rank waits for it
             buffer.unlock()
 
     def _sealed(self, rank: int) -> None:
         sealed = [buffer for _, buffer in self._buffers.get(rank, ()) if buffer.is_sealed]
         # The rank may be about to overwrite one of them.
-        self.kept[rank] = tuple(made for buffer in sealed if (made := buffer.made) is not None)
+        self.kept[rank] = tuple(state for buffer in sealed if (state := buffer.state) is not None)
         self._send(protocol.Snapshots(kept={rank: self.kept[rank]}))
 
     def _tell(self, message: protocol.Message) -> None:
         """Report the result for checkpoints, and remember which checkpoints exist."""
         match message:
             case protocol.CheckpointWritten(error=""):
-                self.checkpoints = ((message.step, message.generation), *self.checkpoints)[:OFFERS]
+                state = StateId(message.step, message.generation)
+                self.checkpoints = (state, *self.checkpoints)[:OFFERS]
             case protocol.Pruned(removed=removed):
-                self.checkpoints = tuple(made for made in self.checkpoints if made not in removed)
+                self.checkpoints = tuple(
+                    state for state in self.checkpoints if state not in removed
+                )
         self._send(message)
 
     def write_parts(self, order: protocol.WriteShards) -> None:
         """Write the node's shards of a checkpoint that all nodes write now."""
         self._due.write_parts(order)
 
-    def dump(self, order: protocol.WriteFinalCheckpoint) -> None:
+    def write_final_checkpoint(self, order: protocol.WriteFinalCheckpoint) -> None:
         """Write the final checkpoint: the newest intact snapshot, or the shards of the order."""
-        self._start(self._dump(order, set(self._jobs)))
+        self._start(self._write_final_checkpoint(order, set(self._jobs)))
 
-    async def _dump(
+    async def _write_final_checkpoint(
         self, order: protocol.WriteFinalCheckpoint, earlier: set[asyncio.Task[None]]
     ) -> None:
         if earlier:
@@ -235,7 +240,7 @@ class NodeSnapshots:
             written = await in_pool(self._writes, self._write_newest, order)
             self._tell(msgspec.structs.replace(written, final=True))
         for shard, rank in order.shards.items():
-            part = await self._dump_shard(order, shard, rank)
+            part = await self._write_final_shard(order, shard, rank)
             self._tell(msgspec.structs.replace(part, final=True))
 
     def commit(self, order: protocol.Commit) -> None:
@@ -249,7 +254,7 @@ class NodeSnapshots:
             await self._due.prune(written)
 
     @property
-    def copies(self) -> dict[int, tuple[Made, ...]]:
+    def copies(self) -> dict[int, tuple[StateId, ...]]:
         """The copies that this node keeps for ranks of other nodes."""
         return self._replica_server.kept
 
@@ -284,11 +289,12 @@ class NodeSnapshots:
 
     def _forget(self, form: protocol.FormGeneration) -> None:
         for rank, pair in self._buffers.items():
-            valid = [(buffer, buffer.made) for _, buffer in pair if buffer.made is not None]
+            valid = [(buffer, buffer.state) for _, buffer in pair if buffer.state is not None]
             stale = [
                 buffer
-                for buffer, made in valid
-                if (form.shards > 1 and made[0] > form.step) or not is_clean(made, form.suspicions)
+                for buffer, state in valid
+                if (form.shards > 1 and state.step > form.step)
+                or not is_clean(state, form.suspicions)
             ]
             for buffer in stale:
                 buffer.begin()
@@ -300,40 +306,40 @@ class NodeSnapshots:
         clean = [buffer for buffer in sealed if is_clean(buffer.recency, order.suspicions)]
         error = "there is no snapshot"
         for buffer in sorted(clean, key=lambda buffer: buffer.recency, reverse=True):
-            step, made = buffer.recency
+            state = buffer.recency
             try:
                 buffer.verify()
             except CorruptError as corrupt:
                 error = str(corrupt)
                 continue
-            return self._files.write((step, made), buffer)
-        return protocol.CheckpointWritten(step=order.step, generation=order.made, error=error)
+            return self._files.write(state, buffer)
+        return protocol.CheckpointWritten(step=order.step, generation=order.generation, error=error)
 
-    async def _dump_shard(
+    async def _write_final_shard(
         self, order: protocol.WriteFinalCheckpoint, shard: int, rank: int
     ) -> protocol.ShardWritten:
         """Write the snapshot, or the copy, that this node has of a rank in exactly this state."""
-        made = order.step, order.made
-        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.made == made]
-        copy = self._replica_server.reading(rank, made)
+        state = StateId(order.step, order.generation)
+        held = [b for _, b in self._buffers.get(rank, ()) if b.is_sealed and b.state == state]
+        copy = self._replica_server.reading(rank, state)
         try:
             async with contextlib.nullcontext(held[0]) if held else copy as buffer:
                 write = self._write_proven
-                return await in_pool(self._writes, write, made, shard, order.of, buffer)
+                return await in_pool(self._writes, write, state, shard, order.of, buffer)
         except CheckpointError as error:
             return protocol.ShardWritten(
                 step=order.step,
-                generation=order.made,
+                generation=order.generation,
                 shard=shard,
                 shards=order.of,
                 error=str(error),
             )
 
     def _write_proven(
-        self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
+        self, state: StateId, shard: int, shards: int, buffer: SnapshotBuffer
     ) -> protocol.ShardWritten:
         buffer.verify()
-        return self._files.write_part(made, shard, shards, buffer)
+        return self._files.write_part(state, shard, shards, buffer)
 
     async def finish(self) -> None:
         """Wait for running seals and writes, so that a finished job keeps its last checkpoint."""
@@ -363,10 +369,10 @@ class NodeSnapshots:
             os.close(fd)
 
 
-def _seal(buffer: SnapshotBuffer, made: Made) -> bool:
+def _seal(buffer: SnapshotBuffer, state: StateId) -> bool:
     """Seal the snapshot of a state and keep the buffer locked; False: it has another state."""
     buffer.lock(write=False, wait=True)
-    if buffer.made != made:
+    if buffer.state != state:
         buffer.unlock()
         return False
     buffer.seal()

@@ -31,7 +31,7 @@ from rekindle.errors import CheckpointError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 
 class CheckpointFiles:
@@ -43,15 +43,15 @@ class CheckpointFiles:
         self._metrics: dict[str, float] = {}  # metrics of the last commit
         self._amiss = ""  # the last reported problem
 
-    def write(self, made: Made, buffer: SnapshotBuffer) -> protocol.CheckpointWritten:
+    def write(self, state: StateId, buffer: SnapshotBuffer) -> protocol.CheckpointWritten:
         """Write and commit a checkpoint of one file."""
         # Data-parallel ranks hold the same state, so one file serves all of them.
         part = CheckpointFile(chunks=[buffer.file], ranks=tuple(range(self._spec.world_size)))
-        step, generation = made
+        step, generation = state
         done = protocol.CheckpointWritten(step=step, generation=generation)
         started = time.monotonic()
         try:
-            manifest = self._manifest(made, _said(buffer))
+            manifest = self._manifest(state, _notes_of(buffer))
             written = self._store.write(manifest, {state_file(0): part})
         except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
@@ -63,15 +63,15 @@ class CheckpointFiles:
         )
 
     def write_part(
-        self, made: Made, shard: int, shards: int, buffer: SnapshotBuffer
+        self, state: StateId, shard: int, shards: int, buffer: SnapshotBuffer
     ) -> protocol.ShardWritten:
         """Write one shard; the coordinator orders the commit when it knows of all shards."""
-        step, generation = made
+        step, generation = state
         done = protocol.ShardWritten(step=step, generation=generation, shard=shard, shards=shards)
         part = CheckpointFile(chunks=[buffer.file], ranks=())  # the coordinator adds the ranks
         started = time.monotonic()
         try:
-            said = _said(buffer)
+            notes = _notes_of(buffer)
             entry = self._store.write_part(step, generation, state_file(shard), part)
         except CheckpointError as error:  # the agent may have dropped the snapshot
             return msgspec.structs.replace(done, error=str(error))
@@ -79,9 +79,9 @@ class CheckpointFiles:
         return msgspec.structs.replace(
             done,
             file=entry,
-            position=said.position,
-            origin=said.origin,
-            metrics=said.metrics,
+            position=notes.position,
+            origin=notes.origin,
+            metrics=notes.metrics,
             seconds=took_s,
         )
 
@@ -92,9 +92,9 @@ class CheckpointFiles:
         )
         started = time.monotonic()
         try:
-            made = order.step, order.generation
-            said = _Said(order.position, order.origin, order.metrics)
-            manifest = self._manifest(made, said)
+            state = StateId(order.step, order.generation)
+            notes = _Notes(order.position, order.origin, order.metrics)
+            manifest = self._manifest(state, notes)
             written = self._store.commit(msgspec.structs.replace(manifest, files=order.files))
         except CheckpointError as error:
             return msgspec.structs.replace(done, error=str(error))
@@ -113,7 +113,7 @@ class CheckpointFiles:
         The result reports a problem once, not after every checkpoint.
         """
         keep, amiss = self._spec.keep, ""
-        removed: tuple[Made, ...] = ()
+        removed: tuple[StateId, ...] = ()
         if keep.keeps_all:
             return None
         if keep.metric and keep.metric not in self._metrics:
@@ -123,31 +123,31 @@ class CheckpointFiles:
                 f"logged {known}); retention never counts such a checkpoint among the best"
             )
         try:
-            removed = self._store.prune(keep)
+            removed = tuple(StateId(*key) for key in self._store.prune(keep))
         except CheckpointError as error:
             amiss = f"Rekindle could not remove old checkpoints: {error}"
         news, self._amiss = "" if amiss == self._amiss else amiss, amiss
         return protocol.Pruned(removed=removed, error=news) if removed or news else None
 
-    def _manifest(self, made: Made, said: _Said) -> Manifest:
-        step, generation = made
-        self._metrics = said.metrics
+    def _manifest(self, state: StateId, notes: _Notes) -> Manifest:
+        step, generation = state
+        self._metrics = notes.metrics
         return Manifest(
             job_id=self._spec.job_id,
             step=step,
             generation=generation,
             world_size=self._spec.world_size,
             framework=self._spec.framework.value,
-            origin=said.origin,
-            data_position=msgspec.json.decode(said.position),
-            metrics=said.metrics,
+            origin=notes.origin,
+            data_position=msgspec.json.decode(notes.position),
+            metrics=notes.metrics,
             created=time.time(),
             writer=f"{socket.gethostname()}:{os.getpid()}",
             rekindle=__version__,
         )
 
 
-class _Said(NamedTuple):
+class _Notes(NamedTuple):
     """The rank's notes about its state: the data's position as JSON, its origin, its metrics."""
 
     position: str
@@ -155,9 +155,9 @@ class _Said(NamedTuple):
     metrics: dict[str, float]
 
 
-def _said(buffer: SnapshotBuffer) -> _Said:
+def _notes_of(buffer: SnapshotBuffer) -> _Notes:
     metadata = read_header(buffer.file).metadata
-    return _Said(
+    return _Notes(
         metadata.get(METADATA_POSITION, "{}"),
         msgspec.json.decode(metadata.get(METADATA_ORIGIN, "{}"), type=StateOrigin),
         msgspec.json.decode(metadata.get(METADATA_METRICS, "{}"), type=dict[str, float]),
@@ -172,7 +172,7 @@ class DueSnapshot:
 
     def __init__(self, taken: protocol.SnapshotTaken, fd: int) -> None:
         self.taken = taken
-        self.made: Made = (taken.step, taken.generation)
+        self.state = StateId(taken.step, taken.generation)
         self.buffer = SnapshotBuffer(fd)  # with its own locks
         self._held = False
 
@@ -184,7 +184,7 @@ class DueSnapshot:
     @property
     def is_there(self) -> bool:
         """Whether the buffer still has that state, with its seal."""
-        return self.buffer.made == self.made and self.buffer.is_sealed
+        return self.buffer.state == self.state and self.buffer.is_sealed
 
     def close(self) -> None:
         """Release the buffer for the rank."""
@@ -205,10 +205,10 @@ class DueCheckpoints:
         self._writes = writes
         self._tell = tell
         self._start = start
-        self._writing: Made | None = None  # the state, not sharded, that the store is taking now
+        self._writing: StateId | None = None  # the state, not sharded, that the store is taking now
         self._next: DueSnapshot | None = None  # the next one to write
         self._offered: dict[int, DueSnapshot] = {}  # by rank: the newest of its shard
-        self._busy: dict[int, Made] = {}  # ranks whose shard the store is taking now
+        self._busy: dict[int, StateId] = {}  # ranks whose shard the store is taking now
 
     def due(self, taken: protocol.SnapshotTaken, fd: int) -> None:
         """Add a sealed snapshot that becomes a checkpoint; the caller holds its buffer."""
@@ -226,7 +226,7 @@ class DueCheckpoints:
             self._leave_out(before)
         if self._writing is None:
             snapshot.hold()
-            self._writing = snapshot.made
+            self._writing = snapshot.state
             self._start(self._write_in_turn())
 
     async def _write_in_turn(self) -> None:
@@ -236,10 +236,10 @@ class DueCheckpoints:
                 if not snapshot.hold():
                     self._leave_out(snapshot)
                     continue
-                self._writing = snapshot.made
+                self._writing = snapshot.state
                 try:
                     write = self._files.write
-                    written = await in_pool(self._writes, write, snapshot.made, snapshot.buffer)
+                    written = await in_pool(self._writes, write, snapshot.state, snapshot.buffer)
                     if not written.error or snapshot.is_there:  # otherwise the agent dropped it
                         self._tell(msgspec.structs.replace(written, stall_s=snapshot.taken.stall_s))
                 finally:
@@ -250,7 +250,7 @@ class DueCheckpoints:
 
     def _leave_out(self, snapshot: DueSnapshot) -> None:
         snapshot.close()
-        self._tell(_left_out(snapshot.made, 1, self._writing))
+        self._tell(_left_out(snapshot.state, 1, self._writing))
 
     # ---- shards: the coordinator knows when all of them are ready
 
@@ -273,25 +273,25 @@ class DueCheckpoints:
 
     def write_parts(self, order: protocol.WriteShards) -> None:
         """Write the shards of a checkpoint that all nodes write now."""
-        made = order.step, order.generation
+        state = StateId(order.step, order.generation)
         found = [each for rank in order.shards.values() if (each := self._offered.get(rank))]
         busy = [self._busy[rank] for rank in order.shards.values() if rank in self._busy]
-        there = len(found) == len(order.shards) and all(each.made == made for each in found)
+        there = len(found) == len(order.shards) and all(each.state == state for each in found)
         if busy or not there or not all(each.hold() for each in found):
             for each in found:
-                if each.made == made:
+                if each.state == state:
                     self._offered.pop(each.taken.rank).close()
-            self._tell(_left_out(made, order.of, busy[0] if busy else None))
+            self._tell(_left_out(state, order.of, busy[0] if busy else None))
             return
         for snapshot in found:
             rank = snapshot.taken.rank
-            self._busy[rank] = made
+            self._busy[rank] = state
             del self._offered[rank]
             self._start(self._write_part(snapshot))
 
     async def _write_part(self, snapshot: DueSnapshot) -> None:
         taken = snapshot.taken
-        what = snapshot.made, taken.shard, taken.shards, snapshot.buffer
+        what = snapshot.state, taken.shard, taken.shards, snapshot.buffer
         try:
             written = await in_pool(self._writes, self._files.write_part, *what)
             if not written.error or snapshot.is_there:
@@ -326,8 +326,8 @@ class DueCheckpoints:
             self._tell(pruned)
 
 
-def _left_out(made: Made, shards: int, busy: Made | None) -> protocol.WriteLeftOut:
-    step, generation = made
+def _left_out(state: StateId, shards: int, busy: StateId | None) -> protocol.WriteLeftOut:
+    step, generation = state
     reason = (
         f"the store was busy with the checkpoint of step {busy[0]}"
         if busy

@@ -15,7 +15,7 @@ from rekindle.agent.writer import say
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 REST_S = 30.0  # the pause after another node failed; each try delays ranks
 
@@ -23,18 +23,18 @@ REST_S = 30.0  # the pause after another node failed; each try delays ranks
 class ReplicaClient:
     """Follows the plan of the current generation; at its end all transfers stop."""
 
-    def __init__(self, known: Credentials) -> None:
-        self._known = known
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
         self._form: protocol.FormGeneration | None = None  # None: there is no current generation
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)  # by rank
         self._under_way: set[asyncio.Task[None]] = set()
         self._rests_until = 0.0
-        self._said = False  # a failure in this generation is already reported
+        self._failure_reported = False  # a failure in this generation is already reported
 
     def formed(self, form: protocol.FormGeneration) -> None:
         """Start a generation."""
         self.break_off()
-        self._form, self._rests_until, self._said = form, 0.0, False
+        self._form, self._rests_until, self._failure_reported = form, 0.0, False
 
     def break_off(self) -> None:
         """End the generation. A rank that waits for its copy must not delay the next generation."""
@@ -42,7 +42,7 @@ class ReplicaClient:
         for task in self._under_way:
             task.cancel()
 
-    async def copy(self, rank: int, buffer: SnapshotBuffer, made: Made) -> None:
+    async def copy(self, rank: int, buffer: SnapshotBuffer, state: StateId) -> None:
         """Send a sealed snapshot to the node that the plan names, if any; training continues."""
         async with self._busy[rank]:
             form = self._form
@@ -50,10 +50,14 @@ class ReplicaClient:
                 form.plan[rank].replica_node if form is not None and rank in form.plan else -1
             )
             rests = time.monotonic() < self._rests_until
-            if form is None or replica_node < 0 or rests or buffer.made != made:
+            if form is None or replica_node < 0 or rests or buffer.state != state:
                 return
             work = replica_server.put(
-                form.replica_addresses[replica_node], self._known, buffer, rank=rank, form=form
+                form.replica_addresses[replica_node],
+                self._credentials,
+                buffer,
+                rank=rank,
+                form=form,
             )
             try:
                 await self._do(work)
@@ -61,16 +65,16 @@ class ReplicaClient:
                 pass  # the next generation copies the snapshots that still count
             except CheckpointError as error:
                 self._rests_until = time.monotonic() + REST_S
-                if not self._said:
+                if not self._failure_reported:
                     text = (
                         f"node {replica_node} does not hold a replica of rank {rank} after step "
-                        f"{made[0]}"
+                        f"{state.step}"
                     )
                     say(f"{text}: {error}")
-                self._said = True
+                self._failure_reported = True
 
     async def fetch(
-        self, rank: int, made: Made, make_room: Callable[[int], Awaitable[SnapshotBuffer]]
+        self, rank: int, state: StateId, make_room: Callable[[int], Awaitable[SnapshotBuffer]]
     ) -> None:
         """Fetch the copy that the plan names into the buffer that `make_room(bytes)` returns.
 
@@ -82,7 +86,7 @@ class ReplicaClient:
             if form is None or node < 0:
                 raise StaleError(f"rank {rank} does not fetch a replica in the current generation")
             work = replica_server.fetch(
-                form.replica_addresses[node], self._known, make_room, rank=rank, made=made
+                form.replica_addresses[node], self._credentials, make_room, rank=rank, state=state
             )
             await self._do(work)
         except StaleError as error:

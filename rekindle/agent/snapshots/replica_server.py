@@ -30,7 +30,7 @@ from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleE
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.recovery.policy.plan import Made, Suspicion, is_clean
+from rekindle.recovery.policy.plan import StateId, Suspicion, is_clean
 
 KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 
@@ -46,9 +46,9 @@ class _Copy:
     buffer: SnapshotBuffer
 
     @property
-    def made(self) -> Made:
+    def state(self) -> StateId:
         """The state in the copy, which is valid as long as the server keeps it."""
-        return self.buffer.made or (0, 0)
+        return self.buffer.state or StateId(0, 0)
 
     def close(self) -> None:
         self.buffer.close()
@@ -59,9 +59,9 @@ class ReplicaServer:
     """Keeps the newest snapshots of other nodes' ranks, and reports them to the coordinator."""
 
     def __init__(
-        self, spec: JobSpec, known: Credentials, tell: Callable[[protocol.Message], None]
+        self, spec: JobSpec, credentials: Credentials, tell: Callable[[protocol.Message], None]
     ) -> None:
-        self._spec, self._known, self._tell = spec, known, tell
+        self._spec, self._credentials, self._tell = spec, credentials, tell
         self._copies: dict[int, list[_Copy]] = defaultdict(list)  # by rank, the newest last
         self._room: dict[int, list[_Copy]] = defaultdict(list)  # memory for the next snapshots
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -79,7 +79,7 @@ class ReplicaServer:
         return int(self._socket.getsockname()[1])
 
     @property
-    def kept(self) -> dict[int, tuple[Made, ...]]:
+    def kept(self) -> dict[int, tuple[StateId, ...]]:
         """The states that the server keeps, by rank."""
         return {rank: self._states(rank) for rank in list(self._copies)}
 
@@ -100,8 +100,8 @@ class ReplicaServer:
         stale = [
             copy
             for copy in copies
-            if (copy.generation < generation and copy.made[0] > step)
-            or not is_clean(copy.made, suspicions)
+            if (copy.generation < generation and copy.state.step > step)
+            or not is_clean(copy.state, suspicions)
         ]
         if stale:
             self._copies[rank] = [copy for copy in copies if copy not in stale]
@@ -109,14 +109,15 @@ class ReplicaServer:
             self._tell(protocol.Snapshots(kept={rank: self._states(rank)}, copies=True))
 
     @contextlib.asynccontextmanager
-    async def reading(self, rank: int, made: Made) -> AsyncIterator[SnapshotBuffer]:
+    async def reading(self, rank: int, state: StateId) -> AsyncIterator[SnapshotBuffer]:
         """Lock and yield the copy of a state. Raises CheckpointError: there is no such copy."""
         async with self._busy[rank]:
-            found = [copy for copy in self._copies[rank] if copy.made == made]
+            found = [copy for copy in self._copies[rank] if copy.state == state]
             if not found:
+                there = [tuple(each) for each in self._states(rank)]
                 raise CheckpointError(
-                    f"there is no replica of rank {rank} after step {made[0]} of generation "
-                    f"{made[1]}; replicas exist of (step, generation) {list(self._states(rank))}"
+                    f"there is no replica of rank {rank} after step {state.step} of generation "
+                    f"{state.generation}; replicas exist of (step, generation) {there}"
                 )
             yield found[0].buffer
 
@@ -144,7 +145,7 @@ class ReplicaServer:
     async def _serve(self, connection: socket.socket) -> None:
         """Serve one caller. Refuse one from another attempt, and disconnect a silent one."""
         with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            line = ReplicaConnection(connection, self._known.secret, serves=True)
+            line = ReplicaConnection(connection, self._credentials.secret, serves=True)
             request = await within(_first(line), line.silence_s)
             error = self._refusal(request)
             if error:
@@ -156,7 +157,10 @@ class ReplicaServer:
                 await self._give(line, request)
 
     def _refusal(self, request: Put | Fetch) -> str:
-        theirs, ours = (request.job_id, request.attempt), (self._known.job_id, self._known.attempt)
+        theirs, ours = (
+            (request.job_id, request.attempt),
+            (self._credentials.job_id, self._credentials.attempt),
+        )
         if theirs != ours:
             return f"the caller has (job, attempt) {theirs}, this agent has {ours}"
         known = 0 <= request.rank < self._spec.world_size
@@ -164,7 +168,7 @@ class ReplicaServer:
 
     async def _give(self, line: ReplicaConnection, request: Fetch) -> None:
         try:
-            async with self.reading(request.rank, request.made) as buffer:
+            async with self.reading(request.rank, StateId(*request.state)) as buffer:
                 with buffer.file as content:
                     await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
                     # The caller first makes its memory.
@@ -195,7 +199,7 @@ class ReplicaServer:
             answer = self._judge(put, arrived)
         finally:
             if answer == Answer():
-                copy.buffer.commit(put.made, put.bytes, put.checksum)
+                copy.buffer.commit(StateId(*put.state), put.bytes, put.checksum)
                 self._keep(put, copy)
             else:
                 self._room[put.rank].append(copy)
@@ -204,11 +208,11 @@ class ReplicaServer:
     def _has(self, put: Put) -> bool:
         """Return whether the snapshot is here, or older than the states to keep."""
         for copy in self._copies[put.rank]:
-            if copy.made == put.made and copy.buffer.checksum == put.checksum:
+            if copy.state == put.state and copy.buffer.checksum == put.checksum:
                 copy.generation = max(copy.generation, put.generation)
                 return True
         kept = self._states(put.rank)
-        return len(kept) == KEPT and put.made < kept[0]
+        return len(kept) == KEPT and put.state < kept[0]
 
     async def _make_room(self, put: Put) -> _Copy:
         """Return memory for a snapshot. Raises OSError: there is not enough."""
@@ -235,19 +239,19 @@ class ReplicaServer:
     def _keep(self, put: Put, copy: _Copy) -> None:
         """Keep a snapshot, and drop the oldest, or one of the same state."""
         before = self._copies[put.rank]
-        others = (c for c in before if c.made != put.made)
-        kept = sorted([*others, copy], key=lambda each: each.made)[-KEPT:]
+        others = (c for c in before if c.state != put.state)
+        kept = sorted([*others, copy], key=lambda each: each.state)[-KEPT:]
         self._copies[put.rank] = kept
         self._room[put.rank] += [c for c in (*before, copy) if c not in kept]
         self._tell(protocol.Snapshots(kept={put.rank: self._states(put.rank)}, copies=True))
 
-    def _states(self, rank: int) -> tuple[Made, ...]:
-        return tuple(copy.made for copy in self._copies[rank])
+    def _states(self, rank: int) -> tuple[StateId, ...]:
+        return tuple(copy.state for copy in self._copies[rank])
 
 
 async def _first(line: ReplicaConnection) -> Put | Fetch:
     await line.meet()
-    return await line.hear(REQUESTS)
+    return await line.receive_message(REQUESTS)
 
 
 # ---- the caller's end
@@ -255,7 +259,7 @@ async def _first(line: ReplicaConnection) -> Put | Fetch:
 
 async def put(
     at: protocol.ReplicaAddress,
-    known: Credentials,
+    credentials: Credentials,
     buffer: SnapshotBuffer,
     *,
     rank: int,
@@ -268,17 +272,17 @@ async def put(
     """
     with buffer.file as content:
         request = Put(
-            job_id=known.job_id,
-            attempt=known.attempt,
+            job_id=credentials.job_id,
+            attempt=credentials.attempt,
             rank=rank,
             generation=form.generation,
             since=form.step,
-            made=buffer.made or (0, 0),
+            state=buffer.state or StateId(0, 0),
             bytes=len(content),
             checksum=buffer.checksum,
         )
         limit_s = patience_s(len(content))
-        async with _called(at, known) as line:
+        async with _called(at, credentials) as line:
             await line.say(request)
             if (await _answer(line, limit_s)).bytes:
                 await line.send(content)
@@ -287,18 +291,18 @@ async def put(
 
 async def fetch(
     at: protocol.ReplicaAddress,
-    known: Credentials,
+    credentials: Credentials,
     make_room: Callable[[int], Awaitable[SnapshotBuffer]],
     *,
     rank: int,
-    made: Made,
+    state: StateId,
 ) -> None:
     """Fetch a copy from another node's agent into the buffer that `make_room(bytes)` returns.
 
     Raises CheckpointError: the copy is unavailable. Raises CorruptError: its checksum is wrong.
     """
-    request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, made=made)
-    async with _called(at, known) as line:
+    request = Fetch(job_id=credentials.job_id, attempt=credentials.attempt, rank=rank, state=state)
+    async with _called(at, credentials) as line:
         await line.say(request)
         answer = await _answer(line, 3 * SILENCE_S)  # a silent sender may block it
         buffer = await make_room(answer.bytes)
@@ -307,25 +311,25 @@ async def fetch(
             arrived = await line.receive(content)
         if arrived != answer.checksum:
             raise CorruptError(
-                f"the replica of rank {rank} after step {made[0]} has checksum {arrived}, not "
+                f"the replica of rank {rank} after step {state.step} has checksum {arrived}, not "
                 f"{answer.checksum}"
             )
         # No await may separate these lines. The end of a generation would interrupt the task, and
         # its rank would wait without end for a seal.
-        buffer.commit(made, answer.bytes, arrived)
-        buffer.settle()
+        buffer.commit(state, answer.bytes, arrived)
+        buffer.release_writer()
 
 
 @contextlib.asynccontextmanager
 async def _called(
-    at: protocol.ReplicaAddress, known: Credentials
+    at: protocol.ReplicaAddress, credentials: Credentials
 ) -> AsyncIterator[ReplicaConnection]:
     """Connect to a replica server. Raises CheckpointError: the connection fails or breaks."""
     loop = asyncio.get_running_loop()
     try:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
         with socket.socket() as connection:
-            line = ReplicaConnection(connection, known.secret, serves=False)
+            line = ReplicaConnection(connection, credentials.secret, serves=False)
             await within(loop.sock_connect(connection, address), line.silence_s)
             await line.meet()
             yield line
@@ -339,7 +343,7 @@ async def _called(
 
 async def _answer(line: ReplicaConnection, limit_s: float) -> Answer:
     """Wait for the answer. Raises CheckpointError or StaleError: it is a refusal."""
-    answer = await line.hear(ANSWERS, limit_s=limit_s)
+    answer = await line.receive_message(ANSWERS, limit_s=limit_s)
     if answer.error:
         raise CheckpointError(answer.error)
     if answer.stale:

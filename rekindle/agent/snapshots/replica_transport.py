@@ -44,7 +44,7 @@ class Credentials:
 class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     """Keep this snapshot. The server answers twice: with the bytes that it wants, and at the end.
 
-    made: the state in the snapshot. since: the finished steps at the start of
+    state: the state in the snapshot. since: the finished steps at the start of
     `generation`. The agent sends the snapshot for this generation.
     """
 
@@ -53,7 +53,7 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
     rank: int
     generation: int
     since: int
-    made: tuple[Count, Count]
+    state: tuple[Count, Count]
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
     checksum: str
 
@@ -64,7 +64,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     job_id: str
     attempt: int
     rank: int
-    made: tuple[Count, Count]
+    state: tuple[Count, Count]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +134,9 @@ class ReplicaConnection:
         text = msgspec.msgpack.encode(message)
         await self._send(_HEAD.pack(len(text), self._proof(0, text)) + text)
 
-    async def hear(self, decoder: msgspec.msgpack.Decoder[T], *, limit_s: float = 0.0) -> T:
+    async def receive_message(
+        self, decoder: msgspec.msgpack.Decoder[T], *, limit_s: float = 0.0
+    ) -> T:
         """Wait for a message.
 
         Raises ProtocolError: it is not an expected message, or its proof is wrong.

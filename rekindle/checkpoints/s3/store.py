@@ -97,7 +97,7 @@ class S3Store:
         if there := place.committed(place.objects()):
             held = entry_of(place.url, there, name)
             if is_intact(place.source(held)):
-                part.told(held.bytes)
+                part.on_bytes(held.bytes)
                 return held
         return self._put(place, name, part)
 
@@ -214,7 +214,7 @@ class S3Store:
         sums = summed(chunks)
         entry = sums.entry(name, part.ranks, stored_name(name, sums.checksum))
         source = place.source(entry)
-        upload(source, Body(chunks), part.told)
+        upload(source, Body(chunks), part.on_bytes)
         return entry
 
     def _commit(self, place: S3Place, manifest: Manifest) -> Written:

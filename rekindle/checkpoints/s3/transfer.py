@@ -122,23 +122,23 @@ _MOST_PARTS: Final = 10_000
 _UPLOADS: Final = 3  # attempts for one file, if the server aborts each upload
 
 
-def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
+def upload(source: Source, body: Body, on_bytes: Callable[[int], None]) -> None:
     """Write this object with these bytes, unless it exists and is intact.
 
-    told: called with the number of bytes that the server has. The key contains the checksum, so
+    on_bytes: called with the number of bytes that the server has. The key contains the checksum, so
     another writer of this key writes the same bytes.
     Raises CheckpointError. The next attempt does not send parts again that the server has.
     """
     bucket, entry = source.bucket, source.entry
     if bucket.size(source.key) == entry.bytes and is_intact(source):
-        told(entry.bytes)
+        on_bytes(entry.bytes)
         return
     if body.bytes <= PART:
         whole = body.slice(0, body.bytes)
         proven = bucket.put(source.key, whole) == whole.md5().hex()
-        told(body.bytes)
+        on_bytes(body.bytes)
     else:
-        proven = _send(source, body, told)
+        proven = _send(source, body, on_bytes)
     # Some servers return ETags that are not an MD5 (with some kinds of encryption). A server that
     # does not check the MD5 may have stored other bytes.
     if not proven and not is_intact(source):
@@ -148,13 +148,13 @@ def upload(source: Source, body: Body, told: Callable[[int], None]) -> None:
         )
 
 
-def _send(source: Source, body: Body, told: Callable[[int], None]) -> bool:
+def _send(source: Source, body: Body, on_bytes: Callable[[int], None]) -> bool:
     """Send the bytes in parts. Return whether the server's ETags prove that it has these bytes."""
     left = _unfinished(source)
     for _ in range(_UPLOADS):
         begun, left = left or source.bucket.begin_upload(source.key), None
         try:
-            return _send_parts(source.bucket, begun, body, told)
+            return _send_parts(source.bucket, begun, body, on_bytes)
         except S3Error as error:
             if error.kind is not S3ErrorKind.NO_UPLOAD:
                 raise
@@ -183,7 +183,7 @@ def _unfinished(source: Source) -> Upload | None:
     return max(same, key=lambda found: (found.begun, found.id), default=None)
 
 
-def _send_parts(bucket: Bucket, begun: Upload, body: Body, told: Callable[[int], None]) -> bool:
+def _send_parts(bucket: Bucket, begun: Upload, body: Body, on_bytes: Callable[[int], None]) -> bool:
     there = bucket.sent(begun)
 
     def send(numbered: tuple[int, Slice]) -> tuple[str, bool]:
@@ -191,7 +191,7 @@ def _send_parts(bucket: Bucket, begun: Upload, body: Body, told: Callable[[int],
         digest = part.md5().hex()
         known = there.get(number) == (len(part), digest)
         etag = digest if known else bucket.send(begun, number, part)
-        told(len(part))
+        on_bytes(len(part))
         return etag, etag == digest
 
     answers = in_parallel(send, enumerate(_parts(body), start=1))

@@ -25,7 +25,7 @@ from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import LATE_S, Strategy
 
 # Messages of dlrover-run about such nodes, for users who search their logs for them.
-_SAID = {
+_FAULT_OF = {
     Health.FAULTY: (FaultKind.NODE, "The node is down."),
     Health.STRAGGLER: (FaultKind.STRAGGLER, "The node is a straggler and exits."),
 }
@@ -121,7 +121,7 @@ class Admission:
         if fault is None or self._job.phase in ENDING:
             self._admit(connection, hello)
             return
-        self._job.send_home(connection, p.Bye(status=1, refused=fault.message))
+        self._job.send_home(connection, p.EndAgent(status=1, refused=fault.message))
         if hello.host:
             self._job.isolation.add([hello.host], [])
             isolated = journal.Isolated(
@@ -151,7 +151,7 @@ class Admission:
                 "the job restarts all ranks, and this agent has ranks from before the restart"
             )
         if isinstance(node_rank, str):
-            self._job.do(Send(connection, p.Bye(status=1, refused=node_rank)))
+            self._job.do(Send(connection, p.EndAgent(status=1, refused=node_rank)))
         elif hello.unable:
             self._turn_away(connection, hello, node_rank)
         else:
@@ -204,7 +204,7 @@ class Admission:
 
         A job that has begun waits for another agent. It reports the reason if no other agent comes.
         """
-        self._job.send_home(connection, p.Bye(status=1))
+        self._job.send_home(connection, p.EndAgent(status=1))
         text = f"the agent on {hello.host or hello.address} cannot work: {hello.unable}"
         if node != SPARE and not (self._job.has_begun or self._takeover.inherits):
             fault = Fault(kind=FaultKind.LAUNCH, message=text, node=node, host=hello.host)
@@ -224,7 +224,9 @@ class Admission:
         """
         if not self._job.isolation.refuses(hello):
             return False
-        self._job.do(Send(connection, p.Bye(status=1, refused=f"host {hello.host} is isolated")))
+        self._job.do(
+            Send(connection, p.EndAgent(status=1, refused=f"host {hello.host} is isolated"))
+        )
         unpromised = set(self._roster.missing) - self._roster.promised.keys()
         awaited = self._job.isolation.refused(hello.host, unpromised)
         self._job.record(journal.NodeWanted(node=min(awaited, default=SPARE)))
@@ -304,11 +306,11 @@ class Admission:
 
 
 def _fault(hello: p.Hello, verdict: NodeVerdict, now: float) -> Fault:
-    kind, said = _SAID[verdict.health]
+    kind, result = _FAULT_OF[verdict.health]
     where = hello.host or hello.address
     return Fault(
         kind=kind,
-        message=f"{said} {where}: {verdict.reason}",
+        message=f"{result} {where}: {verdict.reason}",
         at=now,
         host=hello.host,
         device=verdict.device,

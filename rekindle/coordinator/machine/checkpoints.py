@@ -16,13 +16,13 @@ from rekindle.protocol.agent import Commit, ShardReady, ShardWritten
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
-from rekindle.recovery.policy.plan import Made, is_clean
+from rekindle.recovery.policy.plan import StateId, is_clean
 
 
 class Ready(msgspec.Struct, frozen=True):
     """A state whose shards can all be written. places: the node and the rank of each shard."""
 
-    made: Made
+    state: StateId
     places: dict[int, tuple[int, int]]
 
     def shards_by_node(self) -> dict[int, dict[int, int]]:
@@ -39,7 +39,7 @@ class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
     places: node -> shard -> rank.
     """
 
-    state: Made
+    state: StateId
     shards: int
     places: dict[int, dict[int, int]]
 
@@ -48,33 +48,33 @@ class DueCheckpoints:
     """At most one checkpoint that is ready to be written, and one that is being written."""
 
     def __init__(self) -> None:
-        self._due: dict[Made, dict[int, tuple[int, int]]] = {}  # some shards are not ready yet
+        self._due: dict[StateId, dict[int, tuple[int, int]]] = {}  # some shards are not ready yet
         self._ready: Ready | None = None
-        self._newest: Made = (-1, 0)
-        self.under_way: Made | None = None
+        self._newest = StateId(-1, 0)
+        self.under_way: StateId | None = None
 
     def begin(self) -> None:
         """Drop the due checkpoints of earlier generations, because a generation begins."""
         self._due, self._ready, self.under_way = {}, None, None
-        self._newest = (-1, 0)
+        self._newest = StateId(-1, 0)
 
     @property
     def is_empty(self) -> bool:
         """Return whether no checkpoint is ready or being written."""
         return self.under_way is None and self._ready is None
 
-    def add(self, node: int, part: ShardReady) -> Made | None:
+    def add(self, node: int, part: ShardReady) -> StateId | None:
         """Note that a node can write a shard. Return the checkpoint that is left out for it."""
-        made = part.step, part.generation
-        if made <= self._newest:
+        state = StateId(part.step, part.generation)
+        if state <= self._newest:
             return None  # a newer checkpoint was ready before
-        places = self._due.setdefault(made, {})
+        places = self._due.setdefault(state, {})
         places[part.shard] = node, part.rank
         if len(places) < part.shards:
             return None
-        left_out = self._ready.made if self._ready else None
-        self._newest, self._ready = made, Ready(made, places)
-        self._due = {each: places for each, places in self._due.items() if each > made}
+        left_out = self._ready.state if self._ready else None
+        self._newest, self._ready = state, Ready(state, places)
+        self._due = {each: places for each, places in self._due.items() if each > state}
         return left_out
 
     def next(self) -> Ready | None:
@@ -82,12 +82,12 @@ class DueCheckpoints:
         if self.under_way is not None or self._ready is None:
             return None
         ready, self._ready = self._ready, None
-        self.under_way = ready.made
+        self.under_way = ready.state
         return ready
 
-    def done(self, made: Made) -> bool:
+    def done(self, state: StateId) -> bool:
         """Note that a checkpoint is written or has failed. Return False if it is not under way."""
-        if self.under_way != made:
+        if self.under_way != state:
             return False
         self.under_way = None
         return True
@@ -124,8 +124,8 @@ class ShardedCheckpoints:
         if len(parts) < part.shards:
             return None
         self._parts = {
-            (step, made, final): each
-            for (step, made, final), each in self._parts.items()
+            (step, state, final): each
+            for (step, state, final), each in self._parts.items()
             if step > part.step or (final and not part.final)
         }
         ranks = owners()
@@ -200,8 +200,8 @@ class Checkpoints:
 
     def _on_checkpoint(self, node: int, message: p.CheckpointWritten, now: float) -> None:
         """Handle a checkpoint that was committed or failed. Training continues in both cases."""
-        made = message.step, message.generation
-        self.assembly.backlog.done(made)
+        state = StateId(message.step, message.generation)
+        self.assembly.backlog.done(state)
         if self._job.phase is Phase.ENDED:
             return
         if message.error:
@@ -209,7 +209,7 @@ class Checkpoints:
             return
         everybody = message.shards > 1
         for known in self._roster.nodes.values() if everybody else (self._roster.nodes[node],):
-            known.checkpoints = (made, *known.checkpoints)[:OFFERS]
+            known.checkpoints = (state, *known.checkpoints)[:OFFERS]
         self._job.record(
             journal.Checkpointed(
                 step=message.step,
@@ -256,10 +256,10 @@ class Checkpoints:
         ready = self.assembly.backlog.next()
         if ready is None:
             return
-        step, generation = ready.made
+        step, generation = ready.state
         shards = ready.shards_by_node()
         if not shards.keys() <= self._roster.nodes.keys():
-            self.assembly.backlog.done(ready.made)  # the shard was lost with its node
+            self.assembly.backlog.done(ready.state)  # the shard was lost with its node
             return
         for node, own in shards.items():
             order = p.WriteShards(
@@ -272,7 +272,7 @@ class Checkpoints:
         if self._job.phase is Phase.ENDED:
             return
         if message.error:
-            self.assembly.backlog.done((message.step, message.generation))
+            self.assembly.backlog.done(StateId(message.step, message.generation))
             if self.assembly.fail(message):
                 self._note_failure(node, message.step, message.error, now)
         elif order := self.assembly.add(message, self._roster.owners):
@@ -281,7 +281,8 @@ class Checkpoints:
 
     def _on_left_out(self, message: p.WriteLeftOut) -> None:
         """Handle a checkpoint that a node could not write. Only the first message counts."""
-        if message.shards == 1 or self.assembly.backlog.done((message.step, message.generation)):
+        state = StateId(message.step, message.generation)
+        if message.shards == 1 or self.assembly.backlog.done(state):
             self._leave_out(message.step, message.reason)
 
     def _leave_out(self, step: int, reason: str) -> None:
@@ -342,7 +343,7 @@ class Checkpoints:
     def step_of_final_checkpoint(self) -> int | None:
         """Return the step of the newest snapshot, if it is newer than every clean checkpoint."""
         newest = self.worth_writing(())
-        return newest.state[0] if newest else None
+        return newest.state.step if newest else None
 
     def worth_writing(self, without: Collection[int]) -> SnapshotSet | None:
         """Return other nodes' newest snapshot, if every clean checkpoint is older.
@@ -351,24 +352,26 @@ class Checkpoints:
         """
         suspicions = self._job.suspicions
         newest = self._newest_snapshot(without)
-        written = {made for node in self._roster.nodes.values() for made in node.checkpoints}
-        clean = (step for step, made in written if is_clean((step, made), suspicions))
-        return newest if newest and newest.state[0] > max(clean, default=0) else None
+        written = {state for node in self._roster.nodes.values() for state in node.checkpoints}
+        steps = (state.step for state in written if is_clean(state, suspicions))
+        return newest if newest and newest.state.step > max(steps, default=0) else None
 
     def _newest_snapshot(self, without: Collection[int]) -> SnapshotSet | None:
         """Return the newest clean snapshot of all shards on other nodes than these, or None."""
         nodes, ranks = self._roster.nodes, self._roster.ranks
         if len({rank.shard is None for rank in ranks}) > 1:
             return None  # after a takeover, some ranks' shards are unknown
-        held: dict[int, dict[Made, tuple[int, int]]] = {rank.shard or 0: {} for rank in ranks}
+        held: dict[int, dict[StateId, tuple[int, int]]] = {rank.shard or 0: {} for rank in ranks}
         able = [nodes[number] for number in sorted(nodes.keys() - without)]
         own = [(node.node, node.snapshots) for node in able]
         for number, snapshots in (*own, *((node.node, node.copies) for node in able)):
             for rank, kept in snapshots.items():
-                for made in kept:
-                    held[ranks[rank].shard or 0].setdefault(made, (number, rank))
+                for state in kept:
+                    held[ranks[rank].shard or 0].setdefault(state, (number, rank))
         whole = set.intersection(*(set(each) for each in held.values()))
-        newest = max((made for made in whole if is_clean(made, self._job.suspicions)), default=None)
+        newest = max(
+            (state for state in whole if is_clean(state, self._job.suspicions)), default=None
+        )
         if newest is None:
             return None
         places: dict[int, dict[int, int]] = {}

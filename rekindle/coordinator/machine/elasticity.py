@@ -34,7 +34,7 @@ class Elasticity:
 
     def on_outside_lost(self, lost: Node) -> None:
         """Handle the loss of a node outside the world. The engine may start another one."""
-        self._endings.dump_failed(lost.node, "the node is lost")
+        self._endings.final_checkpoint_failed(lost.node, "the node is lost")
         if self._job.phase in (Phase.RESTARTING, *ENDING):
             self._endings.go_on_ending()
             return

@@ -46,19 +46,19 @@ class Endings:
         self.outcome = STOPPED
         self.stop_reason = ""
         self._at_once = False  # whether the ranks get no grace period
-        self._dumpers: set[int] = set()  # the nodes that write a final checkpoint
-        self._dumping = 0  # the step of the final checkpoint
-        self._said = ""  # the result of the final checkpoint, as text
+        self._writers: set[int] = set()  # the nodes that write a final checkpoint
+        self._final_step = 0  # the step of the final checkpoint
+        self._final_result = ""  # the result of the final checkpoint, as text
         self._speechless: set[int] = set()  # nodes that failed to write it
 
     def on_store_news(self, node: int, message: StoreNews, now: float) -> None:
         """Handle a node's message about checkpoints. The end of the job may wait for it."""
         match message:
             case p.CheckpointWritten(final=True):
-                self._on_dumped(node, message)
+                self._on_final_checkpoint(node, message)
             case p.ShardWritten(final=True) if message.error:
                 if self._job.phase is not Phase.ENDED:
-                    self.dump_failed(node, message.error)
+                    self.final_checkpoint_failed(node, message.error)
             case _:
                 self._checkpoints.on_news(node, message, now)
         self._checkpoints.write_next()
@@ -69,9 +69,9 @@ class Endings:
         if self.outcome == RESCHEDULED and self._job.phase is not Phase.ENDED:
             self.outcome, self.stop_reason = STOPPED, reason  # the next attempt is cancelled
             self._job.record(journal.Stopping(reason=reason))
-        if self._job.phase is Phase.DUMPING and at_once:
+        if self._job.phase is Phase.FINAL_CHECKPOINT and at_once:
             self._at_once = True
-            self._said = "a second stop ended the job before its nodes wrote it"
+            self._final_result = "a second stop ended the job before its nodes wrote it"
             self._finish()
         if self._job.phase in ENDING and not (self._job.phase is Phase.STOPPING and at_once):
             return
@@ -97,7 +97,7 @@ class Endings:
         elif not self._roster.all_are(*GONE) or self._roster.any_outside_but(*GONE):
             return
         elif self._job.phase is Phase.STOPPING:
-            self._dump()
+            self._write_final_checkpoint()
         elif self._job.phase is Phase.RESTARTING:
             self._start_anew()
 
@@ -119,36 +119,36 @@ class Endings:
             self._job.do(SetTimer(Timer.LATE, LATE_S))
         self._fleet.start_missing()
 
-    def _dump(self) -> None:
+    def _write_final_checkpoint(self) -> None:
         """Order the newest snapshot as the final checkpoint. Finish if it does not save a step."""
         allowed = Strategy.DUMP in self._spec.policy.strategies and not self._at_once
         newest = self._checkpoints.worth_writing(self._speechless) if allowed else None
         if newest is None:
             self._finish()
             return
-        step, made = newest.state
-        self._job.enter(Phase.DUMPING)
-        self._dumping, self._dumpers = step, set(newest.places)
-        self._job.record(journal.FinalCheckpoint(node=min(self._dumpers), step=self._dumping))
+        step, generation = newest.state
+        self._job.enter(Phase.FINAL_CHECKPOINT)
+        self._final_step, self._writers = step, set(newest.places)
+        self._job.record(journal.FinalCheckpoint(node=min(self._writers), step=self._final_step))
         for node, ranks in newest.places.items():
             order = p.WriteFinalCheckpoint(
                 step=step,
-                made=made,
+                generation=generation,
                 suspicions=tuple(self._job.suspicions),
                 shards=ranks if newest.shards > 1 else {},
                 of=newest.shards,
             )
             self._job.do(Send(self._roster.nodes[node].connection, order))
-        self._job.do(SetTimer(Timer.DUMP, self._spec.policy.dump_timeout_s))
+        self._job.do(SetTimer(Timer.FINAL_CHECKPOINT, self._spec.policy.dump_timeout_s))
 
-    def _on_dumped(self, node: int, message: p.CheckpointWritten) -> None:
+    def _on_final_checkpoint(self, node: int, message: p.CheckpointWritten) -> None:
         """Handle a node that has written the final checkpoint, or failed to write it."""
-        if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
+        if self._job.phase is not Phase.FINAL_CHECKPOINT or node not in self._writers:
             return
         if message.error:
-            self.dump_failed(node, message.error)
+            self.final_checkpoint_failed(node, message.error)
             return
-        self._job.do(CancelTimer(Timer.DUMP))
+        self._job.do(CancelTimer(Timer.FINAL_CHECKPOINT))
         self._job.record(journal.FinalCheckpoint(node=node, step=message.step, path=message.path))
         self._job.record(
             journal.Checkpointed(
@@ -158,17 +158,17 @@ class Endings:
                 seconds=message.seconds,
             )
         )
-        self._said = f"step {message.step} is at {message.path}"
+        self._final_result = f"step {message.step} is at {message.path}"
         self._finish()
 
-    def dump_failed(self, node: int, error: str) -> None:
+    def final_checkpoint_failed(self, node: int, error: str) -> None:
         """Record that a node failed to write the final checkpoint, and ask other nodes for it."""
-        if self._job.phase is not Phase.DUMPING or node not in self._dumpers:
+        if self._job.phase is not Phase.FINAL_CHECKPOINT or node not in self._writers:
             return
-        self._job.record(journal.FinalCheckpoint(node=node, step=self._dumping, error=error))
-        self._said = f"none, because node {node} failed to write it: {error}"
+        self._job.record(journal.FinalCheckpoint(node=node, step=self._final_step, error=error))
+        self._final_result = f"none, because node {node} failed to write it: {error}"
         self._speechless.add(node)
-        self._dump()
+        self._write_final_checkpoint()
 
     def on_late(self) -> None:
         """Continue to end the job. No more agents come."""
@@ -183,14 +183,16 @@ class Endings:
                     rank.status, rank.pid = Status.ABSENT, 0
             self.go_on_ending()
 
-    def on_dump_late(self) -> None:
+    def on_final_checkpoint_late(self) -> None:
         """Ask other nodes for the final checkpoint, because its time limit has passed."""
-        if self._job.phase is Phase.DUMPING:
+        if self._job.phase is Phase.FINAL_CHECKPOINT:
             limit_s = self._spec.policy.dump_timeout_s
             # If there are several nodes, the machine does not know which one delays the others.
-            silent = min(self._dumpers)
-            self._speechless |= self._dumpers
-            self.dump_failed(silent, f"it did not write its shards within {limit_s:g} s")
+            silent = min(self._writers)
+            self._speechless |= self._writers
+            self.final_checkpoint_failed(
+                silent, f"it did not write its shards within {limit_s:g} s"
+            )
 
     def _on_stored(self, node: int, message: StoreNews) -> None:
         """Handle a checkpoint that was committed or failed. The job's end may wait for it."""
@@ -232,15 +234,15 @@ class Endings:
 
     def _finish(self, reason: str = "", *, outcome: str = "") -> None:
         reason = reason or self._reason()
-        if self._said or _FINAL_CHECKPOINT in reason:
-            said = self._said or "none, because all nodes with a snapshot are lost"
-            reason = f"{reason.partition(_FINAL_CHECKPOINT)[0]}{_FINAL_CHECKPOINT}{said}"
+        if self._final_result or _FINAL_CHECKPOINT in reason:
+            result = self._final_result or "none, because all nodes with a snapshot are lost"
+            reason = f"{reason.partition(_FINAL_CHECKPOINT)[0]}{_FINAL_CHECKPOINT}{result}"
         self._job.enter(Phase.ENDED)
         self.outcome = outcome or self.outcome
         finished = max(rank.finished for rank in self._roster.ranks)
         self._job.record(journal.Ended(outcome=self.outcome, reason=reason, finished=finished))
         succeeded = self.outcome == SUCCEEDED
-        bye = p.Bye(status=0 if succeeded else 1, at_once=self._at_once)
+        bye = p.EndAgent(status=0 if succeeded else 1, at_once=self._at_once)
         for agent in self._roster.agents():
             self._job.do(Send(agent.connection, bye))
         self._job.do(End(succeeded))

@@ -79,7 +79,8 @@ class Fleet:
             first=self._roster.place_of(self._roster.ranks_of(node)[0]),
             reset=tuple(rank.rank for rank in ranks if rank.rank in self.to_reset),
             placements=max(1, len(self.placements.get(node, ()))),
-            joins=self._job.formed and any(rank.goes_on for rank in self._roster.world),
+            joins_running_ranks=self._job.formed
+            and any(rank.goes_on for rank in self._roster.world),
         )
         self.to_reset -= set(spawn.reset)
         self.resetting |= set(spawn.reset)
@@ -101,7 +102,7 @@ class Fleet:
         """Ask a node to host the ranks' store, if the job does not have one."""
         if self._job.store.is_up or self._job.store.asked >= 0:
             return
-        if not self._spec.joins and self._job.formed and not self._roster.is_full:
+        if not self._spec.can_join and self._job.formed and not self._roster.is_full:
             return  # a missing node may host the store that the ranks have
         nodes = {node.node: node for node in self._roster.members}
         if not nodes:
@@ -161,7 +162,7 @@ class Fleet:
             node=node, address=agent.address, pid=agent.pid, reason=reason, replaced=replaced
         )
         self._job.record(left)
-        self._job.send_home(agent.connection, p.Bye(status=1 if replaced else 0))
+        self._job.send_home(agent.connection, p.EndAgent(status=1 if replaced else 0))
         self._injections.lost(self._roster.ranks_of(node))
         self._job.store.node_lost(node)
         self._roster.lose(agent)
@@ -170,7 +171,7 @@ class Fleet:
         """Dismiss the spares on an isolated host. The engine starts others on other hosts."""
         for connection, spare in list(self._roster.spares.items()):
             if spare.host == host and self._job.isolation.shuts_out(host):
-                self._job.send_home(connection, p.Bye(status=1))
+                self._job.send_home(connection, p.EndAgent(status=1))
                 self.on_spare_lost(connection)
 
     def on_spare_lost(self, connection: int) -> None:

@@ -26,9 +26,9 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
-    Made,
     Plan,
     RankPlan,
+    StateId,
     StateSource,
     is_clean,
     make_plan,
@@ -61,8 +61,8 @@ class Generations:
         self._incidents = job.incidents
         self.planned: Plan | None = None
         self._held = 0  # the generation that was paused so that nodes can join
-        self._reached = 0  # steps that every rank had finished when the open incident began
-        self._refused: set[tuple[int, StateSource, Made]] = (
+        self._common_steps = 0  # steps that every rank had finished when the open incident began
+        self._refused: set[tuple[int, StateSource, StateId]] = (
             set()
         )  # (node, source, state) that failed
 
@@ -103,7 +103,7 @@ class Generations:
     def on_arrived(self, message: p.Arrived) -> None:
         """Handle a rank that waits for a generation."""
         rank = self._roster.ranks[message.rank]
-        self.hear(message)
+        self.note_suspicion(message)
         if rank.status in (Status.ENDING, Status.ABSENT, Status.EXITED):
             return
         if rank.status is Status.RESTORING and message.generation < self._job.generation:
@@ -133,24 +133,26 @@ class Generations:
             self._grow()
         self._proceed()
 
-    def hear(self, message: p.StepFailed | p.Arrived) -> None:
+    def note_suspicion(self, message: p.StepFailed | p.Arrived) -> None:
         """Note the states that a rank suspects, also if its message is ignored otherwise.
 
         All later states derive from a suspect state, so a world that trains rolls back.
         """
-        clean, suspicions = message.clean, self._job.suspicions
-        known = any(g >= message.generation and c <= (clean or 0) for g, c in suspicions)
-        if clean is None or known or self._job.phase is Phase.ENDED:
+        valid_steps, suspicions = message.valid_steps, self._job.suspicions
+        known = any(g >= message.generation and c <= (valid_steps or 0) for g, c in suspicions)
+        if valid_steps is None or known or self._job.phase is Phase.ENDED:
             return
         generation = max(message.generation, self._job.generation)
-        suspicions.append((generation, clean))
-        told = {"generation": generation, "clean": clean, "rank": message.rank}
+        suspicions.append((generation, valid_steps))
+        told = {"generation": generation, "valid_steps": valid_steps, "rank": message.rank}
         self._job.record(journal.Suspected(**told))
         # If a rank of the world suspects a state in StepFailed, that fault leads to the rollback.
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
-            text = f"rank {message.rank} reports that the state after step {clean} may be wrong"
-            self._report(Fault(kind=FaultKind.LINK, message=text, finished=clean))
+            text = (
+                f"rank {message.rank} reports that the state after step {valid_steps} may be wrong"
+            )
+            self._report(Fault(kind=FaultKind.LINK, message=text, finished=valid_steps))
 
     def _grow(self) -> None:
         """Pause the world between two steps if a node waits to join it.
@@ -185,13 +187,13 @@ class Generations:
         """Return whether every rank has finished all steps of the script."""
         return all(rank.arrived is not None and rank.arrived.done for rank in self._roster.world)
 
-    def live(self, rank: Rank) -> Made | None:
+    def live(self, rank: Rank) -> StateId | None:
         """Return the state in the memory of an arrived rank, or None if it is torn or suspect."""
         arrived = rank.arrived
         if arrived is None or arrived.finished is None or arrived.torn:
             return None
-        made = arrived.finished, arrived.made
-        return made if is_clean(made, self._job.suspicions) else None
+        state = StateId(arrived.finished, arrived.state_generation)
+        return state if is_clean(state, self._job.suspicions) else None
 
     def disagree(self) -> bool:
         """Report a fault if some ranks have a shard, and others the complete state.
@@ -210,11 +212,11 @@ class Generations:
         return True
 
     def dismiss(self) -> None:
-        """Dismiss the ranks, because all have finished all steps."""
+        """End the Sessions of the ranks, because all have finished all steps."""
         finished = self._roster.world[0].finished
         if self._incidents.open:
             self._close_incident(generation=self._job.generation, step=finished)
-        self._fleet.tell_nodes(p.Dismiss(finished=finished))
+        self._fleet.tell_nodes(p.EndSession(finished=finished))
         for rank in self._roster.world:
             rank.status = Status.STARTING
         for node in self._roster.waiting_nodes:
@@ -238,7 +240,9 @@ class Generations:
         self._checkpoints.assembly.begin(self._job.generation)
         self._send_plan(plan)
         # If only some ranks have finished a step, it is under way, so its repetition is not a loss.
-        self._reached = max(self._reached, min(rank.finished for rank in self._roster.world))
+        self._common_steps = max(
+            self._common_steps, min(rank.finished for rank in self._roster.world)
+        )
         for rank in self._roster.world:
             rank.status, rank.stepped, rank.finished = Status.RESTORING, False, plan.step
         self._record_formed(plan)
@@ -266,12 +270,14 @@ class Generations:
             if trained:
                 return trained
         # A rank that joins needs a peer, and the peers may have ended since it arrived.
-        joining = [place for place, rank in enumerate(world) if rank.arrived and rank.arrived.joins]
+        joining = [
+            place for place, rank in enumerate(world) if rank.arrived and rank.arrived.needs_peer
+        ]
         return [world[at] for at in joining if plan.ranks[at].source is not StateSource.PEER]
 
     def _send_plan(self, plan: Plan) -> None:
         world = self._roster.world
-        passed = max(rank.arrived.passed for rank in world if rank.arrived)
+        ended_step = max(rank.arrived.ended_step for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
         peers = self._addresses()
         for node in self._roster.members:
@@ -283,10 +289,10 @@ class Generations:
                 store_host=self._job.store.host,
                 store_port=self._job.store.port,
                 step=plan.step,
-                made=plan.made,
+                state_generation=plan.state_generation,
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
-                passed=passed,
+                ended_step=ended_step,
                 settings=self._fleet.settings,
                 ranks=own,
                 plan=plans,
@@ -301,9 +307,9 @@ class Generations:
                 generation=self._job.generation,
                 world_size=len(self._roster.world),
                 step=plan.step,
-                made=plan.made,
+                state_generation=plan.state_generation,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
-                newest=self._reached,
+                newest=self._common_steps,
                 left_out=tuple(sorted(self._roster.outside)),
                 incident=self._incidents.open,
             )
@@ -325,19 +331,19 @@ class Generations:
             node.node: p.ReplicaAddress(host=node.address, port=node.replica_port) for node in nodes
         }
 
-    def _holding(self, rank: Rank, copies: tuple[tuple[int, Made], ...]) -> AvailableState:
+    def _holding(self, rank: Rank, copies: tuple[tuple[int, StateId], ...]) -> AvailableState:
         node = self._roster.nodes[rank.node]
-        refused = {(source, made) for where, source, made in self._refused if where == rank.node}
+        refused = {(source, state) for where, source, state in self._refused if where == rank.node}
 
-        def counts(source: StateSource, made: Made) -> bool:
-            return (source, made) not in refused and is_clean(made, self._job.suspicions)
+        def counts(source: StateSource, state: StateId) -> bool:
+            return (source, state) not in refused and is_clean(state, self._job.suspicions)
 
         snapshots = node.snapshots.get(rank.rank, ())
         return AvailableState(
             node=rank.node,
             shard=rank.shard or 0,
             live=self.live(rank),
-            snapshots=tuple(made for made in snapshots if counts(StateSource.SNAPSHOT, made)),
+            snapshots=tuple(state for state in snapshots if counts(StateSource.SNAPSHOT, state)),
             copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
         )
@@ -346,7 +352,7 @@ class Generations:
         """Handle the end of the ranks' store. The next generation gets a new store."""
         if (node, message.serial) != (self._job.store.node, self._job.store.serial):
             return
-        if not self._spec.joins and self._job.phase in (Phase.TRAINING, Phase.RESTORING):
+        if not self._spec.can_join and self._job.phase in (Phase.TRAINING, Phase.RESTORING):
             # The framework later ends the ranks because of it.
             text = f"the scheduler of {self._spec.framework.value} has ended"
             self._report(Fault(kind=FaultKind.PROCESS, message=text, node=self._job.store.node))
@@ -361,11 +367,11 @@ class Generations:
         if message.error:
             assert self.planned is not None
             source = self.planned.ranks[self._roster.place_of(rank)].source
-            made = self.planned.step, self.planned.made
-            self._refused.add((rank.node, source, made))
+            state = StateId(self.planned.step, self.planned.state_generation)
+            self._refused.add((rank.node, source, state))
             text = f"rank {rank.rank} could not load its state: {message.error}"
             fault = self._job.fault(FaultKind.RESTORE, rank, text)
-            tried = f"{source.value} of step {made[0]} of generation {made[1]}"
+            tried = f"{source.value} of step {state.step} of generation {state.generation}"
             self._report(msgspec.structs.replace(fault, signature=tried))
             return
         rank.status = Status.TRAINING
@@ -398,7 +404,7 @@ class Generations:
             journal.FirstStep(generation=generation, step=step, incident=self._incidents.open)
         )
         self._incidents.close()
-        self._job.newest, self._reached = step, 0
+        self._job.newest, self._common_steps = step, 0
         self._refused = set()
 
     def declare_over(self) -> None:
@@ -408,9 +414,9 @@ class Generations:
             return
         self._job.enter(Phase.REGROUPING)
         finished = max(rank.finished for rank in self._roster.world)
-        replaced = self._roster.any_is(Status.ABSENT)
+        process_lost = self._roster.any_is(Status.ABSENT)
         over = p.GenerationEnded(
-            generation=self._job.generation, finished=finished, replaced=replaced
+            generation=self._job.generation, finished=finished, process_lost=process_lost
         )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):

@@ -166,24 +166,24 @@ def _astray(looks: Sequence[RankInspection]) -> RankInspection | None:
     return looks[odd[0]] if odd else None
 
 
-def tell(look: RankInspection) -> str:
+def described(look: RankInspection) -> str:
     """Describe in one line the activity of an inspected rank."""
     does = "stopped by a signal" if look.stopped else "waits for others" if look.waiting else ""
     does = does or ("computes" if look.busy else "rests")
-    told = f"rank {look.rank}: {_AT[look.doing]} for {look.elapsed_s:.0f} s, {does}"
-    return f"{told}, at {look.where}" if look.where else told
+    description = f"rank {look.rank}: {_AT[look.doing]} for {look.elapsed_s:.0f} s, {does}"
+    return f"{description}, at {look.where}" if look.where else description
 
 
 def _blame(look: RankInspection, does: str, looks: Sequence[RankInspection]) -> HangDiagnosis:
     others = [other for other in looks if other.waiting and other is not look]
-    told = f"rank {look.rank} {does}"
+    description = f"rank {look.rank} {does}"
     if others and not look.waiting:
-        told += f", and {_names(others)} wait for it"
+        description += f", and {_names(others)} wait for it"
     innermost = look.where.partition(" < ")[0]
     # Between steps a script may do anything, and may also rest for a moment.
-    seen = look.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or look.waiting)
-    why = f"{told}; it is at {innermost}" if innermost else told
-    return HangDiagnosis(look.rank, why, sure=look.stopped or seen)
+    certain = look.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or look.waiting)
+    why = f"{description}; it is at {innermost}" if innermost else description
+    return HangDiagnosis(look.rank, why, sure=look.stopped or certain)
 
 
 def _names(looks: Sequence[RankInspection]) -> str:
@@ -235,7 +235,7 @@ LONGEST_ANSWER_S = 10.0  # limit if they do not
 
 AGAIN_S = 1.5  # between two inspections that must agree
 
-MOST_TOLD = 64  # ranks that the journal describes; the ranks' logs have all stacks
+MOST_DESCRIBED = 64  # ranks that the journal describes; the ranks' logs have all stacks
 
 # Shortest and longest pause after an inspection that found no hang. The pause doubles: one agent
 # rarely reports late ranks, but among a thousand agents, one always does.
@@ -245,24 +245,26 @@ SOONEST_S, SELDOM_S = 1.0, 30.0
 class InspectionBackoff(msgspec.Struct, frozen=True):
     """The pause after inspections that find no hang, while the job makes no progress (`at`).
 
-    known: ranks that had made no progress at an inspection.
+    without_progress: ranks that had made no progress at an inspection.
     """
 
     at: tuple[int, ...] = ()
     seconds: float = 0.0
     since: float = 0.0
-    known: frozenset[int] = frozenset()
+    without_progress: frozenset[int] = frozenset()
 
     def is_over(self, at: tuple[int, ...], rank: int, now: float) -> bool:
         """Return whether to inspect because of this rank: it is newly late, or the pause ended."""
-        return at != self.at or rank not in self.known or now >= self.since + self.seconds
+        return (
+            at != self.at or rank not in self.without_progress or now >= self.since + self.seconds
+        )
 
     def begun(self, at: tuple[int, ...], rank: int, now: float) -> InspectionBackoff:
         """Return the pause after the inspection that begins now. The first one has no pause."""
         if at != self.at:
             return InspectionBackoff(at, 0.0, now, frozenset({rank}))
         seconds = min(max(2 * self.seconds, SOONEST_S), SELDOM_S)
-        return InspectionBackoff(at, seconds, now, self.known | {rank})
+        return InspectionBackoff(at, seconds, now, self.without_progress | {rank})
 
 
 class Hangs:
@@ -328,8 +330,10 @@ class Hangs:
         if looking.at != (self._job.generation, self._job.restarts) or not self._may_hang():
             return
         still = self._job.spec.policy.hang_timeout_s
-        known = self._pause.known | {look.rank for look in looks if look.elapsed_s >= still}
-        self._pause = msgspec.structs.replace(self._pause, known=known)
+        without_progress = self._pause.without_progress | {
+            look.rank for look in looks if look.elapsed_s >= still
+        }
+        self._pause = msgspec.structs.replace(self._pause, without_progress=without_progress)
         verdict = judge(looks) if enough and looks else None
         if verdict is None or (unseen and verdict.rank < 0):
             return
@@ -352,10 +356,14 @@ class Hangs:
         if not rank.inside:
             return  # its node left the world because of another rank
         collectives = [each.in_words() for each in missed(looks)]
-        told = (*(look.stack for look in blamed), *collectives, *map(tell, looks[:MOST_TOLD]))
-        seen = "\n".join(told)
+        descriptions = (
+            *(look.stack for look in blamed),
+            *collectives,
+            *map(described, looks[:MOST_DESCRIBED]),
+        )
+        traceback = "\n".join(descriptions)
         fault = msgspec.structs.replace(
-            self._job.fault(FaultKind.HANG, rank, text, now), traceback=seen
+            self._job.fault(FaultKind.HANG, rank, text, now), traceback=traceback
         )
         if not blamed:
             fault = msgspec.structs.replace(fault, rank=-1, node=-1)

@@ -14,7 +14,7 @@ from rekindle.recovery.faults.classification import (
     CERTAIN,
     EventSource,
     HealthEvent,
-    fault_of_sign,
+    fault_of_event,
     verdict_of,
 )
 from rekindle.recovery.faults.fault import SICK, Fault, FaultKind, root_cause
@@ -35,7 +35,7 @@ NEVER_RAN = (
 class HealthEvents:
     """Records each health event, and answers it once.
 
-    signs_unmet: signs from before a takeover whose faults no rank has met.
+    events_unmet: health events from before a takeover whose faults no rank has met.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, recovery: Recovery) -> None:
@@ -45,61 +45,68 @@ class HealthEvents:
         self._roster = job.roster
         self._spec = job.spec
         self._incidents = job.incidents
-        self.signs_unmet: tuple[journal.SignSeen, ...] = ()
+        self.events_unmet: tuple[journal.HealthEventSeen, ...] = ()
 
-    def resume(self, unmet: tuple[journal.SignSeen, ...]) -> None:
-        """Continue with the signs of an earlier coordinator. unmet: signs that no rank has met."""
-        self._job.signs.recall(self._job.tables)
-        self.signs_unmet = unmet
+    def resume(self, unmet: tuple[journal.HealthEventSeen, ...]) -> None:
+        """Continue with the health events of an earlier coordinator.
+
+        unmet: those that no rank has met.
+        """
+        self._job.health_events.recall(self._job.tables)
+        self.events_unmet = unmet
         self.look_again()
 
     def take_over(self, hello: p.Hello) -> None:
         """Note the device faults that live ranks of this agent may still meet."""
         live, others = {rank.rank for rank in hello.ranks}, []
-        for seen in self.signs_unmet:
-            verdict = verdict_of(self._job.tables(), seen.sign)
-            fault = self._fault_of(seen.sign, verdict, seen.at)
+        for event in self.events_unmet:
+            verdict = verdict_of(self._job.tables(), event.health_event)
+            fault = self._fault_of(event.health_event, verdict, event.at)
             if fault.rank not in live:
-                others.append(seen)
+                others.append(event)
             elif fault.kind is FaultKind.DEVICE_MEMORY:  # ranks report other kinds themselves
-                self._job.signs.unmet.append(fault)
-        self.signs_unmet = tuple(others)
+                self._job.health_events.unmet.append(fault)
+        self.events_unmet = tuple(others)
 
-    def on_sign(self, sign: HealthEvent, now: float) -> str:
-        """Handle a sign. Return why it is refused, or an empty text."""
+    def on_health_event(self, health_event: HealthEvent, now: float) -> str:
+        """Handle a health event. Return why it is refused, or an empty text."""
         if self._job.phase in ENDING:
             return "the job is ending"
-        agent = self._roster.nodes.get(sign.node)
-        host = agent.host if agent else self._incidents.host_lost_with(sign.node)
-        if host is None and sign.node not in self._roster.missing:
-            return f"the job does not have a node {sign.node} now"
-        if sign.host not in ("", host):
-            if sign.host != self._incidents.host_lost_with(sign.node):
-                return f"node {sign.node} is not on {sign.host}"
-            agent, host = None, sign.host  # the sign does not concern the replacement
-        if agent is not None and sign.address not in ("", agent.address):
-            agent, host = None, self._incidents.host_lost_with(sign.node)
+        agent = self._roster.nodes.get(health_event.node)
+        host = agent.host if agent else self._incidents.host_lost_with(health_event.node)
+        if host is None and health_event.node not in self._roster.missing:
+            return f"the job does not have a node {health_event.node} now"
+        if health_event.host not in ("", host):
+            if health_event.host != self._incidents.host_lost_with(health_event.node):
+                return f"node {health_event.node} is not on {health_event.host}"
+            # The health event does not concern the replacement.
+            agent, host = None, health_event.host
+        if agent is not None and health_event.address not in ("", agent.address):
+            agent, host = None, self._incidents.host_lost_with(health_event.node)
         per_node = self._spec.processes_per_node
-        if not -1 <= sign.device < per_node:
-            return f"node {sign.node} has devices 0 to {per_node - 1}, but not {sign.device}"
+        if not -1 <= health_event.device < per_node:
+            node, device = health_event.node, health_event.device
+            return f"node {node} has devices 0 to {per_node - 1}, but not {device}"
         try:
-            verdict = verdict_of(self._job.tables(), sign)
+            verdict = verdict_of(self._job.tables(), health_event)
         except UsageError as error:
             return str(error)
         if agent is None:
-            self._on_sign_of_missing(sign, verdict, host, now)
+            self._on_event_of_missing(health_event, verdict, host, now)
             return ""
-        if not self._write_down(sign, agent.host, verdict, now):
+        if not self._write_down(health_event, agent.host, verdict, now):
             return ""
         worse = self._answer_worse(now)  # more specific than the code itself
-        news = not sign.gone and self._job.signs.answer(agent.host, sign.device, verdict)
-        if news and (agent.host, sign.device) not in worse:
-            self._answer_sign(sign, verdict, now)
+        news = not health_event.gone and self._job.health_events.answer(
+            agent.host, health_event.device, verdict
+        )
+        if news and (agent.host, health_event.device) not in worse:
+            self._answer_event(health_event, verdict, now)
         self.look_again()
         return ""
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
-        """Handle an agent's readings of its devices: each new or vanished code is a sign.
+        """Handle an agent's readings of its devices: each new or vanished code is a health event.
 
         The method ignores the readings of a device during its reset.
         """
@@ -107,9 +114,9 @@ class HealthEvents:
         for device, found in message.devices.items():
             if first + device in self._fleet.resetting:
                 continue
-            before, codes = self._job.signs.codes_by(DCMI, host, device), set(found.codes)
+            before, codes = self._job.health_events.codes_by(DCMI, host, device), set(found.codes)
             for code in sorted(before ^ codes):
-                sign = HealthEvent(
+                health_event = HealthEvent(
                     source=EventSource.ASCEND,
                     what=code,
                     node=node,
@@ -119,46 +126,51 @@ class HealthEvents:
                     # The device's health is the severity of its worst fault.
                     severity=found.health,
                 )
-                self.on_sign(sign, now)
+                self.on_health_event(health_event, now)
 
-    def _on_sign_of_missing(
-        self, sign: HealthEvent, verdict: Verdict, host: str | None, now: float
+    def _on_event_of_missing(
+        self, health_event: HealthEvent, verdict: Verdict, host: str | None, now: float
     ) -> None:
         """Note why a node was lost, or why no other node comes."""
-        fault = self._fault_of(sign, verdict, now)
+        fault = self._fault_of(health_event, verdict, now)
         if verdict.kind not in NEVER_RAN:
-            if host is not None and self._write_down(sign, host, verdict, now):
-                self._tell(fault)
-        elif sign.node in self._roster.missing:
-            self._roster.obstacles[sign.node] = verdict.explanation
+            if host is not None and self._write_down(health_event, host, verdict, now):
+                self._explain(fault)
+        elif health_event.node in self._roster.missing:
+            self._roster.obstacles[health_event.node] = verdict.explanation
             if verdict.kind is FaultKind.USER_CODE:
                 self._recovery.report(fault)  # waiting is useless: the pod's description is invalid
 
-    def _write_down(self, sign: HealthEvent, host: str, verdict: Verdict, now: float) -> bool:
-        """Record a sign if it is new. Return whether it is new."""
-        news = self._job.signs.note(sign, host, now)
+    def _write_down(
+        self, health_event: HealthEvent, host: str, verdict: Verdict, now: float
+    ) -> bool:
+        """Record a health event if it is new. Return whether it is new."""
+        news = self._job.health_events.note(health_event, host, now)
         if news:
             self._job.record(
-                journal.SignSeen(
-                    sign=sign, host=host, urgency=verdict.urgency, explanation=verdict.explanation
+                journal.HealthEventSeen(
+                    health_event=health_event,
+                    host=host,
+                    urgency=verdict.urgency,
+                    explanation=verdict.explanation,
                 )
             )
         return news
 
-    def on_healed(self, message: p.Spawned, now: float) -> None:
+    def on_devices_reset(self, message: p.Spawned, now: float) -> None:
         """Handle ranks that started after a device reset: later health events count as new."""
         reset = self._fleet.resetting & {live.rank for live in message.ranks}
         self._fleet.resetting -= reset
         for number in sorted(reset):
             node, device = divmod(number, self._spec.processes_per_node)
             host = self._roster.nodes[node].host
-            for source, what in self._job.signs.present(host, device):
+            for source, what in self._job.health_events.present(host, device):
                 gone = HealthEvent(
                     source=source, what=what, node=node, device=device, gone=True, by="its reset"
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
-    def look_at_signs(self, now: float) -> None:
+    def look_at_events(self, now: float) -> None:
         """Answer codes that have become worse, and faults that no rank has met."""
         self._answer_worse(now)
         self._answer_unmet(now)
@@ -166,82 +178,93 @@ class HealthEvents:
 
     def look_again(self) -> None:
         """Set the timer for the next check, if a health event may still need an answer."""
-        if (self._job.signs.waits or self._job.signs.unmet) and self._job.phase not in ENDING:
-            self._job.do(SetTimer(Timer.SIGNS, LOOK_S))
+        if (
+            self._job.health_events.waits or self._job.health_events.unmet
+        ) and self._job.phase not in ENDING:
+            self._job.do(SetTimer(Timer.HEALTH_EVENTS, LOOK_S))
 
     def _answer_worse(self, now: float) -> set[tuple[str, int]]:
         """Answer codes that came too often or stay too long. Return their devices."""
         devices = set()
-        for host, device, verdict in self._job.signs.worse(self._job.tables(), now):
+        for host, device, verdict in self._job.health_events.worse(self._job.tables(), now):
             devices.add((host, device))
             for agent in [one for one in self._roster.members if one.host == host]:
-                sign = HealthEvent(
+                health_event = HealthEvent(
                     source=EventSource.ASCEND, what=verdict.code, node=agent.node, device=device
                 )
-                self._answer_sign(sign, verdict, now)
+                self._answer_event(health_event, verdict, now)
         return devices
 
     def _answer_unmet(self, now: float) -> None:
         """Answer faults that no rank has met in time."""
-        unmet, self._job.signs.unmet = self._job.signs.unmet, []
+        unmet, self._job.health_events.unmet = self._job.health_events.unmet, []
         for fault in unmet:
             if now - fault.at < LOOK_S:
-                self._job.signs.unmet.append(fault)
+                self._job.health_events.unmet.append(fault)
             elif fault.kind is FaultKind.DEVICE_MEMORY:
                 # The rank continues with memory that may be damaged. Only a new process avoids that
                 # memory.
                 self._strike(msgspec.structs.replace(fault, kind=FaultKind.DEVICE))
 
-    def _answer_sign(self, sign: HealthEvent, verdict: Verdict, now: float) -> None:
+    def _answer_event(self, health_event: HealthEvent, verdict: Verdict, now: float) -> None:
         if verdict.urgency is Urgency.LATER and verdict.at_fault is not Blame.NOTHING:
-            self._recovery.isolate(sign.node, f"{sign.in_words()}: {verdict.explanation}")
+            self._recovery.isolate(
+                health_event.node, f"{health_event.in_words()}: {verdict.explanation}"
+            )
         if verdict.urgency is not Urgency.NOW:
             return
-        fault = self._fault_of(sign, verdict, now)
-        if self._tell(fault):
+        fault = self._fault_of(health_event, verdict, now)
+        if self._explain(fault):
             return
         if fault.kind in CERTAIN:
             self._strike(fault)
         elif fault.rank >= 0:
-            self._job.signs.unmet.append(fault)
+            self._job.health_events.unmet.append(fault)
 
-    def _tell(self, sign: Fault) -> bool:
-        """Add the code of a sign to the fault that it explains. Return whether there is one."""
-        told = self._incidents.explain(sign, LOOK_S)
-        if told is None:
+    def _explain(self, cause: Fault) -> bool:
+        """Add the code of a health event to the fault that it explains.
+
+        Return whether there is one.
+        """
+        explained = self._incidents.explain(cause, LOOK_S)
+        if explained is None:
             return False
-        self._job.record(told.event)
-        self._on_told(told)
+        self._job.record(explained.event)
+        self._on_explained(explained)
         return True
 
-    def _on_told(self, told: ExplainedFault) -> None:
+    def _on_explained(self, explained: ExplainedFault) -> None:
         """Decide again about a fault that a health event explains, if the answer changes."""
         self._incidents.doubted = tuple(
-            fault for fault in self._incidents.doubted if fault != told.before
+            fault for fault in self._incidents.doubted if fault != explained.before
         )
-        self._incidents.held = [fault for fault in self._incidents.held if fault != told.before]
-        if told.strategy is None or not self._is_answered(told, told.strategy):
-            self._recovery.report(told.event.fault)
+        self._incidents.held = [
+            fault for fault in self._incidents.held if fault != explained.before
+        ]
+        if explained.strategy is None or not self._is_answered(explained, explained.strategy):
+            self._recovery.report(explained.event.fault)
 
-    def _is_answered(self, told: ExplainedFault, strategy: Strategy) -> bool:
+    def _is_answered(self, explained: ExplainedFault, strategy: Strategy) -> bool:
         """Return whether the earlier decision is still right for the fault as it is known now."""
-        fault = told.event.fault
+        fault = explained.event.fault
         if fault.kind not in SICK:
             return True
         decision = decide(self._spec.policy, self._recovery.case(fault))
         resetting = (
-            reset_helps(fault) and not reset_helps(told.before) and decision.strategy in RESET_BY
+            reset_helps(fault)
+            and not reset_helps(explained.before)
+            and decision.strategy in RESET_BY
         )
         return decision.strategy is strategy and not decision.isolate and not resetting
 
     def _strike(self, fault: Fault) -> None:
         """Report a fault, unless an earlier fault of its rank is the root cause."""
-        known = [seen for seen in self._incidents.faults if seen.rank == fault.rank >= 0]
-        if not known or root_cause([*known, fault]) is fault:
+        others = [each for each in self._incidents.faults if each.rank == fault.rank >= 0]
+        if not others or root_cause([*others, fault]) is fault:
             self._recovery.report(fault)
 
-    def _fault_of(self, sign: HealthEvent, verdict: Verdict, now: float) -> Fault:
-        first = sign.node * self._spec.processes_per_node
-        rank = first + sign.device if sign.device >= 0 else -1
+    def _fault_of(self, health_event: HealthEvent, verdict: Verdict, now: float) -> Fault:
+        first = health_event.node * self._spec.processes_per_node
+        rank = first + health_event.device if health_event.device >= 0 else -1
         finished = self._roster.ranks[rank if rank >= 0 else first].finished
-        return fault_of_sign(sign, verdict, rank=rank, finished=finished, at=now)
+        return fault_of_event(health_event, verdict, rank=rank, finished=finished, at=now)

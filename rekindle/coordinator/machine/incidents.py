@@ -15,7 +15,7 @@ from rekindle.recovery.policy.policy import LADDER, Strategy
 
 
 class ExplainedFault(msgspec.Struct, frozen=True):
-    """A fault that a sign explains.
+    """A fault that a health event explains.
 
     before: the fault without the explanation. strategy: the earlier decision about it.
     """
@@ -99,15 +99,15 @@ class Incidents:
         # Decisions about lost nodes, and decisions that a user must approve, never count as
         # lighter.
         shown = decision.approval or decision.strategy in (Strategy.RECOVER, Strategy.SHRINK)
-        lighter = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
-        if not lighter:
+        outweighed = ladder.index(decision.strategy) < ladder.index(self._heaviest) and not shown
+        if not outweighed:
             self._heaviest = decision.strategy
         return journal.Decided(
             incident=self.open,
             strategy=decision.strategy,
             reason=decision.reason,
             fault=case.fault,
-            lighter=lighter,
+            outweighed=outweighed,
             newest=case.newest,
             resumed=case.resumed,
             roll_back=decision.roll_back,
@@ -115,28 +115,28 @@ class Incidents:
             approval=decision.approval,
         )
 
-    def explain(self, sign: Fault, within_s: float) -> ExplainedFault | None:
-        """Add the code of a sign to the earlier fault that it explains, or return None."""
+    def explain(self, cause: Fault, within_s: float) -> ExplainedFault | None:
+        """Add the code of a health event to the earlier fault that it explains, or return None."""
         decided = [(past.fault, past.incident, past.strategy) for past in self.past]
         undecided = [(f, self.open, None) for f in self.faults if f not in [d[0] for d in decided]]
         for before, incident, strategy in reversed([*decided, *undecided]):
-            if sign.at - before.at > within_s or not explains(sign, before):
+            if cause.at - before.at > within_s or not explains(cause, before):
                 continue
-            fault = explained(before, sign)
+            fault = explained(before, cause)
             self.past = [
                 msgspec.structs.replace(past, fault=fault) if past.fault == before else past
                 for past in self.past
             ]
-            self.faults = [fault if seen == before else seen for seen in self.faults]
+            self.faults = [fault if each == before else each for each in self.faults]
             return ExplainedFault(
-                journal.FaultSeen(incident=incident, fault=fault, known=True), before, strategy
+                journal.FaultSeen(incident=incident, fault=fault, explained=True), before, strategy
             )
         return None
 
     def host_lost_with(self, node: int) -> str | None:
         """Return the host with which this node was lost last; None: the node was never lost."""
-        seen = [*(past.fault for past in self.past), *self.faults]
-        lost = (f.host for f in reversed(seen) if f.node == node and f.rank < 0)
+        faults = [*(past.fault for past in self.past), *self.faults]
+        lost = (f.host for f in reversed(faults) if f.node == node and f.rank < 0)
         return next(lost, None)
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
     awaiting = False
     for event in own:
         match event:
-            case journal.FaultSeen(fault=fault, known=False) if awaiting:
+            case journal.FaultSeen(fault=fault, explained=False) if awaiting:
                 found += [fault] if fault.kind not in _NEVER_HELD else []
             case journal.Decided(strategy=strategy, approval=approval):
                 awaiting = approval
@@ -83,22 +83,27 @@ def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
     return frozenset(found)
 
 
-def unmet(own: Iterable[journal.Event]) -> tuple[journal.SignSeen, ...]:
-    """Return the signs of devices that did not lead to a fault, while the same processes live."""
-    found: list[journal.SignSeen] = []
+def unmet(own: Iterable[journal.Event]) -> tuple[journal.HealthEventSeen, ...]:
+    """Return the health events of devices that did not lead to a fault.
+
+    The result has only those after which the same processes live.
+    """
+    found: list[journal.HealthEventSeen] = []
     per_node = 1
     for event in own:
         match event:
             case journal.JobStarted():
                 per_node = event.processes_per_node
-            case journal.SignSeen(sign=sign, urgency=Urgency.NOW):
-                found += [event] if sign.device >= 0 and not sign.gone else []
+            case journal.HealthEventSeen(health_event=health_event, urgency=Urgency.NOW):
+                found += [event] if health_event.device >= 0 and not health_event.gone else []
             case journal.RanksStarted(ranks=ranks):
                 started = {divmod(rank, per_node) for rank in ranks}
-                found = [e for e in found if (e.sign.node, e.sign.device) not in started]
+                found = [
+                    e for e in found if (e.health_event.node, e.health_event.device) not in started
+                ]
             case journal.FaultSeen(fault=fault):
                 place = fault.node, fault.device
-                found = [e for e in found if (e.sign.node, e.sign.device) != place]
+                found = [e for e in found if (e.health_event.node, e.health_event.device) != place]
     return tuple(found)
 
 
@@ -109,8 +114,8 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The state that holds for all attempts of a job.
 
     generation, incident: the newest numbers, which only rise. suspicions: states that may be wrong.
-    signs: reported signs of devices. past: the decisions so far. placements: the agents of each
-    node. at: time of the newest event.
+    health_events: the reported ones of devices. past: the decisions so far. placements: the agents
+    of each node. at: time of the newest event.
 
     checkpoint_every: steps, as last chosen; 0: never chosen. profile: the profiling settings.
     traced: the last position of MindCluster's switch.
@@ -121,7 +126,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     incident: int = 0
     suspicions: tuple[Suspicion, ...] = ()
-    signs: tuple[journal.SignSeen, ...] = ()
+    health_events: tuple[journal.HealthEventSeen, ...] = ()
     past: tuple[Past, ...] = ()
     placements: dict[int, frozenset[Placement]] = {}
     at: float = 0.0
@@ -141,11 +146,13 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         generation=max(formed, default=0),
         incident=max((getattr(event, "incident", 0) for event in events), default=0),
         suspicions=tuple(
-            (event.generation, event.clean)
+            (event.generation, event.valid_steps)
             for event in events
             if isinstance(event, journal.Suspected)
         ),
-        signs=tuple(event for event in events if isinstance(event, journal.SignSeen)),
+        health_events=tuple(
+            event for event in events if isinstance(event, journal.HealthEventSeen)
+        ),
         past=_past(events),
         placements=_placements(events),
         at=max((event.at for event in events), default=0.0),
@@ -194,8 +201,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     awaiting: the decision that a user must still approve. held: faults that wait for this decision.
     to_reset: ranks whose device is reset before they start.
 
-    unmet: signs that no rank has met. isolated: hosts. leaving: nodes that had to leave them and
-    have not joined again.
+    unmet: health events that no rank has met. isolated: hosts. leaving: nodes that had to leave
+    them and have not joined again.
 
     left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
     was.
@@ -208,7 +215,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     awaiting: tuple[Fault, Decision] | None = None
     held: tuple[Fault, ...] = ()
     to_reset: frozenset[int] = frozenset()
-    unmet: tuple[journal.SignSeen, ...] = ()
+    unmet: tuple[journal.HealthEventSeen, ...] = ()
     isolated: tuple[str, ...] = ()
     leaving: frozenset[int] = frozenset()
     left_out: tuple[int, ...] = ()
@@ -288,7 +295,7 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
         match event:
             case journal.Ended(outcome=outcome) if outcome != RESCHEDULED:
                 past = []
-            case journal.FaultSeen(known=True):
+            case journal.FaultSeen(explained=True):
                 _explain(past, event)
             case journal.Decided(fault=fault):
                 decided = Past(
@@ -303,12 +310,12 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
     return tuple(past)
 
 
-def _explain(past: list[Past], told: journal.FaultSeen) -> None:
+def _explain(past: list[Past], event: journal.FaultSeen) -> None:
     """Replace the fault of the newest decision that this event can explain."""
     for index in reversed(range(len(past))):
         of = past[index]
-        if of.incident == told.incident and explains(told.fault, of.fault):
-            past[index] = msgspec.structs.replace(of, fault=told.fault)
+        if of.incident == event.incident and explains(event.fault, of.fault):
+            past[index] = msgspec.structs.replace(of, fault=event.fault)
             return
 
 

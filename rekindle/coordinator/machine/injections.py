@@ -18,24 +18,24 @@ class Injections:
         self._spec = job.spec
         self.orders: dict[int, list[tuple[Inject, int]]] = {}
 
-    def add(self, order: Inject, told: int) -> None:
-        """Keep an order until its step is past. told: the process that received it, or 0."""
-        self.orders.setdefault(order.rank, []).append((order, told))
+    def add(self, order: Inject, pid: int) -> None:
+        """Keep an order until its step is past. pid: the process that received it, or 0."""
+        self.orders.setdefault(order.rank, []).append((order, pid))
 
     def due(self, rank: Rank) -> list[Inject]:
         """Return the orders for the rank's process, which continues after `rank.finished`."""
         orders = self.orders[rank.rank]
-        due = [order for order, told in orders if not told and (order.step or 0) >= rank.finished]
-        received = [(order, told) for order, told in orders if told]
+        due = [order for order, pid in orders if not pid and (order.step or 0) >= rank.finished]
+        received = [(order, pid) for order, pid in orders if pid]
         self.orders[rank.rank] = received + [(order, rank.pid) for order in due]
         return due
 
     def died(self, rank: Rank) -> None:
         """Handle the end of the rank's process. Its next process gets the orders of later steps."""
         self.orders[rank.rank] = [
-            (order, 0 if told == rank.pid else told)
-            for order, told in self.orders[rank.rank]
-            if told != rank.pid or (order.step or 0) > rank.finished
+            (order, 0 if pid == rank.pid else pid)
+            for order, pid in self.orders[rank.rank]
+            if pid != rank.pid or (order.step or 0) > rank.finished
         ]
 
     def lost(self, ranks: Iterable[Rank]) -> None:
@@ -43,7 +43,7 @@ class Injections:
         for rank in ranks:
             if rank.rank in self.orders:
                 orders = self.orders[rank.rank]
-                self.orders[rank.rank] = [(order, told) for order, told in orders if not told]
+                self.orders[rank.rank] = [(order, pid) for order, pid in orders if not pid]
 
     def inject(self, order: Inject) -> str:
         """Inject a fault into a rank. Return why this is impossible, or an empty text.

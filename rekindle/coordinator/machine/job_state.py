@@ -97,11 +97,11 @@ class Phase(str, enum.Enum):
     TRAINING = "training"  # ranks do steps; a fault leads to REGROUPING
     RESTARTING = "restarting"  # all ranks end, and start again
     STOPPING = "stopping"  # all ranks end permanently
-    DUMPING = "dumping"  # nodes write the newest snapshot as the final checkpoint
+    FINAL_CHECKPOINT = "final-checkpoint"  # nodes write the newest snapshot as the final checkpoint
     ENDED = "ended"
 
 
-ENDING = (Phase.STOPPING, Phase.DUMPING, Phase.ENDED)
+ENDING = (Phase.STOPPING, Phase.FINAL_CHECKPOINT, Phase.ENDED)
 _ENDS = (Phase.RESTARTING, Phase.STOPPING)
 NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.GATHERING: (Phase.REGROUPING, Phase.RESTORING, *_ENDS),
@@ -109,8 +109,8 @@ NEXT: dict[Phase, tuple[Phase, ...]] = {
     Phase.RESTORING: (Phase.REGROUPING, Phase.TRAINING, *_ENDS, Phase.ENDED),
     Phase.TRAINING: (Phase.REGROUPING, *_ENDS, Phase.ENDED),
     Phase.RESTARTING: (Phase.GATHERING, Phase.STOPPING, Phase.ENDED),
-    Phase.STOPPING: (Phase.STOPPING, Phase.DUMPING, Phase.ENDED),
-    Phase.DUMPING: (Phase.DUMPING, Phase.ENDED),
+    Phase.STOPPING: (Phase.STOPPING, Phase.FINAL_CHECKPOINT, Phase.ENDED),
+    Phase.FINAL_CHECKPOINT: (Phase.FINAL_CHECKPOINT, Phase.ENDED),
     Phase.ENDED: (),
 }
 
@@ -140,9 +140,9 @@ class Timer(str, enum.Enum):
     LEAVE = "leave"  # ranks that do not leave their step
     COME = "come"  # ranks outside the world that do not reach their Session
     END = "end"  # ranks that SIGKILL does not end
-    DUMP = "dump"  # a final checkpoint that is late
+    FINAL_CHECKPOINT = "final-checkpoint"  # a final checkpoint that is late
     APPROVAL = "approval"  # a user who does not answer
-    SIGNS = "signs"  # the next check of health events
+    HEALTH_EVENTS = "health-events"  # the next check of health events
     DOUBT = "doubt"  # a fault that health events may explain
     LOOK = "look"  # agents that do not answer an inspection
     AGAIN = "again"  # the second inspection because of a suspect
@@ -166,7 +166,7 @@ class CancelTimer(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """The job is over, and Bye was sent to all agents."""
+    """The job is over, and EndAgent was sent to all agents."""
 
     succeeded: bool
 
@@ -271,7 +271,7 @@ class JobState:
         self.devices = False
         self.roster = Roster(spec)
         self.incidents = Incidents(earlier.incident, earlier.past)
-        self.signs = HealthEventLog(earlier.signs, earlier.at)
+        self.health_events = HealthEventLog(earlier.health_events, earlier.at)
         self.suspicions = list(earlier.suspicions)
         self.isolation = IsolatedHosts(spec.keeps_off)
         self.store = RendezvousStore()
@@ -307,7 +307,7 @@ class JobState:
         """Add the command to write an event to the journal."""
         self._commands.append(Record(event))
 
-    def send_home(self, connection: int, bye: p.Bye) -> None:
+    def send_home(self, connection: int, bye: p.EndAgent) -> None:
         """Dismiss an agent. The machine ignores its later messages."""
         self.do(Send(connection, bye))
         self.sent_home.add(connection)

@@ -81,7 +81,7 @@ class Losses:
             lost = self._roster.nodes.get(number)
             if lost is None or ranks[0].status is not Status.ENDING:
                 continue  # given up because of another rank
-            self._job.send_home(lost.connection, p.Bye(status=1))
+            self._job.send_home(lost.connection, p.EndAgent(status=1))
             text = f"rank {ranks[0].rank} did not end within {KILLED_S:g} s of SIGKILL"
             self._on_node_lost(
                 lost, f"{text}; the job abandons node {number} ({lost.address})", now
@@ -97,7 +97,7 @@ class Losses:
         if lost.node in self._roster.outside:
             self._elasticity.on_outside_lost(lost)
             return
-        self._endings.dump_failed(lost.node, "the node is lost")
+        self._endings.final_checkpoint_failed(lost.node, "the node is lost")
         if self._job.phase in ENDING:
             self._endings.go_on_ending()
             return
@@ -189,7 +189,7 @@ class Losses:
             kind = message.kind.value
             raise ProtocolError(f"rank {message.rank} reported a failed step with the kind {kind}")
         rank = self._roster.ranks[message.rank]
-        self._generations.hear(message)
+        self._generations.note_suspicion(message)
         if not rank.inside:
             return
         live = self._job.phase in (Phase.TRAINING, Phase.RESTORING)
@@ -201,8 +201,8 @@ class Losses:
         rank.finished = max(rank.finished, message.finished)
         self._job.newest = max(self._job.newest, message.finished)
         text = _FAILED[message.kind].format(rank=rank.rank, error=message.error)
-        if message.clean is not None:
-            text = f"{text}; the state after step {message.clean} may be wrong on all ranks"
+        if message.valid_steps is not None:
+            text = f"{text}; the state after step {message.valid_steps} may be wrong on all ranks"
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
 
     def on_leave_late(self, now: float) -> None:

@@ -196,7 +196,7 @@ class Machine:
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
             p.Exited: lambda node, message, now: losses.on_exited(message, now),
-            p.DeviceResetFailed: lambda node, message, now: self.recovery.on_heal_failed(
+            p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
                 node, message
             ),
             p.Paused: lambda node, message, now: generations.on_held(message),
@@ -229,12 +229,12 @@ class Machine:
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
             Timer.NODE: self.admission.on_nodes_missed,
-            Timer.SIGNS: self.health.look_at_signs,
+            Timer.HEALTH_EVENTS: self.health.look_at_events,
         }
 
     def _ending_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
         return self._check_timer_handlers() | {
-            Timer.DUMP: lambda now: self.endings.on_dump_late(),
+            Timer.FINAL_CHECKPOINT: lambda now: self.endings.on_final_checkpoint_late(),
             Timer.END: lambda now: self.endings.on_unkillable(),
             Timer.LATE: lambda now: self.endings.on_late(),
         }
@@ -256,4 +256,4 @@ class Machine:
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)
         if self.fleet.resetting:
-            self.health.on_healed(message, now)
+            self.health.on_devices_reset(message, now)

@@ -55,7 +55,7 @@ class NodeJudged(msgspec.Struct, frozen=True):
     verdict: NodeVerdict
 
 
-class _Guest:
+class _Candidate:
     """An agent that waits or is being checked. number: identifies its node during that time."""
 
     def __init__(self, agent: CheckedAgent, number: int) -> None:
@@ -80,7 +80,7 @@ class _Item(msgspec.Struct):
     """A measurement that is under way, of one node or of two."""
 
     serial: int
-    guests: tuple[_Guest, ...]
+    candidates: tuple[_Candidate, ...]
     answers: dict[int, _Answer]  # by number
 
 
@@ -104,13 +104,13 @@ class NodeCheckRun:
         self._limits: NodeCheckLimits = spec.node_check
         self._beside_ranks = beside_ranks
         self._awaited = awaited
-        self._limit, self._doors = Timer.CHECK, Timer.CHECK_BEGINS
+        self._limit_timer, self._begin_timer = Timer.CHECK, Timer.CHECK_BEGINS
         if beside_ranks:
-            self._limit, self._doors = Timer.EXAMINATION, Timer.EXAMINATION_BEGINS
-        self._waiting: list[_Guest] = []  # not being checked yet
-        self._guests: dict[int, _Guest] = {}  # being checked, by number
+            self._limit_timer, self._begin_timer = Timer.EXAMINATION, Timer.EXAMINATION_BEGINS
+        self._waiting: list[_Candidate] = []  # not being checked yet
+        self._candidates: dict[int, _Candidate] = {}  # being checked, by number
         self._evidence: Evidence | None = None
-        self._todo: list[tuple[_Guest, ...]] = []
+        self._todo: list[tuple[_Candidate, ...]] = []
         self._items: dict[int, _Item] = {}  # under way, by serial
         self._serial = 0
         self._numbers = 0
@@ -118,7 +118,7 @@ class NodeCheckRun:
     @property
     def is_busy(self) -> bool:
         """Return whether any agent waits or is being checked. The job may await its node."""
-        return bool(self._guests or self._waiting)
+        return bool(self._candidates or self._waiting)
 
     def take_judged(self) -> list[NodeJudged]:
         """Return the verdicts since the last call."""
@@ -129,78 +129,82 @@ class NodeCheckRun:
 
     def add(self, agent: CheckedAgent) -> None:
         """Check the node of this agent, too."""
-        self._waiting.append(_Guest(agent, self._numbers))
+        self._waiting.append(_Candidate(agent, self._numbers))
         self._numbers += 1
         if self._evidence is not None:
             return  # the next check includes it
         if len(self._waiting) >= self._awaited:
             self._begin()
         else:
-            self._do(SetTimer(self._doors, GATHER_S))
+            self._do(SetTimer(self._begin_timer, GATHER_S))
 
     def knows(self, connection: int) -> bool:
         """Return whether the agent of this connection waits or is being checked."""
-        return self._guest(connection) is not None
+        return self._candidate(connection) is not None
 
     def on_lost(self, connection: int) -> bool:
         """Handle a lost connection. Return False if its agent is not part of the check."""
-        guest = self._guest(connection)
-        if guest is None:
+        candidate = self._candidate(connection)
+        if candidate is None:
             return False
-        guest.gone = True
-        if guest in self._waiting:
-            self._waiting.remove(guest)
+        candidate.gone = True
+        if candidate in self._waiting:
+            self._waiting.remove(candidate)
             return True
-        for item in [item for item in self._items.values() if guest in item.guests]:
-            self._answer(item, guest, _Answer(error=_GONE))
+        for item in [item for item in self._items.values() if candidate in item.candidates]:
+            self._answer(item, candidate, _Answer(error=_GONE))
         self._go_on()
         return True
 
     def on_timer(self, timer: Timer) -> None:
         """Handle a time limit: begin the check, or record the missing answers as errors."""
-        if timer is self._doors:
+        if timer is self._begin_timer:
             if self._evidence is None and self._waiting:
                 self._begin()
             return
         limit_s = self._limits.timeout_s
         late = f"it did not answer within {limit_s:g} s"
         for item in list(self._items.values()):
-            for guest in item.guests:
-                if guest.number not in item.answers:
-                    self._do(Send(guest.connection, CheckStop(serial=item.serial)))
-                    self._answer(item, guest, _Answer(error=late))
+            for candidate in item.candidates:
+                if candidate.number not in item.answers:
+                    self._do(Send(candidate.connection, CheckStop(serial=item.serial)))
+                    self._answer(item, candidate, _Answer(error=late))
         self._go_on()
 
     def on_message(self, connection: int, message: Message) -> None:
         """Handle a message of an agent during its check. Late answers have no effect."""
-        guest = self._guest(connection)
-        assert guest is not None
+        candidate = self._candidate(connection)
+        assert candidate is not None
         if isinstance(message, CheckReady):
-            guest.port = message.port
+            candidate.port = message.port
         elif isinstance(message, Checked) and message.serial in self._items:
             item = self._items[message.serial]
-            if guest in item.guests:
+            if candidate in item.candidates:
                 answer = _Answer(
                     seconds=message.seconds,
                     note=message.note,
                     error=message.error,
                     device=message.device,
                 )
-                self._answer(item, guest, answer)
+                self._answer(item, candidate, answer)
                 self._go_on()
 
-    def _guest(self, connection: int) -> _Guest | None:
-        here = (*self._guests.values(), *self._waiting)
-        ours = (guest for guest in here if guest.connection == connection and not guest.gone)
+    def _candidate(self, connection: int) -> _Candidate | None:
+        here = (*self._candidates.values(), *self._waiting)
+        ours = (
+            candidate
+            for candidate in here
+            if candidate.connection == connection and not candidate.gone
+        )
         return next(ours, None)
 
     # ---- checking
 
     def _begin(self) -> None:
-        self._do(CancelTimer(self._doors))
-        self._guests = {guest.number: guest for guest in self._waiting}
+        self._do(CancelTimer(self._begin_timer))
+        self._candidates = {candidate.number: candidate for candidate in self._waiting}
         self._waiting = []
-        self._evidence = Evidence(self._guests, beside_ranks=self._beside_ranks)
+        self._evidence = Evidence(self._candidates, beside_ranks=self._beside_ranks)
         self._awaited = 1  # later agents are checked as soon as possible
         self._go_on()
 
@@ -210,41 +214,41 @@ class NodeCheckRun:
             self._give_out()
             if self._items or self._todo:
                 return
-            self._do(CancelTimer(self._limit))
+            self._do(CancelTimer(self._limit_timer))
             planned = next_round(self._evidence, self._limits)
             if planned is None:
                 self._judge(self._evidence)
                 return
             edges: Iterable[Edge | tuple[int]] = planned.pairs or ((n,) for n in planned.alone)
-            self._todo = [tuple(self._guests[number] for number in edge) for edge in edges]
+            self._todo = [tuple(self._candidates[number] for number in edge) for edge in edges]
 
     def _give_out(self) -> None:
-        under_way = (guest for item in self._items.values() for guest in item.guests)
-        busy = {where for guest in under_way for where in guest.machine}
-        for guests in list(self._todo):
-            machines = {where for guest in guests for where in guest.machine}
+        under_way = (candidate for item in self._items.values() for candidate in item.candidates)
+        busy = {where for candidate in under_way for where in candidate.machine}
+        for candidates in list(self._todo):
+            machines = {where for candidate in candidates for where in candidate.machine}
             if machines & busy:
                 continue
-            self._todo.remove(guests)
+            self._todo.remove(candidates)
             self._serial += 1
-            item = self._items[self._serial] = _Item(self._serial, guests, {})
-            lost = [guest for guest in guests if guest.gone]
+            item = self._items[self._serial] = _Item(self._serial, candidates, {})
+            lost = [candidate for candidate in candidates if candidate.gone]
             if lost:
-                for guest in guests:
-                    item.answers[guest.number] = _Answer(error=_GONE)
+                for candidate in candidates:
+                    item.answers[candidate.number] = _Answer(error=_GONE)
                 self._finish(item)
                 continue
             busy |= machines
             self._order(item)
-            self._do(SetTimer(self._limit, self._limits.timeout_s))
+            self._do(SetTimer(self._limit_timer, self._limits.timeout_s))
 
     def _order(self, item: _Item) -> None:
-        first, *others = item.guests
+        first, *others = item.candidates
         if not others:
             alone = CheckAlone(serial=item.serial, beside_ranks=self._beside_ranks)
             self._do(Send(first.connection, alone))
             return
-        for place, guest in enumerate(item.guests):
+        for place, candidate in enumerate(item.candidates):
             order = CheckPair(
                 serial=item.serial,
                 beside_ranks=self._beside_ranks,
@@ -252,45 +256,45 @@ class NodeCheckRun:
                 port=first.port,
                 place=place,
             )
-            self._do(Send(guest.connection, order))
+            self._do(Send(candidate.connection, order))
 
-    def _answer(self, item: _Item, guest: _Guest, answer: _Answer) -> None:
-        item.answers[guest.number] = answer
+    def _answer(self, item: _Item, candidate: _Candidate, answer: _Answer) -> None:
+        item.answers[candidate.number] = answer
         if answer.error:  # stop the others, which may wait for this agent
-            for other in item.guests:
+            for other in item.candidates:
                 if other.number not in item.answers:
                     self._do(Send(other.connection, CheckStop(serial=item.serial)))
-        if len(item.answers) == len(item.guests):
+        if len(item.answers) == len(item.candidates):
             self._finish(item)
 
     def _finish(self, item: _Item) -> None:
         assert self._evidence is not None
         del self._items[item.serial]
         # If an agent runs out of memory, its partner also fails, and may answer first.
-        said = (each.error for each in item.answers.values() if each.error)
-        errors = sorted(said, key=lambda error: not lacks_memory(error))
-        if len(item.guests) == 1:
+        failures = (each.error for each in item.answers.values() if each.error)
+        errors = sorted(failures, key=lambda error: not lacks_memory(error))
+        if len(item.candidates) == 1:
             (answer,) = item.answers.values()
             alone = Alone(
                 error=answer.error, device=answer.device, seconds=answer.seconds, note=answer.note
             )
-            self._evidence.add(alone, item.guests[0].number)
+            self._evidence.add(alone, item.candidates[0].number)
             return
         seconds = [each for answer in item.answers.values() for each in answer.seconds.values()]
-        edge = (item.guests[0].number, item.guests[1].number)
+        edge = (item.candidates[0].number, item.candidates[1].number)
         error = errors[0] if errors else ""
         self._evidence.add(Pair(nodes=edge, seconds=max(seconds, default=0.0), error=error))
 
     def _judge(self, evidence: Evidence) -> None:
-        guests, self._guests, self._evidence = self._guests, {}, None
-        names = {number: _name(guest.agent) for number, guest in guests.items()}
+        candidates, self._candidates, self._evidence = self._candidates, {}, None
+        names = {number: _name(candidate.agent) for number, candidate in candidates.items()}
         judged = verdicts(evidence, self._limits, names)
         # Unhealthy nodes come last, because their replacements may be among the others.
         for verdict in sorted(judged, key=lambda each: each.health in SICK):
-            guest = guests[verdict.node]
-            if not guest.gone:
-                self._do(Send(guest.connection, CheckOver()))
-                self.judged.append(NodeJudged(guest.connection, verdict))
+            candidate = candidates[verdict.node]
+            if not candidate.gone:
+                self._do(Send(candidate.connection, CheckOver()))
+                self.judged.append(NodeJudged(candidate.connection, verdict))
         if self._waiting:
             self._begin()
 

@@ -34,8 +34,8 @@ from rekindle.recovery.policy.policy import INNER, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
 # Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
-# (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a sign,
-# and for a sign to explain the fault of a rank.
+# (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a
+# health event, and for a health event to explain the fault of a rank.
 LOOK_S = 5.0
 
 RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
@@ -107,7 +107,8 @@ class Recovery:
         fault = self._explained(fault)
         if not self._incidents.open:
             self._checkpoints.interval.fault()
-        if fault not in self._incidents.faults or not fault.code:  # otherwise a sign explains it
+        # A fault with a code that is noted already is one that a health event explains.
+        if fault not in self._incidents.faults or not fault.code:
             self._job.record(self._incidents.note(fault))
         self._generations.declare_over()
         dead = fault.rank >= 0 and not self._roster.ranks[fault.rank].pid
@@ -120,17 +121,17 @@ class Recovery:
         self._proceed()
 
     def _explained(self, fault: Fault) -> Fault:
-        """Return the fault of a rank with the code of an earlier sign that explains it."""
-        for sign in self._job.signs.unmet:
-            if explains(sign, fault):
-                self._job.signs.unmet.remove(sign)
-                return explained(fault, sign)
+        """Return the fault of a rank with the code of an earlier health event that explains it."""
+        for cause in self._job.health_events.unmet:
+            if explains(cause, fault):
+                self._job.health_events.unmet.remove(cause)
+                return explained(fault, cause)
         return fault
 
-    def decide(self, fault: Fault, *, told_all: bool = False) -> None:
+    def decide(self, fault: Fault, *, is_last: bool = False) -> None:
         """Decide about a fault, and carry the decision out, unless it must wait.
 
-        told_all: no further health event is expected about the fault.
+        is_last: no further health event is expected about the fault.
         """
         if self._incidents.awaiting is not None:
             self._incidents.held.append(fault)
@@ -139,7 +140,7 @@ class Recovery:
         if self._job.phase is Phase.RESTARTING and is_met_by_restart(self._spec.policy, case):
             return
         decision = decide(self._spec.policy, case)
-        if not told_all and decision.strategy in _ENDS and self._may_be_told_more(case):
+        if not is_last and decision.strategy in _ENDS and self._may_learn_more(case):
             self._incidents.doubted += (fault,)
             self._job.do(SetTimer(Timer.DOUBT, LOOK_S))
             return
@@ -152,17 +153,17 @@ class Recovery:
         else:
             self._carry_out(fault, decision)
 
-    def _may_be_told_more(self, case: Situation) -> bool:
+    def _may_learn_more(self, case: Situation) -> bool:
         fault = case.fault
         nameless = is_vague(fault) or (fault.kind is FaultKind.LINK and not fault.code)
-        return case.dead and nameless and (self._job.devices or self._job.signs.told)
+        return case.dead and nameless and (self._job.devices or self._job.health_events.has_reports)
 
     def on_told_all(self) -> None:
-        """Decide about the doubted faults, because no sign has explained them in time."""
+        """Decide about the doubted faults, because no health event has explained them in time."""
         doubted, self._incidents.doubted = self._incidents.doubted, ()
         for fault in doubted:
             if self._job.phase not in (Phase.RESTARTING, *ENDING):
-                self.decide(fault, told_all=True)
+                self.decide(fault, is_last=True)
 
     def case(self, fault: Fault) -> Situation:
         return Situation(
@@ -170,7 +171,7 @@ class Recovery:
             session=self._job.session,
             formed=self._job.formed,
             newest=self._job.newest,
-            joins=self._spec.joins,
+            can_join=self._spec.can_join,
             resumed=self._job.resumed,
             older=self._older_checkpoint() is not None,
             dead=fault.rank >= 0 and not self._roster.ranks[fault.rank].pid,
@@ -290,23 +291,25 @@ class Recovery:
         """Return the step of the newest clean checkpoint before the resumed step, or None."""
         nodes = self._roster.nodes.values()
         steps = (
-            made[0]
+            state.step
             for node in nodes
-            for made in node.checkpoints
-            if made[0] < self._job.resumed and is_clean(made, self._job.suspicions)
+            for state in node.checkpoints
+            if state.step < self._job.resumed and is_clean(state, self._job.suspicions)
         )
         return max(steps, default=None)
 
     def _roll_back(self, fault: Fault) -> None:
         """Mark all states that are newer than the checkpoint before the last as suspect."""
-        clean = self._older_checkpoint()
-        assert clean is not None
-        self._job.suspicions.append((self._job.generation, clean))
+        valid_steps = self._older_checkpoint()
+        assert valid_steps is not None
+        self._job.suspicions.append((self._job.generation, valid_steps))
         self._job.record(
-            journal.Suspected(generation=self._job.generation, clean=clean, rank=fault.rank)
+            journal.Suspected(
+                generation=self._job.generation, valid_steps=valid_steps, rank=fault.rank
+            )
         )
 
-    def on_heal_failed(self, node: int, message: p.DeviceResetFailed) -> None:
+    def on_reset_failed(self, node: int, message: p.DeviceResetFailed) -> None:
         """Handle a failed reset of a rank's device. Report the fault again, as not resettable."""
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT

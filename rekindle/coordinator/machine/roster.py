@@ -10,7 +10,7 @@ import msgspec
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 
 class Status(str, enum.Enum):
@@ -53,9 +53,9 @@ class Rank:
     unknown.
     """
 
-    __slots__ = ("_census", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
+    __slots__ = ("_index", "_status", "arrived", "finished", "node", "pid", "rank", "shard")
 
-    def __init__(self, rank: int, node: int, census: RankIndex) -> None:
+    def __init__(self, rank: int, node: int, index: RankIndex) -> None:
         self.rank = rank
         self.node = node
         self.pid = 0
@@ -63,7 +63,7 @@ class Rank:
         self.arrived: p.Arrived | None = None
         self.finished = 0
         self._status = Status.ABSENT
-        self._census = census
+        self._index = index
 
     @property
     def status(self) -> Status:
@@ -73,8 +73,8 @@ class Rank:
     @status.setter
     def status(self, status: Status) -> None:
         if self.inside:
-            self._census.status[self._status].remove(self.rank)
-            self._census.status[status].add(self.rank)
+            self._index.status[self._status].remove(self.rank)
+            self._index.status[status].add(self.rank)
         self._status = status
 
     @property
@@ -86,7 +86,7 @@ class Rank:
     @property
     def inside(self) -> bool:
         """Return whether it is in the world."""
-        return self.rank not in self._census.outside
+        return self.rank not in self._index.outside
 
     @inside.setter
     def inside(self, inside: bool) -> None:
@@ -94,23 +94,23 @@ class Rank:
             return
         self.stepped = False
         if inside:
-            self._census.outside.remove(self.rank)
-            self._census.status[self._status].add(self.rank)
+            self._index.outside.remove(self.rank)
+            self._index.status[self._status].add(self.rank)
         else:
-            self._census.status[self._status].remove(self.rank)
-            self._census.outside.add(self.rank)
+            self._index.status[self._status].remove(self.rank)
+            self._index.outside.add(self.rank)
 
     @property
     def stepped(self) -> bool:
         """Return whether it has finished a step in this generation."""
-        return self.rank in self._census.stepped
+        return self.rank in self._index.stepped
 
     @stepped.setter
     def stepped(self, stepped: bool) -> None:
         if stepped:
-            self._census.stepped.add(self.rank)
+            self._index.stepped.add(self.rank)
         else:
-            self._census.stepped.discard(self.rank)
+            self._index.stepped.discard(self.rank)
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -124,9 +124,9 @@ class Node(msgspec.Struct, kw_only=True):
     connection: int
     address: str
     pid: int
-    checkpoints: tuple[Made, ...] = ()
-    snapshots: dict[int, tuple[Made, ...]] = {}
-    copies: dict[int, tuple[Made, ...]] = {}
+    checkpoints: tuple[StateId, ...] = ()
+    snapshots: dict[int, tuple[StateId, ...]] = {}
+    copies: dict[int, tuple[StateId, ...]] = {}
     replica_port: int = 0
     host: str = ""
 
@@ -151,8 +151,8 @@ class Roster:
         self.promised: dict[int, int] = {}
         self.obstacles: dict[int, str] = {}  # by missing node: why no agent joins
         per_node = spec.processes_per_node
-        self.census = RankIndex(spec.world_size)
-        self.ranks = [Rank(r, r // per_node, self.census) for r in range(spec.world_size)]
+        self.index = RankIndex(spec.world_size)
+        self.ranks = [Rank(r, r // per_node, self.index) for r in range(spec.world_size)]
         self._by_line: dict[int, Node] = {}  # the nodes by their connections
         self._taken = 0  # every node rank below it has an agent
 
@@ -245,25 +245,25 @@ class Roster:
 
     def all_are(self, *statuses: Status) -> bool:
         """Return whether every rank of the world has one of these statuses."""
-        return sum(len(self.census.status[status]) for status in statuses) == self.world_size
+        return sum(len(self.index.status[status]) for status in statuses) == self.world_size
 
     def any_is(self, status: Status) -> bool:
         """Return whether any rank of the world has this status."""
-        return bool(self.census.status[status])
+        return bool(self.index.status[status])
 
     def those(self, *statuses: Status) -> list[Rank]:
         """Return the ranks of the world with one of these statuses, sorted."""
-        numbers = sorted(rank for status in statuses for rank in self.census.status[status])
+        numbers = sorted(rank for status in statuses for rank in self.index.status[status])
         return [self.ranks[number] for number in numbers]
 
     def any_outside_but(self, *statuses: Status) -> bool:
         """Return whether any rank outside the world has another status than these."""
-        return any(self.ranks[r].status not in statuses for r in self.census.outside)
+        return any(self.ranks[r].status not in statuses for r in self.index.outside)
 
     @property
     def all_stepped(self) -> bool:
         """Return whether every rank of the world has finished a step in this generation."""
-        return len(self.census.stepped) == self.world_size
+        return len(self.index.stepped) == self.world_size
 
     def by_connection(self, connection: int) -> Node | None:
         """Return the node whose agent is on this connection."""
@@ -354,12 +354,12 @@ class Roster:
             found.setdefault(rank.shard or 0, []).append(rank.rank)
         return found
 
-    def copies(self) -> dict[int, tuple[tuple[int, Made], ...]]:
+    def copies(self) -> dict[int, tuple[tuple[int, StateId], ...]]:
         """Return the replicas of each rank's snapshots on other nodes: (node, state)."""
-        found: dict[int, tuple[tuple[int, Made], ...]] = {}
+        found: dict[int, tuple[tuple[int, StateId], ...]] = {}
         for number, node in self.nodes.items():
             for rank, kept in node.copies.items():
-                found[rank] = (*found.get(rank, ()), *((number, made) for made in kept))
+                found[rank] = (*found.get(rank, ()), *((number, state) for state in kept))
         return found
 
     def lose(self, node: Node) -> int:

@@ -278,11 +278,11 @@ class StragglerCheck:
     def _fault_at(
         self, node: int, found: Finding | None, kind: FaultKind, reason: str, now: float = 0.0
     ) -> Fault:
-        said = in_words(found, (node,)) if found else f"node {node}"
+        description = in_words(found, (node,)) if found else f"node {node}"
         agent = self._roster.nodes.get(node)
         return Fault(
             kind=kind,
-            message=f"{said}; node check: {reason}",
+            message=f"{description}; node check: {reason}",
             node=node,
             host=agent.host if agent else "",
             at=now,

@@ -90,7 +90,7 @@ class Takeover:
         if not hello.ranks and not hello.ended:
             return
         self._job.enter(Phase.REGROUPING)
-        if hello.store is not None and not self._spec.joins:
+        if hello.store is not None and not self._spec.can_join:
             # The framework ends the ranks when this store ends, so they keep this store.
             host = self._spec.master_addr or hello.address
             self._job.store.adopt(hello.node, host, hello.store)

@@ -211,10 +211,10 @@ class KubernetesEngine:
         if isinstance(event, Isolated) and self._eyes is not None:
             what = f"Rekindle cannot keep the job's pods off {event.host}"
             self._chores.do(what, lambda: self._replace(LostPods()))
-        said = learned_from(self._job_id, event)
-        if said is not None:
-            noted = functools.partial(self._hosts.note, said)
-            self._chores.do(f"Rekindle cannot record the event of {said.host}", noted)
+        entry = learned_from(self._job_id, event)
+        if entry is not None:
+            noted = functools.partial(self._hosts.note, entry)
+            self._chores.do(f"Rekindle cannot record the event of {entry.host}", noted)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -288,11 +288,11 @@ class KubernetesEngine:
     def _must_be_possible(self) -> None:
         """Check that the coordinator's pod can run. Raises HopelessError: it can never run."""
         for pod in self._pods_now(Role.COORDINATOR):
-            seen = pod_status(pod)
-            for reason in seen.reasons if seen.role == Role.COORDINATOR.value else ():
+            status = pod_status(pod)
+            for reason in status.reasons if status.role == Role.COORDINATOR.value else ():
                 verdict = self._tables.pod_reason(reason.word)
                 if verdict.kind is FaultKind.USER_CODE:
-                    raise HopelessError(f"{seen.in_words()}: {verdict.explanation}")
+                    raise HopelessError(f"{status.in_words()}: {verdict.explanation}")
 
     def _has_run(self) -> bool:
         """Return whether the coordinator's container ever started."""

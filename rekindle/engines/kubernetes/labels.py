@@ -95,22 +95,26 @@ def described(secret: str, *parts: object) -> str:
     The job's secret is its key. So a reader of labels cannot guess values of the description's
     environment by trial.
     """
-    content = msgspec.json.encode([_said(part) for part in parts], order="deterministic")
+    content = msgspec.json.encode(
+        [_without_defaults(part) for part in parts], order="deterministic"
+    )
     return hmac.new(secret.encode(), content, hashlib.sha256).hexdigest()[:32]
 
 
-def _said(value: object) -> object:
+def _without_defaults(value: object) -> object:
     """Return a description without the fields that have their default.
 
     So a later version of Rekindle, which has more fields, computes the same digest.
     """
     if isinstance(value, msgspec.Struct):
         fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
-        return {field.name: _said(one) for field, one in fields if one != _default(field)}
+        return {
+            field.name: _without_defaults(one) for field, one in fields if one != _default(field)
+        }
     if isinstance(value, dict):
-        return {key: _said(one) for key, one in value.items()}
+        return {key: _without_defaults(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_said(one) for one in value]
+        return [_without_defaults(one) for one in value]
     return value
 
 

@@ -1,4 +1,4 @@
-"""Convert an observation into a fault: the end of a process, or a sign of trouble. Pure."""
+"""Convert an observation into a fault: the end of a process, or a health event. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _signature(exit_: Exit, error: ErrorRecord | None) -> str:
 
 
 class EventSource(str, enum.Enum):
-    """Name the sources that define the meaning of a sign."""
+    """Name the sources that define the meaning of a health event."""
 
     ASCEND = "ascend"  # a fault code of an Ascend chip
     XID = "xid"  # the number of an XID of NVIDIA's driver
@@ -96,7 +96,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     - `what`: the code, number, line, condition or reason.
     - `device`: its local number; -1: no particular device.
-    - `gone`: the sign has ended.
+    - `gone`: the health event has ended.
     - `by`: the reporter.
     - `severity`, `origin`: for an Ascend code that may have no table entry. `origin` None means the
       chip that `device` names, or the board of the node without one.
@@ -119,25 +119,30 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     run: int = 0
 
     def in_words(self) -> str:
-        """Return the sign as a short text."""
+        """Return the health event as a short text."""
         where = f"device {self.device} of node {self.node}" if self.device >= 0 else ""
         return f"{self.source.value} {self.what} on {where or f'node {self.node}'}"
 
 
-def verdict_of(judge: Tables, sign: HealthEvent) -> Verdict:
-    """Look a sign up. Raises UsageError: the sign is invalid."""
-    what = sign.what.strip()
-    if sign.source is not EventSource.ASCEND and (sign.severity, sign.origin) != (None, None):
+def verdict_of(judge: Tables, health_event: HealthEvent) -> Verdict:
+    """Look a health event up. Raises UsageError: the health event is invalid."""
+    what = health_event.what.strip()
+    if health_event.source is not EventSource.ASCEND and (
+        health_event.severity,
+        health_event.origin,
+    ) != (None, None):
         raise UsageError(f"severity and origin apply only to Ascend codes, and {what!r} is not one")
-    match sign.source:
+    match health_event.source:
         case EventSource.ASCEND:
             if ascend_key(what) is None:
                 raise UsageError(
                     f"{what!r} is not a fault code; write 8 or 9 hexadecimal digits, for example "
                     "80E01801"
                 )
-            origin = sign.origin or (FaultOrigin.CHIP if sign.device >= 0 else FaultOrigin.NODE)
-            return judge.ascend(what, sign.severity, origin)
+            origin = health_event.origin or (
+                FaultOrigin.CHIP if health_event.device >= 0 else FaultOrigin.NODE
+            )
+            return judge.ascend(what, health_event.severity, origin)
         case EventSource.XID:
             if not (what.isascii() and what.isdigit() and len(what) < 6):
                 raise UsageError(f"XID {what!r} is not a number")
@@ -154,8 +159,8 @@ def verdict_of(judge: Tables, sign: HealthEvent) -> Verdict:
         case EventSource.POD_REASON:
             return judge.pod_reason(what)
         case EventSource.MINDCLUSTER:  # MindCluster acts on its own, and the ranks show the result
-            said = f"MindCluster's own recovery reports it as {what}"
-            return unlisted(FaultKind.UNKNOWN, said, Urgency.WATCH)
+            text = f"MindCluster's own recovery reports it as {what}"
+            return unlisted(FaultKind.UNKNOWN, text, Urgency.WATCH)
 
 
 def gravest(verdicts: Iterable[Verdict]) -> Verdict:
@@ -164,19 +169,19 @@ def gravest(verdicts: Iterable[Verdict]) -> Verdict:
     return max(verdicts, key=lambda verdict: order.index(verdict.urgency))
 
 
-def fault_of_sign(
-    sign: HealthEvent, verdict: Verdict, *, rank: int, finished: int, at: float
+def fault_of_event(
+    health_event: HealthEvent, verdict: Verdict, *, rank: int, finished: int, at: float
 ) -> Fault:
-    """Convert a sign into a fault. `rank` is the rank of the device, or -1."""
+    """Convert a health event into a fault. `rank` is the rank of the device, or -1."""
     return Fault(
         kind=_kind_of(verdict),
-        message=f"{sign.in_words()}: {verdict.explanation}",
+        message=f"{health_event.in_words()}: {verdict.explanation}",
         rank=rank,
-        node=sign.node,
+        node=health_event.node,
         finished=finished,
-        signature=f"{sign.source.value} {verdict.code or sign.what}",
+        signature=f"{health_event.source.value} {verdict.code or health_event.what}",
         at=at,
-        device=sign.device,
+        device=health_event.device,
         code=verdict.code,
         user_caused=verdict.user_caused,
         reset_helps=verdict.reset_helps,
@@ -185,7 +190,7 @@ def fault_of_sign(
 
 
 def _kind_of(verdict: Verdict) -> FaultKind:
-    """Return the kind of fault of a sign.
+    """Return the kind of fault of a health event.
 
     A node at fault is unhealthy, regardless of the broken part. If a reset cannot repair device
     memory, the device has failed, because the rank's own repair does not help.
@@ -205,25 +210,25 @@ def is_vague(fault: Fault) -> bool:
     return not fault.code and (bare_status or fault.kind in (FaultKind.PROCESS, FaultKind.UNKNOWN))
 
 
-def explains(sign: Fault, fault: Fault) -> bool:
-    """Return whether a sign explains the fault or the end of a rank, or the loss of a node."""
+def explains(cause: Fault, fault: Fault) -> bool:
+    """Return whether a health event explains a rank's fault or end, or the loss of a node."""
     if fault.kind is FaultKind.NODE_LOST:
-        return sign.rank < 0 and sign.node == fault.node
-    told = is_vague(fault) or (fault.kind is sign.kind and not fault.code)
-    return told and bool(sign.code) and sign.rank == fault.rank >= 0
+        return cause.rank < 0 and cause.node == fault.node
+    may_explain = is_vague(fault) or (fault.kind is cause.kind and not fault.code)
+    return may_explain and bool(cause.code) and cause.rank == fault.rank >= 0
 
 
-def explained(fault: Fault, sign: Fault) -> Fault:
-    """Return the fault with the details of its sign."""
+def explained(fault: Fault, cause: Fault) -> Fault:
+    """Return the fault with the details of its health event."""
     # A rank that ended by an error of its device's memory cannot repair it, so the device is reset.
-    dead = sign.kind is FaultKind.DEVICE_MEMORY and fault.kind is not FaultKind.DEVICE_MEMORY
+    dead = cause.kind is FaultKind.DEVICE_MEMORY and fault.kind is not FaultKind.DEVICE_MEMORY
     return msgspec.structs.replace(
         fault,
-        kind=FaultKind.DEVICE if dead else sign.kind,
-        message=f"{fault.message} ({sign.message})",
-        device=sign.device,
-        code=sign.code,
-        user_caused=sign.user_caused,
-        reset_helps=sign.reset_helps,
-        counts=sign.counts,
+        kind=FaultKind.DEVICE if dead else cause.kind,
+        message=f"{fault.message} ({cause.message})",
+        device=cause.device,
+        code=cause.code,
+        user_caused=cause.user_caused,
+        reset_helps=cause.reset_helps,
+        counts=cause.counts,
     )

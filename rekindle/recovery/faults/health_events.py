@@ -1,4 +1,7 @@
-"""Track the signs of each device: the job answers each once, and counts repeated ones. Pure."""
+"""Track the health events of each device. Pure.
+
+The job answers each health event once, and counts repeated ones.
+"""
 
 from __future__ import annotations
 
@@ -23,52 +26,57 @@ _Place = tuple[str, int]  # a host and the number of its device
 
 
 class HealthEventLog:
-    """Hold the signs of all devices from the journal.
+    """Hold the health events of all devices from the journal.
 
-    `unmet` holds faults from signs that no rank has met yet. `seen` holds the signs that earlier
-    coordinators recorded, and `until` is the end of their work.
+    `unmet` holds faults from health events that no rank has met yet. `earlier` holds the health
+    events that earlier coordinators recorded, and `until` is the end of their work.
     """
 
-    def __init__(self, seen: Sequence[journal.SignSeen] = (), until: float = 0.0) -> None:
-        self._earlier = seen, until
+    def __init__(self, earlier: Sequence[journal.HealthEventSeen] = (), until: float = 0.0) -> None:
+        self._earlier = earlier, until
         # The value is the reporter.
         self._present: dict[_Place, dict[tuple[EventSource, str, str, int], str]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
-        for event in seen:
-            self.note(event.sign, event.host, event.at)
+        for event in earlier:
+            self.note(event.health_event, event.host, event.at)
 
-    def note(self, sign: HealthEvent, host: str, at: float) -> bool:
-        """Record a sign; return False if it is not new."""
-        place = (host, sign.device)
-        # The sign of another pod is new, and so is the sign of a restarted container.
-        name = (sign.source, sign.what, sign.address, sign.run)
+    def note(self, health_event: HealthEvent, host: str, at: float) -> bool:
+        """Record a health event; return False if it is not new."""
+        place = (host, health_event.device)
+        # An event of another pod is new, and so is one of a restarted container.
+        name = (health_event.source, health_event.what, health_event.address, health_event.run)
         present = self._present.setdefault(place, {})
-        if (name in present) is not sign.gone:
+        if (name in present) is not health_event.gone:
             return False
-        if sign.gone:
+        if health_event.gone:
             del present[name]
         else:
-            present[name] = sign.by
-        if sign.source is EventSource.ASCEND:
-            change = Change(sign.what, at, present=not sign.gone)
+            present[name] = health_event.by
+        if health_event.source is EventSource.ASCEND:
+            change = Change(health_event.what, at, present=not health_event.gone)
             self._changes.setdefault(place, []).append(change)
-        if not sign.gone:
+        if not health_event.gone:
             self._answered.pop(place, None)
         return True
 
     def recall(self, judge: Callable[[], Tables]) -> None:
-        """Mark the signs that earlier coordinators have answered as answered.
+        """Mark the health events that earlier coordinators have answered as answered.
 
-        `judge` reads the tables, which takes a moment. The method calls it only if there are signs.
+        `judge` reads the tables, which takes a moment. The method calls it only if there are health
+        events.
         """
-        seen, until = self._earlier
-        if not seen:
+        earlier, until = self._earlier
+        if not earlier:
             return
-        newest = {(e.host, e.sign.device): e.sign for e in seen if not e.sign.gone}
-        for (host, device), sign in newest.items():
-            self.answer(host, device, verdict_of(judge(), sign))
+        newest = {
+            (e.host, e.health_event.device): e.health_event
+            for e in earlier
+            if not e.health_event.gone
+        }
+        for (host, device), health_event in newest.items():
+            self.answer(host, device, verdict_of(judge(), health_event))
         self.worse(judge(), until)
 
     def worse(self, judge: Tables, now: float) -> list[tuple[str, int, Verdict]]:
@@ -90,7 +98,7 @@ class HealthEventLog:
         return True
 
     def present(self, host: str, device: int) -> list[tuple[EventSource, str]]:
-        """Return the signs of a device that have not ended."""
+        """Return the health events of a device that have not ended."""
         return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
 
     def codes_by(self, who: str, host: str, device: int) -> set[str]:
@@ -101,7 +109,7 @@ class HealthEventLog:
         }
 
     @property
-    def told(self) -> bool:
+    def has_reports(self) -> bool:
         """Return whether there was any report."""
         return bool(self._present)
 

@@ -46,8 +46,8 @@ class Slowed(Event, frozen=True, kw_only=True, tag="slowed"):
 
     def in_words(self) -> str:
         """Return the slow process and the reaction as text."""
-        said = in_words(self.finding, self.nodes, self.hosts)
-        return f"{said}; {'in shadow mode: ' * self.would}{self.then}" if self.then else said
+        text = in_words(self.finding, self.nodes, self.hosts)
+        return f"{text}; {'in shadow mode: ' * self.would}{self.then}" if self.then else text
 
 
 class SlowOver(Event, frozen=True, kw_only=True, tag="slow-over"):

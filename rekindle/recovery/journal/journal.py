@@ -24,11 +24,11 @@ from rekindle.recovery.journal.checkpoint_events import (
 )
 from rekindle.recovery.journal.event import Event, read_lines
 from rekindle.recovery.journal.node_events import (
+    HealthEventSeen,
     Isolated,
     NodeJoined,
     NodeLeft,
     NodeWanted,
-    SignSeen,
     SpareLost,
 )
 from rekindle.recovery.node_check.verdicts import NodeChecked
@@ -43,13 +43,13 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "CheckpointsPruned",
     "Event",
     "FinalCheckpoint",
+    "HealthEventSeen",
     "Isolated",
     "NodeChecked",
     "NodeJoined",
     "NodeLeft",
     "NodeWanted",
     "Profiled",
-    "SignSeen",
     "SpareLost",
 ]
 
@@ -73,22 +73,22 @@ class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
 class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
     """Record a fault; it opens an incident, or belongs to the open one.
 
-    `known` means that the fault was seen before, and its cause became known now.
+    `explained` means that the fault was seen before, and its cause became known now.
     """
 
     incident: int
     fault: Fault
-    known: bool = False
+    explained: bool = False
 
 
 class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
-    """Record that states after `clean` steps, of generations up to this one, may be invalid.
+    """Record that states after `valid_steps` steps, of generations up to this one, may be invalid.
 
     This concerns all ranks. `rank` is the rank that reported it.
     """
 
     generation: int
-    clean: int
+    valid_steps: int
     rank: int
 
 
@@ -96,7 +96,7 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """Record the decision about a fault.
 
     `newest` and `resumed` are as in `recovery.policy.history.Situation`. `isolate`, `roll_back` and
-    `approval` are as in `recovery.policy.decide.Decision`. `lighter` means that the decision
+    `approval` are as in `recovery.policy.decide.Decision`. `outweighed` means that the decision
     counts, but an earlier decision describes the incident better.
     """
 
@@ -104,7 +104,7 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     strategy: Strategy
     reason: str
     fault: Fault
-    lighter: bool = False
+    outweighed: bool = False
     newest: int = 0
     resumed: int = 0
     roll_back: bool = False
@@ -127,8 +127,8 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
 class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """Record a new generation: all ranks are present and know the source of their state.
 
-    `step` is the number of finished steps from which all ranks continue. `made` is the generation
-    that did the last of them. `newest` is the number of steps that all ranks had finished before.
+    `step` is the number of finished steps from which all ranks continue. `state_generation` did
+    the last of them. `newest` is the number of steps that all ranks had finished before.
     `sources` counts the ranks by source of their state, e.g. {"self": 3, "peer": 1}. `left_out`
     holds nodes outside this generation.
     """
@@ -138,7 +138,7 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     step: int
     sources: dict[str, int]
     newest: int
-    made: int = 0
+    state_generation: int = 0
     left_out: tuple[int, ...] = ()
     incident: int = 0
 
@@ -205,7 +205,7 @@ AnyEvent = (
     | Suspected
     | Decided
     | Answered
-    | SignSeen
+    | HealthEventSeen
     | Isolated
     | NodeChecked
     | Profiled
@@ -299,13 +299,13 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
 
 def _apply(incident: Incident, event: Event) -> None:
     match event:
-        case FaultSeen(fault=fault, known=True):
-            seen = incident.faults
-            incident.faults = [fault if explains(fault, each) else each for each in seen]
+        case FaultSeen(fault=fault, explained=True):
+            faults = incident.faults
+            incident.faults = [fault if explains(fault, each) else each for each in faults]
         case FaultSeen(fault=fault):
             incident.faults.append(fault)
             incident.detected = incident.detected or event.at
-        case Decided(strategy=strategy, reason=reason, lighter=False):
+        case Decided(strategy=strategy, reason=reason, outweighed=False):
             incident.strategies.append(strategy)
             incident.reason = reason
             incident.decided = event.at

@@ -56,10 +56,10 @@ class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
     reason: str
 
 
-class SignSeen(Event, frozen=True, kw_only=True, tag="sign-seen"):
-    """Record a reported sign; `urgency` and `explanation` are from the tables."""
+class HealthEventSeen(Event, frozen=True, kw_only=True, tag="health-event"):
+    """Record a health event; `urgency` and `explanation` are from the tables."""
 
-    sign: HealthEvent
+    health_event: HealthEvent
     host: str
     urgency: Urgency
     explanation: str

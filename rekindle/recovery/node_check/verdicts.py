@@ -40,21 +40,21 @@ def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> S
         failed = [pair for pair in pairs if pair.error]
         if len(failed) == len(pairs) > 1:
             one, other = (" and ".join(called[node] for node in side) for side in sides)
-            said = (
+            reason = (
                 f"{one} do not reach {other}, because all {len(failed)} collectives between "
                 f"these two blocks failed: {failed[0].error}"
             )
             for node in sound & {node for side in sides for node in side}:
-                found.setdefault(node, []).append(said)
+                found.setdefault(node, []).append(reason)
             continue
         for pair in failed:
             for node, partner in (pair.nodes, pair.nodes[::-1]):
-                said = (
+                reason = (
                     f"its collective with {called[partner]} in another block failed, and its "
                     f"other collectives did not: {pair.error}"
                 )
-                found.setdefault(node, []).append(said)
-    return {node: "; ".join(said) for node, said in found.items()}
+                found.setdefault(node, []).append(reason)
+    return {node: "; ".join(reason) for node, reason in found.items()}
 
 
 def slow_links(

@@ -11,7 +11,7 @@ import msgspec
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.history import Situation, same_errors
 from rekindle.recovery.policy.policy import Policy, Strategy
-from rekindle.recovery.policy.strategies import RUNGS
+from rekindle.recovery.policy.strategies import STRATEGIES
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,18 +56,18 @@ def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
     if same_errors(case.past, fault, case.resumed) < 2:
         return None
     begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
-    told = (
+    cause = (
         f"{fault.message}, after step {fault.finished}; the same fault occurred after an earlier "
         f"start from {begun}"
     )
     rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in case.past)
     if case.older and not rolled_back and Strategy.RESTART in policy.strategies:
-        option = RUNGS[Strategy.RESTART](policy, case)
+        option = STRATEGIES[Strategy.RESTART](policy, case)
         if option is not None and not option.why_not:
-            text = f"{told}; the job skips the newest checkpoint; {option.doing}"
+            text = f"{cause}; the job skips the newest checkpoint; {option.doing}"
             return Decision(strategy=Strategy.RESTART, reason=text, roll_back=True)
     also = ", and also after a start from an older checkpoint" if rolled_back else ""
-    text = f"{told}{also}; the script is the likely cause"
+    text = f"{cause}{also}; the script is the likely cause"
     return Decision(strategy=Strategy.FAIL, reason=text)
 
 
@@ -75,14 +75,14 @@ def _climb(policy: Policy, case: Situation) -> Decision:
     """Take the first available strategy, and state why the earlier ones are not available."""
     passed_over: list[str] = []
     for strategy in policy.ladder:
-        option = RUNGS[strategy](policy, case)
+        option = STRATEGIES[strategy](policy, case)
         if option is None:
             continue
         allowed = strategy in policy.strategies
         why_not = option.why_not if allowed else f"{strategy.value} is not allowed"
         if not why_not:
-            said = "; ".join((case.fault.message, *passed_over, option.doing))
-            return Decision(strategy=strategy, reason=said, isolate=option.isolate)
+            reason = "; ".join((case.fault.message, *passed_over, option.doing))
+            return Decision(strategy=strategy, reason=reason, isolate=option.isolate)
         if why_not not in passed_over:
             passed_over.append(why_not)
     return Decision(strategy=Strategy.FAIL, reason="; ".join((case.fault.message, *passed_over)))

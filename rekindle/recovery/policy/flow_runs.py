@@ -111,8 +111,8 @@ def _last(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> De
     if decision.strategy not in AGAIN:
         return decision
     # The ladder describes ranks and nodes; for a whole run the cause and the strategy are enough.
-    said = f"{fault.message}; {decision.strategy.value}"
-    return msgspec.structs.replace(decision, reason=said)
+    reason = f"{fault.message}; {decision.strategy.value}"
+    return msgspec.structs.replace(decision, reason=reason)
 
 
 def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> Decision:

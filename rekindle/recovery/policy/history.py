@@ -32,27 +32,30 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def besides(past: Iterable[Past], fault: Fault) -> list[Past]:
-    """Return the decisions about other faults; a sign may explain a fault after its decision."""
-    return [seen for seen in past if not (fault.code and seen.fault == fault)]
+    """Return the decisions about other faults.
+
+    A health event may explain a fault after its decision.
+    """
+    return [each for each in past if not (fault.code and each.fault == fault)]
 
 
 def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
     """Return how often these strategies were chosen for faults that use up a budget."""
-    return sum(seen.strategy in strategies and counts(seen.fault) for seen in past)
+    return sum(each.strategy in strategies and counts(each.fault) for each in past)
 
 
 def restarts_used(past: Iterable[Past]) -> int:
     """Return the restarts that count; a restart to reset a device does not count."""
-    return used((seen for seen in past if not reset_helps(seen.fault)), (Strategy.RESTART,))
+    return used((each for each in past if not reset_helps(each.fault)), (Strategy.RESTART,))
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
     """Return the recoveries without another budget: inner, after a hang, to reset a device."""
     return sum(
-        seen.strategy in (*INNER, Strategy.HANG_RESTART)
-        or (seen.strategy is Strategy.RESTART and reset_helps(seen.fault))
-        for seen in past
-        if counts(seen.fault)
+        each.strategy in (*INNER, Strategy.HANG_RESTART)
+        or (each.strategy is Strategy.RESTART and reset_helps(each.fault))
+        for each in past
+        if counts(each.fault)
     )
 
 
@@ -73,13 +76,13 @@ def same_code(past: Sequence[Past], fault: Fault) -> int:
     """Return the number of consecutive times of this code on a device in 24 hours, including now.
 
     Another code of the same device ends the sequence. Two decisions about one fault count once.
-    They occur if the device could not be reset, or if a sign has explained the fault.
+    They occur if the device could not be reset, or if a health event has explained the fault.
     """
     if not fault.code:
         return 0
     times = {fault.at}
-    for seen in reversed(past):
-        before = seen.fault
+    for each in reversed(past):
+        before = each.fault
         if not before.code or _device(before) != _device(fault):
             continue
         if before.code != fault.code or fault.at - before.at > SAME_CODE_WINDOW_S:
@@ -103,16 +106,16 @@ def in_row(
     `progress_resets`, a newly finished step also ends it. Events of placement do not count.
     """
     count = 0
-    for seen in reversed(past):
-        if seen.fault.of_hardware or (progress_resets and seen.newest < newest):
+    for each in reversed(past):
+        if each.fault.of_hardware or (progress_resets and each.newest < newest):
             break
         if (
-            seen.strategy in INNER
-            or seen.fault.kind is FaultKind.SCHEDULING
-            or not counts(seen.fault)
+            each.strategy in INNER
+            or each.fault.kind is FaultKind.SCHEDULING
+            or not counts(each.fault)
         ):
             continue
-        if seen.strategy is not strategy or not seen.fault.looks_like(fault):
+        if each.strategy is not strategy or not each.fault.looks_like(fault):
             break
         count += 1
     return count
@@ -120,10 +123,10 @@ def in_row(
 
 def since_last_step(past: Sequence[Past], newest: int) -> Iterator[Past]:
     """Yield the decisions since the last progress of the job, the latest first."""
-    for seen in reversed(past):
-        if seen.newest < newest:
+    for each in reversed(past):
+        if each.newest < newest:
             return
-        yield seen
+        yield each
 
 
 def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
@@ -132,9 +135,9 @@ def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
     Hangs of several ranks at the same time count as one.
     """
     at = [
-        seen.fault.at
-        for seen in since_last_step(past, newest)
-        if seen.fault.kind is FaultKind.HANG and (not seen.fault.at or seen.fault.at != fault.at)
+        each.fault.at
+        for each in since_last_step(past, newest)
+        if each.fault.kind is FaultKind.HANG and (not each.fault.at or each.fault.at != fault.at)
     ]
     return len({each for each in at if each}) + at.count(0.0)
 
@@ -142,8 +145,8 @@ def hangs_in_row(past: Sequence[Past], fault: Fault, newest: int) -> int:
 def same_errors(past: Sequence[Past], fault: Fault, resumed: int) -> int:
     """Return how often this rank has had this error at this step after the same start."""
     return 1 + sum(
-        seen.strategy not in INNER and seen.resumed == resumed and seen.fault.same_as(fault)
-        for seen in past
+        each.strategy not in INNER and each.resumed == resumed and each.fault.same_as(fault)
+        for each in past
     )
 
 
@@ -151,7 +154,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the complete input of a decision.
 
     - `session`: every rank of the broken generation trains through a Session.
-    - `joins`: a new process can join the process groups of the existing processes.
+    - `can_join`: a new process can join the process groups of the existing processes.
     - `formed`: the job has formed a generation since the last restart.
     - `dead`: the process of the fault's rank has ended.
     - `newest`: the most steps that any rank of the job has finished.
@@ -171,7 +174,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     session: bool
     formed: bool
     newest: int
-    joins: bool = True
+    can_join: bool = True
     dead: bool = False
     resumed: int = 0
     older: bool = False

@@ -5,21 +5,29 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
-# Identify a state by its number of finished steps and the generation that did the last of them. A
-# later generation may repeat a step with slightly different results, which makes another state.
-Made = tuple[int, int]
 
-# (generation, clean): states after `clean` steps, of generations up to this one, may be invalid.
+class StateId(NamedTuple):
+    """Identify a state by its number of finished steps and the generation that did the last one.
+
+    A later generation may repeat a step with slightly different results, which makes another state.
+    """
+
+    step: int
+    generation: int
+
+
+# (generation, steps): states after `steps` steps, of generations up to this one, may be invalid.
 Suspicion = tuple[int, int]
 
 
-def is_clean(made: Made, suspicions: Iterable[Suspicion]) -> bool:
+def is_clean(state: StateId, suspicions: Iterable[Suspicion]) -> bool:
     """Return whether no report concerns this state."""
-    step, generation = made
-    return all(generation > told or step <= clean for told, clean in suspicions)
+    step, generation = state
+    return all(generation > until or step <= steps for until, steps in suspicions)
 
 
 class StateSource(str, enum.Enum):
@@ -49,10 +57,10 @@ class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
 
     node: int
     shard: int = 0
-    live: Made | None = None
-    snapshots: tuple[Made, ...] = ()
-    copies: tuple[tuple[int, Made], ...] = ()
-    checkpoints: tuple[Made, ...] = ()
+    live: StateId | None = None
+    snapshots: tuple[StateId, ...] = ()
+    copies: tuple[tuple[int, StateId], ...] = ()
+    checkpoints: tuple[StateId, ...] = ()
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,12 +84,12 @@ class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the state from which all ranks continue (`step` steps finished), and each rank's action.
 
-    `made` is the generation that did that step; 0 means that nothing was trained. `shards` is the
-    number of parts of the state; a checkpoint has all of them.
+    `state_generation` is the generation that did that step; 0 means that nothing was trained.
+    `shards` is the number of parts of the state; a checkpoint has all of them.
     """
 
     step: int
-    made: int = 0
+    state_generation: int = 0
     ranks: tuple[RankPlan, ...]
     shards: int = 1
 
@@ -103,39 +111,39 @@ def make_plan(holdings: Mapping[int, AvailableState]) -> Plan:
     offers = [_nearest(group.values()) for group in groups.values()]
     live = set.intersection(*({s for s in each if each[s] is StateSource.SELF} for each in offers))
     whole = live or set.intersection(*(set(each) for each in offers))
-    chosen = max(whole, default=(0, 0))
+    chosen = max(whole, default=StateId(0, 0))
     plans: dict[int, RankPlan] = {}
     for group, offer in zip(groups.values(), offers, strict=True):
         plans |= _share(chosen, offer[chosen] if whole else StateSource.FRESH, group)
     for rank, replica_node in _replica_nodes(groups.values()).items():
         plans[rank] = msgspec.structs.replace(plans[rank], replica_node=replica_node)
-    step, made = chosen
+    step, generation = chosen
     in_order = tuple(plans[rank] for rank in sorted(plans))
-    return Plan(step=step, made=made, ranks=in_order, shards=len(groups))
+    return Plan(step=step, state_generation=generation, ranks=in_order, shards=len(groups))
 
 
-def _states(holding: AvailableState) -> dict[StateSource, Collection[Made]]:
+def _states(holding: AvailableState) -> dict[StateSource, Collection[StateId]]:
     """Return the states that a rank can reach without other ranks, by source."""
     return {
         StateSource.SELF: () if holding.live is None else (holding.live,),
         StateSource.SNAPSHOT: holding.snapshots,
-        StateSource.REPLICA: [made for _, made in holding.copies],
+        StateSource.REPLICA: [state for _, state in holding.copies],
         StateSource.CHECKPOINT: holding.checkpoints,
     }
 
 
-def _nearest(group: Iterable[AvailableState]) -> dict[Made, StateSource]:
+def _nearest(group: Iterable[AvailableState]) -> dict[StateId, StateSource]:
     """Return the states that a replica group can reach, each with its nearest source."""
-    nearest: dict[Made, StateSource] = {}
+    nearest: dict[StateId, StateSource] = {}
     for holding in group:
         for source, states in _states(holding).items():
-            for made in states:
-                nearest[made] = min(source, nearest.get(made, source), key=_DISTANCE.index)
+            for state in states:
+                nearest[state] = min(source, nearest.get(state, source), key=_DISTANCE.index)
     return nearest
 
 
 def _share(
-    chosen: Made, source: StateSource, group: Mapping[int, AvailableState]
+    chosen: StateId, source: StateSource, group: Mapping[int, AvailableState]
 ) -> dict[int, RankPlan]:
     """Return the plans of a replica group; ranks without the source get the nearest sender."""
     writer = min(group)

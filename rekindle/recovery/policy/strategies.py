@@ -122,7 +122,7 @@ def _restart(policy: Policy, case: Situation) -> Option | None:
     if history.reset_helps(fault):
         why_not = case.worn_out or _spent(policy, case)
         return Option("the agent resets its device, and the job restarts all ranks", why_not)
-    if fault.reset_failed or _is_beyond_healing(case):
+    if fault.reset_failed or _is_beyond_reset(case):
         return None
     used = history.restarts_used(case.past)
     if used >= policy.max_restarts:
@@ -179,7 +179,7 @@ def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
     return Option("the platform places the whole job again", why_not)
 
 
-RUNGS: dict[Strategy, Rung] = {
+STRATEGIES: dict[Strategy, Rung] = {
     Strategy.RETRY: _retry,
     Strategy.RECOVER_IN_PLACE: _recover_in_place,
     Strategy.RECOVER: _recover,
@@ -202,7 +202,7 @@ def _is_bound_to_a_rank(case: Situation) -> bool:
     return broken and fault.rank >= 0
 
 
-def _is_beyond_healing(case: Situation) -> bool:
+def _is_beyond_reset(case: Situation) -> bool:
     """Return whether a device is permanently unusable: by its code, or because repair failed."""
     fault = case.fault
     if fault.user_caused or fault.kind not in SICK:
@@ -216,7 +216,7 @@ def _leaves_its_place(case: Situation) -> bool:
     fault = case.fault
     if fault.kind is FaultKind.DEVICE and not fault.code and not fault.user_caused:
         return True  # the rank gave its device up; a new process may still be able to use it
-    return fault.kind in (*_GONE, FaultKind.NODE, FaultKind.STRAGGLER) or _is_beyond_healing(case)
+    return fault.kind in (*_GONE, FaultKind.NODE, FaultKind.STRAGGLER) or _is_beyond_reset(case)
 
 
 def _blames(case: Situation) -> bool:
@@ -257,7 +257,7 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     `max_in_row`.
     """
     moves = strategy in _MOVES
-    if strategy not in STARTS_NO_PROCESS and case.session and not case.joins:
+    if strategy not in STARTS_NO_PROCESS and case.session and not case.can_join:
         return "a new process cannot join the collectives of the running processes"
     why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
     if why_not or moves:
@@ -265,7 +265,7 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
     if case.worn_out:
         return case.worn_out
     if strategy is Strategy.RECOVER_IN_PLACE:
-        hopeless = case.fault.reset_failed or _is_beyond_healing(case)
+        hopeless = case.fault.reset_failed or _is_beyond_reset(case)
         return "a reset cannot repair its device" if hopeless else ""
     # A repair that did not last is not tried again while a stronger strategy is available.
     repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
@@ -277,7 +277,7 @@ def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
 def _is_outdone(strategy: Strategy, policy: Policy, case: Situation) -> bool:
     """Return whether a later strategy of the policy is also available."""
     later = policy.ladder[policy.ladder.index(strategy) + 1 :]
-    options = (RUNGS[other](policy, case) for other in later if other in policy.strategies)
+    options = (STRATEGIES[other](policy, case) for other in later if other in policy.strategies)
     return any(option is not None and not option.why_not for option in options)
 
 

@@ -72,8 +72,8 @@ _Notice = _StateChange | _IncidentStep | _Adoption
 class PrefectNotifier:
     """Sends one flow run's notices about its job to Prefect; use it as a context manager.
 
-    told: a file with the number of the last event of the job that Prefect has. Automations act
-    again on each repeated event.
+    last_sent_file: a file with the number of the last event of the job that Prefect has.
+    Automations act again on each repeated event.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class PrefectNotifier:
         job_id: str,
         flow_run_id: uuid.UUID,
         flow_run_name: str,
-        told: Path,
+        last_sent_file: Path,
         log: Log,
     ) -> None:
         self._job_id = job_id
         self._flow_run_id = flow_run_id
         self._flow_run_name = flow_run_name
-        self._told_file = told
-        self._told = _read_number(told)
+        self._last_sent_file = last_sent_file
+        self._last_sent = _read_number(last_sent_file)
         self._emitted: deque[tuple[float, int]] = deque()  # time of sending, and the event's number
         self._log = log
         self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
         self._progress: Progress | None = None
-        self._progress_told_at = 0.0
+        self._progress_sent_at = 0.0
         self._telling: _Notice | Progress | None = None
         self._artifact: uuid.UUID | None = None
         self._failing = False
@@ -135,7 +135,7 @@ class PrefectNotifier:
 
     def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
         """Emit a Prefect event for one step of an incident, unless Prefect has it already."""
-        if event.seq > self._told:
+        if event.seq > self._last_sent:
             self._put(_IncidentStep(step, event, payload))
 
     def adopted(self, flow_run_count: int) -> None:
@@ -175,7 +175,7 @@ class PrefectNotifier:
             if self._failing and not self._closing:
                 self._changed.wait_for(lambda: self._closing, _RETRY_PAUSE_S)
             while not self._queue:
-                pause = self._progress_told_at + _PROGRESS_PAUSE_S - time.monotonic()
+                pause = self._progress_sent_at + _PROGRESS_PAUSE_S - time.monotonic()
                 if self._progress is not None and (pause <= 0 or self._closing):
                     return True
                 if self._closing:
@@ -189,7 +189,7 @@ class PrefectNotifier:
             self._telling = self._queue[0] if self._queue else self._progress
         if isinstance(self._telling, Progress):
             self._show(client, self._telling)
-            self._progress_told_at = time.monotonic()
+            self._progress_sent_at = time.monotonic()
         elif self._telling is not None:
             self._deliver(client, self._telling)
         self._note_told(time.monotonic() - _ARRIVES_S)
@@ -204,7 +204,7 @@ class PrefectNotifier:
         while self._emitted and self._emitted[0][0] <= until:
             number = self._emitted.popleft()[1]
         if number:
-            self._told_file.write_text(str(number))
+            self._last_sent_file.write_text(str(number))
 
     def _take_off(self) -> None:
         """Remove the sent notice, unless a newer one has replaced it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 
 
-def damaged(told: str) -> RuntimeError:
+def damaged(text: str) -> RuntimeError:
     """Return the error for damaged memory of this rank's device."""
-    return RuntimeError(f"UCEError error occurs when execute, error_code=507053: UCE ERROR {told}")
+    return RuntimeError(f"UCEError error occurs when execute, error_code=507053: UCE ERROR {text}")
 
 
 def stopped(step: int) -> RuntimeError:

@@ -52,8 +52,8 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
                 framework.tft_destroy_processor()
                 return result
             except RuntimeError as error:
-                told = str(error)
-                if not _stop_for(told):
+                text = str(error)
+                if not _stop_for(text):
                     raise
             except Exception:
                 framework.tft_report_error(ReportState.RS_UNKNOWN)
@@ -61,7 +61,7 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             # Outside of the except block, because its traceback keeps tensors alive.
             _release_memory()
             if framework.tft_wait_repair_action() != Action.RETRY.value:
-                raise RuntimeError(f"could not be repaired: {told}")
+                raise RuntimeError(f"could not be repaired: {text}")
             _release_memory()
 
     return train

@@ -97,7 +97,7 @@ def tft_destroy_processor() -> None:
 
 def tft_is_reboot_node() -> bool:
     """Return whether this process joins ranks that continue in their processes (ARF)."""
-    return current().joins
+    return current().joins_running_ranks
 
 
 def tft_get_reboot_type() -> str:
@@ -185,7 +185,7 @@ def tft_report_error(error_type: ReportState | int, error_code: str = "") -> Non
     state = ReportState(value)
     if state is ReportState.RS_STEP_FINISH:
         raise SessionError(f"{state.name}: a hot switch needs MindIO itself")
-    if state in _JOINING and not current().joins:
+    if state in _JOINING and not current().joins_running_ranks:
         raise SessionError(
             f"{state.name}: this process does not join other ranks (tft_is_reboot_node)"
         )

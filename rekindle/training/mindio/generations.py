@@ -17,9 +17,9 @@ from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
-from rekindle.recovery.policy.plan import RankPlan, StateSource
+from rekindle.recovery.policy.plan import RankPlan, StateId, StateSource
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
-from rekindle.training.mindio.repairs import Said, joined, repair_of
+from rekindle.training.mindio.repairs import RepairRequest, joined, repair_of
 
 UPDATE_S = 30.0  # MindIO waits for the same time until an update ends
 REACH_S = 0.5  # for an update to begin that another rank has done: its gradients are on their way
@@ -76,7 +76,7 @@ class DeviceStop:
             if self._limit is not None:
                 return
             self._limit = finished
-        threading.Thread(target=self._run, name="rekindle-brake", daemon=True).start()
+        threading.Thread(target=self._run, name="rekindle-device-stop", daemon=True).start()
 
     def wait(self) -> bool:
         """Wait until the device is stopped; False: the stop failed."""
@@ -129,24 +129,24 @@ class Generations(VotingGenerations):
         state: HeldState,
         progress: ProgressReporter,
         *,
-        joins: bool,
+        joins_running_ranks: bool,
     ) -> None:
         super().__init__(state, progress)
         self.slot = slot
-        self.joins = joins
+        self.joins_running_ranks = joins_running_ranks
         self.done = self.damaged = self.loads = False
         self.shard: int | None = None
         self.types = 1
         self.loaded: int | None = None
         self.repair_step = 0
         self.repair_type = "unknown"
-        self.brake = DeviceStop(handlers.stop)
+        self.device_stop = DeviceStop(handlers.stop)
         self._handlers = handlers
         self._place = slot
         self._world = 0  # number of ranks; 0: no generation was formed yet
         self._peers: tuple[tuple[str, int], ...] = ()
         self._cleaned = False
-        self._replaced = False  # a new process replaces one that has ended
+        self._process_lost = False  # a new process replaces one that has ended
 
     def arrival(self) -> Arrival:
         """Return the values that MindIO adds to `Arrived`."""
@@ -154,7 +154,7 @@ class Generations(VotingGenerations):
             done=self.done and self._state.whole,
             shard=self.shard,
             port=self.listener.port,
-            joins=self.joins,
+            needs_peer=self.joins_running_ranks,
         )
 
     def recover(self) -> None:
@@ -171,13 +171,13 @@ class Generations(VotingGenerations):
 
     def clean(self) -> bool:
         """Clean the device if the generation's end has stopped it; False: the cleaning failed."""
-        if self._cleaned or not self.brake.pulled:
+        if self._cleaned or not self.device_stop.pulled:
             return True
-        self.repair_type = "recover" if self._replaced else "retry"
-        if self.brake.updating:
+        self.repair_type = "recover" if self._process_lost else "retry"
+        if self.device_stop.updating:
             self._state.tear()
         answer = ERROR
-        if self.brake.wait():
+        if self.device_stop.wait():
             try:
                 answer = self._handlers.clean(self.damaged)
             except Exception:
@@ -204,11 +204,11 @@ class Generations(VotingGenerations):
         self._check(plan, form.world_size)
         self.gate.form(form.generation, self._place, form.peers)
         step = self._repair(form, plan)
-        self._state.hold((step, form.made))
+        self._state.hold(StateId(step, form.state_generation))
         self.repair_step, self.repair_type = step, "unknown"
-        self.damaged = self.loads = self.joins = False
-        self._cleaned = self._replaced = False
-        self.brake.release(step)
+        self.damaged = self.loads = self.joins_running_ranks = False
+        self._cleaned = self._process_lost = False
+        self.device_stop.release(step)
         self.formed = True
 
     def line(self, source: int, target: int) -> socket.socket:
@@ -223,8 +223,8 @@ class Generations(VotingGenerations):
         The gate of a formed generation stays open: all ranks agree there whether a step is done.
         """
         if self.formed:
-            self._replaced = over.replaced
-            self.brake.pull(over.finished)
+            self._process_lost = over.process_lost
+            self.device_stop.pull(over.finished)
         else:
             gate.sever()
 
@@ -234,7 +234,7 @@ class Generations(VotingGenerations):
             raise SessionError(
                 "only MindIO can change the size of the world (zit); give --nnodes=N"
             )
-        if self.joins and plan.source is not StateSource.PEER:
+        if self.joins_running_ranks and plan.source is not StateSource.PEER:
             raise SessionError("this process must join other ranks, but no rank has their state")
         if plan.source not in (StateSource.SELF, StateSource.PEER, StateSource.FRESH):
             raise CheckpointError(
@@ -246,15 +246,17 @@ class Generations(VotingGenerations):
 
         Raises OSError, StaleError: a peer is lost. Errors of a handler pass through.
         """
-        if self._state.known is None and not self.joins:
+        if self._state.known_steps is None and not self.joins_running_ranks:
             return form.step  # the process has just started: its script loads the state
         takes = ((plan.peer, self._place),) if plan.source is StateSource.PEER else ()
-        said = Said(takes, self.loads, self.joins)
-        told = msgspec.msgpack.encode(said) if said != Said() else b""
-        heard = [msgspec.msgpack.decode(each, type=Said) for each in self.gate.gather(told)]
-        call = repair_of(self._place, form.step, heard, rebuild=self.damaged, types=self.types)
+        request = RepairRequest(takes, self.loads, self.joins_running_ranks)
+        encoded = msgspec.msgpack.encode(request) if request != RepairRequest() else b""
+        requests = [
+            msgspec.msgpack.decode(each, type=RepairRequest) for each in self.gate.gather(encoded)
+        ]
+        call = repair_of(self._place, form.step, requests, rebuild=self.damaged, types=self.types)
         self.repair_step, self.loaded = form.step, None
-        if new := joined(heard):
+        if new := joined(requests):
             self.repair_type = "recover"
             self._handlers.rebuild_group(new)
         if call is not None:
@@ -265,7 +267,7 @@ class Generations(VotingGenerations):
             if takes:
                 self._state.tear()
             self._handlers.repair(call)
-        if any(each.loads for each in heard):
+        if any(each.loads for each in requests):
             self.repair_step = self._step_loaded()
         self._handlers.rollback(self.repair_step)
         self.gate.agree(self.repair_step, can=True)  # until all ranks are repaired

@@ -28,16 +28,16 @@ def begin_step() -> None:
     member, step = processor.member, processor.finished
     if member is None:
         return
-    told = _inject(member.channel.injected, step)
-    can = told is None and not member.is_held and not member.is_over
+    text = _inject(member.channel.injected, step)
+    can = text is None and not member.is_held and not member.is_over
     agreed = False
     try:
         agreed = processor.generations.gate.agree(step, can=can)
     except LOST as error:
-        if told is None and not member.is_over:
+        if text is None and not member.is_over:
             raise words.cut_off(error) from error
-    if told is not None:
-        raise words.damaged(told)
+    if text is not None:
+        raise words.damaged(text)
     if not agreed:
         raise words.stopped(step)
 
@@ -53,12 +53,12 @@ def line(source: int, target: int) -> socket.socket:
 
 def _inject(faults: list[Inject], step: int) -> str | None:
     """Inject the faults that are due; return the text of an injected memory fault."""
-    for fault, told in due(faults, step):
+    for fault, text in due(faults, step):
         if fault.kind in (InjectionKind.UCE, InjectionKind.TORN_UPDATE):
-            return told
+            return text
         if not break_process(fault):
             raise ValueError(
-                f"{fault.kind.value} was {told}, but a script with MindIO's names cannot have "
+                f"{fault.kind.value} was {text}, but a script with MindIO's names cannot have "
                 "this fault"
             )
     return None

@@ -58,14 +58,15 @@ class Processor:
             handlers,
             self._state,
             self.progress,
-            joins=channel is not None and rank_environment.number(names.ENV_JOINS) > 0,
+            joins_running_ranks=channel is not None
+            and rank_environment.number(names.ENV_JOINS) > 0,
         )
-        self._brake = self.generations.brake
+        self._device_stop = self.generations.device_stop
         self.member: Member | None = None
         if channel is not None:
             slot = self.generations.slot
             self.member = Member(channel, slot, self.progress, self._state, self.generations)
-        self._final_snapshot = FinalSnapshot(None, self._dump)
+        self._final_snapshot = FinalSnapshot(None, self._save_final_state)
         self._met_at_end = False
         self._lost = False  # this process cannot continue
         self._ended = False
@@ -81,9 +82,9 @@ class Processor:
         return self.member.generation if self.member is not None else 0
 
     @property
-    def joins(self) -> bool:
+    def joins_running_ranks(self) -> bool:
         """Whether this process is new, and has yet to join ranks that continue in theirs."""
-        return self.generations.joins
+        return self.generations.joins_running_ranks
 
     # ---- the training loop calls these
 
@@ -92,13 +93,13 @@ class Processor:
 
         Raises SessionError: this process cannot take part.
         """
-        if self.joins and not self._takes_in:
+        if self.joins_running_ranks and not self._takes_in:
             raise SessionError(
                 "a new process cannot join running ranks without MindIO's ARF; set enable_arf, "
                 "or remove recover and recover-in-place from the policy's strategies"
             )
         if self.member is not None:
-            if not self.joins:
+            if not self.joins_running_ranks:
                 self.member.join()
             self._final_snapshot.listen()
 
@@ -119,7 +120,7 @@ class Processor:
 
     def begin_update(self) -> None:
         """Begin an update of the optimizer. Raises RuntimeError: it must not begin."""
-        if not self._brake.begin_update():
+        if not self._device_stop.begin_update():
             if not for_mindspore():  # MindIO then lets it run: the device is stopped
                 raise words.stopped(self.finished)
             return
@@ -131,7 +132,7 @@ class Processor:
         if step < 1:
             raise SessionError(f"tft_end_updating_os({step}): give a step of at least 1")
         self._state.step_done(step, self.generation)
-        self._brake.end_update(step)
+        self._device_stop.end_update(step)
         self.progress.end_step(step)
         self._final_snapshot.end_step(step)
         if self.member is not None:
@@ -158,7 +159,7 @@ class Processor:
 
     def report(self, state: ReportState, code: str, error: BaseException | None) -> None:
         """Report the fault that broke the step."""
-        self._brake.break_off()
+        self._device_stop.break_off()
         if state is ReportState.RS_UNKNOWN:
             self._lost = True  # the process raises an error, and its agent detects the exit
             return
@@ -167,14 +168,14 @@ class Processor:
         kind = _KINDS.get(state)
         if kind is None or self.member is None:
             return
-        said = text_of(error) if error is not None else state.name
-        self.member.report(kind, f"{said} {code}".rstrip(), own=kind is not FaultKind.LINK)
+        text = text_of(error) if error is not None else state.name
+        self.member.report(kind, f"{text} {code}".rstrip(), own=kind is not FaultKind.LINK)
 
     def wait_clean(self) -> bool:
         """Wait until the device is stopped and cleaned; False: this process cannot continue."""
         if self.member is None or self._lost:
             return False
-        if self._met_at_end or self.joins:
+        if self._met_at_end or self.joins_running_ranks:
             return True
         self.progress.meet()
         held = self.member.is_held and not self.member.is_over
@@ -187,7 +188,7 @@ class Processor:
         """Meet the others, and repair as the plan requires; False: this process cannot continue."""
         if self.member is None or self._lost:
             return False
-        stands = self.generations.formed and not self._brake.pulled
+        stands = self.generations.formed and not self._device_stop.pulled
         if not self._met_at_end and not stands:
             try:
                 if not self.member.join():
@@ -201,7 +202,7 @@ class Processor:
         self._met_at_end = False
         return True
 
-    def _dump(self, moment: Moment) -> bool:
+    def _save_final_state(self, moment: Moment) -> bool:
         """Save a checkpoint, because this process must end. Returns True, so there is no retry."""
         generations, step = self.generations, moment.step
         if step < 1 or self._state.torn or generations.damaged:

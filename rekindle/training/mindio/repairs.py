@@ -14,36 +14,36 @@ from rekindle.training.mindio.handlers import RepairCall
 Pair = tuple[int, int]  # the rank that sends its state, and the rank that receives it
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
+class RepairRequest(msgspec.Struct, frozen=True, array_like=True):
     """The values that a rank sends to all others before a repair.
 
     pairs: the pairs in which it receives a state. loads: it requests that all ranks load a
     checkpoint.
-    joins: its process is new.
+    is_new: its process is new.
     """
 
     pairs: tuple[Pair, ...] = ()
     loads: bool = False
-    joins: bool = False
+    is_new: bool = False
 
 
-def joined(heard: Collection[Said]) -> list[int]:
+def joined(requests: Collection[RepairRequest]) -> list[int]:
     """Return the ranks whose processes are new."""
-    return sorted(target for said in heard if said.joins for _, target in said.pairs)
+    return sorted(target for request in requests if request.is_new for _, target in request.pairs)
 
 
 def repair_of(
-    rank: int, step: int, heard: Collection[Said], *, rebuild: bool, types: int
+    rank: int, step: int, requests: Collection[RepairRequest], *, rebuild: bool, types: int
 ) -> RepairCall | None:
     """Return the arguments of a rank's repair handler; None: it has nothing to do.
 
     rebuild: the memory of its device was damaged. types: the number of optimizers, whose states are
     repaired alike.
     """
-    if any(said.loads for said in heard):
+    if any(request.loads for request in requests):
         kind = RepairType.RT_LOAD_REBUILD if rebuild else RepairType.RT_LOAD_CKPT
         return _call(kind, step, [(rank, rank)], [rank], types)
-    pairs = sorted(pair for said in heard for pair in said.pairs)
+    pairs = sorted(pair for request in requests for pair in request.pairs)
     taking_part = sorted({each for pair in pairs for each in pair})
     if sends := [pair for pair in pairs if pair[0] == rank]:
         return _call(RepairType.RT_SEND, step, sends, taking_part, types)

@@ -11,7 +11,7 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import HeldState, ProgressReporter, RankPlace
 from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
-from rekindle.recovery.policy.plan import StateSource
+from rekindle.recovery.policy.plan import StateId, StateSource
 from rekindle.training.mindspore.state import Parameters
 from rekindle.training.mindspore.transfer import fetch, send_state
 
@@ -58,15 +58,15 @@ class Generations(VotingGenerations):
         assert self._channel is not None
         slot = self.place.slot
         plan = form.plan[slot]
-        made = form.step, form.made
+        state = StateId(form.step, form.state_generation)
         self.gate.form(form.generation, form.ranks[slot], form.peers)
         if plan.source is not StateSource.SELF:
             self._state.replace(plan.source)
             self.stored = plan.source is StateSource.CHECKPOINT
             self.position = self.fetched = fetch(
-                self._parameters, self._channel, slot, plan, made, form.peers, self.gate
+                self._parameters, self._channel, slot, plan, state, form.peers, self.gate
             )
-        self._state.hold(made)
+        self._state.hold(state)
         for peer in plan.sends_to:
             send_state(self._parameters.arrays(), self.gate.accept(peer, STATE), self.position)
         self.formed = True

@@ -54,19 +54,19 @@ def inject(faults: list[Inject], step: int, parameters: Parameters) -> RuntimeEr
     Return the error that broke the state; None: no fault broke it. Errors that stand for the
     script's own errors are raised.
     """
-    for fault, told in due(faults, step):
+    for fault, text in due(faults, step):
         match fault.kind:
             case InjectionKind.UCE | InjectionKind.TORN_UPDATE:
                 parameters.spoil()
-                return RuntimeError(f"UCE ERROR {told}")
+                return RuntimeError(f"UCE ERROR {text}")
             case InjectionKind.HANG_COLLECTIVE:
                 _Alone()(mindspore.Tensor([1.0], mindspore.float32))
             case InjectionKind.HANG_DATA:
                 os.read(os.pipe()[0], 1)
             case InjectionKind.OOM:
-                raise MemoryError(f"out of memory was {told}")
+                raise MemoryError(f"out of memory was {text}")
             case _ if not break_process(fault):
-                raise RuntimeError(f"an exception was {told}")
+                raise RuntimeError(f"an exception was {text}")
     return None
 
 
@@ -128,11 +128,11 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave the training. An exception of the script passes through."""
         if kind is None and self._member is not None and not self._progress.total:
-            told = (
+            text = (
                 "rekindle: the script has a Session but did not call session.train(), so "
                 "Rekindle could not recover its state"
             )
-            print(told, file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
         self._final_snapshot.close()
         self._generations.close()
         self._progress.leave()
@@ -265,7 +265,7 @@ class Session:
         with self._progress.at(RankActivity.CHECKPOINT), self._final_snapshot.apart:
             self._keeper.keep(
                 {"parameters": self._parameters},
-                place=replace(self._generations.place, generation=self._state.made),
+                place=replace(self._generations.place, generation=self._state.generation),
                 step=self.finished,
                 last=self.finished == self._progress.total,
                 position=self._generations.position,
@@ -317,7 +317,7 @@ class Session:
         """Give the agent the newest state, because this process must end."""
         return self._keeper.keep_last(
             {"parameters": self._parameters.before_step if moment.inside else self._parameters},
-            place=replace(self._generations.place, generation=self._state.made),
+            place=replace(self._generations.place, generation=self._state.generation),
             step=moment.step,
             position=self._generations.position,
             metrics=self._records.numbers_of(moment.step - 1),

@@ -230,8 +230,8 @@ class ParametersWriter(SnapshotWriter):
         """Read the parameters (`named["parameters"]`)."""
         arrays = named["parameters"].arrays()
         forms = forms_of(arrays)
-        said = _said(place) if forms != before else None
-        return Captured(SKELETON, arrays, forms, said)
+        form_metadata = _form_metadata(place) if forms != before else None
+        return Captured(SKELETON, arrays, forms, form_metadata)
 
     def views(self, data: memoryview, state: Captured, begins: Mapping[str, int]) -> Sequence[_Row]:
         """Return rows of bytes in the buffer."""
@@ -246,7 +246,7 @@ class ParametersWriter(SnapshotWriter):
             row.bytes[:] = bytes_of(state.tensors[row.name])
 
 
-def _said(place: RankPlace) -> Mapping[str, str]:
+def _form_metadata(place: RankPlace) -> Mapping[str, str]:
     versions = {"mindspore": mindspore.__version__, "python": platform.python_version()}
     origin = StateOrigin(versions=versions, layout=ShardLayout(shards=place.shards))
     return {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}

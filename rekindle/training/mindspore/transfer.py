@@ -20,7 +20,7 @@ from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.channel import Channel
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
 from rekindle.rank.step_vote import STATE, Address, StepVote, receive
-from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
+from rekindle.recovery.policy.plan import RankPlan, StateId, StateSource
 from rekindle.training.mindspore.state import (
     SKELETON,
     Array,
@@ -40,7 +40,7 @@ def fetch(  # noqa: PLR0913  # the parties of the transfer
     channel: Channel,
     slot: int,
     plan: RankPlan,
-    made: Made,
+    state: StateId,
     peers: Sequence[Address],
     gate: StepVote,
 ) -> Mapping[str, Any]:
@@ -53,11 +53,11 @@ def fetch(  # noqa: PLR0913  # the parties of the transfer
         case StateSource.PEER:
             return receive_state(parameters, gate.connect(peers[plan.peer], STATE))
         case StateSource.SNAPSHOT:
-            with kept(channel, slot, made) as buffer:
+            with kept(channel, slot, state) as buffer:
                 buffer.verify()
                 return take_over(parameters, buffer.file)
         case StateSource.CHECKPOINT:
-            return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], parameters, made)
+            return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], parameters, state)
         case _:
             return {"step": 0}
 
@@ -66,8 +66,8 @@ def send_state(
     arrays: Mapping[str, Array], line: socket.socket, position: Mapping[str, Any] = _NOWHERE
 ) -> None:
     """Send a state as a file, and then its checksum. Raises OSError: the connection is lost."""
-    said = msgspec.json.encode(position).decode()
-    metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: said}
+    encoded = msgspec.json.encode(position).decode()
+    metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: encoded}
     layout = plan_layout(forms_of(arrays), metadata_room=len(msgspec.json.encode(metadata)))
     header = encode_header(layout, metadata)
     line.sendall(_BEGIN.pack(layout.total_bytes))
@@ -99,22 +99,22 @@ def take_over(parameters: Parameters, file: memoryview) -> Mapping[str, Any]:
     Raises CorruptError: the file is invalid; SessionError: it belongs to another model.
     """
     parameters.fill(read_state(file, parameters.arrays()))
-    said = read_header(file).metadata.get(METADATA_POSITION, "{}")
-    return msgspec.json.decode(said, type=dict[str, Any])
+    encoded = read_header(file).metadata.get(METADATA_POSITION, "{}")
+    return msgspec.json.decode(encoded, type=dict[str, Any])
 
 
-def load_checkpoint(location: str, parameters: Parameters, made: Made) -> Mapping[str, Any]:
+def load_checkpoint(location: str, parameters: Parameters, state: StateId) -> Mapping[str, Any]:
     """Take a state from the store; return its position.
 
     Raises CheckpointError: it is missing; CorruptError: the file has changed since it was written;
     SessionError: it belongs to another model.
     """
-    store, found = find_checkpoint(location, made)
+    store, found = find_checkpoint(location, state)
     if len(found.manifest.files) != 1:
         raise SessionError(
             f"{found.location} has the state in {len(found.manifest.files)} pieces, but each "
             "rank of MindSpore needs the complete state"
         )
-    with reading(store, made):
+    with reading(store, state):
         file = read_file(found, found.manifest.files[0].name)
     return take_over(parameters, file)

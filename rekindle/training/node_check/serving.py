@@ -81,12 +81,12 @@ def timed(once: Callable[[], object], wait: Callable[[], None], window_s: float)
     laps = []
     for _ in range(WINDOWS):
         began, count = time.perf_counter(), 0
-        while (passed := time.perf_counter() - began) < window_s:
+        while (elapsed_s := time.perf_counter() - began) < window_s:
             for _ in range(4):
                 once()
             count += 4
             wait()
-        laps.append(passed / count)
+        laps.append(elapsed_s / count)
     return better(laps)
 
 

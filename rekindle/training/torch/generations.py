@@ -17,7 +17,7 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.policy.plan import Made, RankPlan, StateSource
+from rekindle.recovery.policy.plan import RankPlan, StateId, StateSource
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 def fetch_state(
     plan: RankPlan,
-    made: Made,
+    state: StateId,
     *,
     place: RankPlace,
     named: Mapping[str, Any],
@@ -55,11 +55,11 @@ def fetch_state(
         case StateSource.PEER:
             receive_state(named, plan.peer)
         case StateSource.SNAPSHOT:
-            load_snapshot(channel, place.slot, named, made)
+            load_snapshot(channel, place.slot, named, state)
         case StateSource.REPLICA:
-            load_snapshot(channel, place.slot, named, made, copy=True)
+            load_snapshot(channel, place.slot, named, state, copy=True)
         case StateSource.CHECKPOINT:
-            load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, made, place)
+            load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, state, place)
         case StateSource.FRESH if fresh is not None:
             broadcast_module_state(fresh)
 
@@ -115,7 +115,7 @@ class Generations:
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
-        return Arrival(done, shard=self.place.shard, clean=self.repairs.clean)
+        return Arrival(done, shard=self.place.shard, valid_steps=self.repairs.valid_steps)
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
@@ -166,7 +166,7 @@ class Generations:
             self.groups.form_by_hand(self._backend)
             if self._ddp is not None:
                 broadcast_module_state(self._given.model)
-        self._state.hold((0, 0))
+        self._state.hold(StateId(0, 0))
         self._begin(wrap=together)
         self._progress.formed(0)
 
@@ -188,20 +188,20 @@ class Generations:
 
     def _take(self, plan: RankPlan, form: FormGeneration) -> None:
         """Take the planned state. Raises CheckpointError, CorruptError: it is missing."""
-        made = form.step, form.made
+        state = StateId(form.step, form.state_generation)
         if plan.source is not StateSource.SELF:
             assert self._channel is not None
             self._state.replace(plan.source)
             fetch_state(
                 plan,
-                made,
+                state,
                 place=self.place,
                 named=self.named,
                 channel=self._channel,
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
-        self._state.hold(made)
+        self._state.hold(state)
 
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""

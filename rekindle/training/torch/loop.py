@@ -106,7 +106,7 @@ class Loop:
                     return
             elif finished >= total:
                 # A new process must not wait at a place that the others have left.
-                if member is None or total <= member.passed or not member.join():
+                if member is None or total <= member.ended_step or not member.join():
                     return
             elif member is not None and member.hold():
                 self._repairs.device.free()
@@ -199,7 +199,7 @@ class Loop:
         Dismissed ranks meet again when the script requests more steps.
         """
         assert self.member is not None
-        again = self.member.dismissed and self.state.finished < self.progress.total
+        again = self.member.session_ended and self.state.finished < self.progress.total
         return again or self.member.is_over
 
 

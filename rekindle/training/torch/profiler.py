@@ -83,12 +83,12 @@ class TorchProfiler(Profiler):
         else:
             self._held.append(_Pass(began, self._began_at, end))
 
-    def keep(self, made: Range) -> None:
+    def keep(self, span: Range) -> None:
         """Write a range, after the passes that were launched before it."""
         if self._held:
-            self._held.append(made)
+            self._held.append(span)
         else:
-            super().keep(made)
+            super().keep(span)
 
     def _settle(self) -> None:
         """Write the records that are complete."""

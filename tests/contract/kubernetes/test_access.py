@@ -94,10 +94,10 @@ def test_nobody_may_ask_about_itself(kind: str, shared_cluster: Cluster, tmp_pat
 
     A review with an invalid token gets 401.
     """
-    told = yaml.safe_load(shared_cluster.kubeconfig.read_text())
-    told["users"] = [{"name": each["name"], "user": {}} for each in told["users"]]
+    content = yaml.safe_load(shared_cluster.kubeconfig.read_text())
+    content["users"] = [{"name": each["name"], "user": {}} for each in content["users"]]
     path = tmp_path / "anonymous"
-    path.write_text(yaml.safe_dump(told))
+    path.write_text(yaml.safe_dump(content))
     nobody = Cluster(path)
     wrong = Cluster(shared_cluster.kubeconfig_for("no-such-token", tmp_path / "wrong"))
     try:

@@ -88,8 +88,8 @@ def test_how_it_ended(space: Space) -> None:
 
     `FallbackToLogsOnError` uses the end of the log as the message.
     """
-    told = 'echo told > "${TERMINATION_LOG:-/dev/termination-log}"; exit 75'
-    space.cluster.create(space.pods, pod("code", told))
+    text = 'echo told > "${TERMINATION_LOG:-/dev/termination-log}"; exit 75'
+    space.cluster.create(space.pods, pod("code", text))
     space.cluster.create(space.pods, pod("signal", "kill -9 $$$$"))
     silent = pod("silent", "echo last words; exit 1")
     silent["spec"]["containers"][0]["terminationMessagePolicy"] = "FallbackToLogsOnError"

@@ -11,7 +11,7 @@ from waiting import bound_s, finished
 
 from rekindle.agent.devices import tools as conditions
 from rekindle.agent.devices import tools as device_tools
-from rekindle.agent.devices.dcmi import Found
+from rekindle.agent.devices.dcmi import DeviceReadings
 from rekindle.agent.devices.tools import DeviceMonitor
 from rekindle.errors import ProtocolError
 from rekindle.protocol.agent import Conditions, Message, decode_from_agent, encode
@@ -39,7 +39,7 @@ class Node:
         self._program.chmod(0o755)
 
     def says(self, *devices: Condition, **more: object) -> None:
-        found = Found(devices=dict(enumerate(devices)), **more)
+        found = DeviceReadings(devices=dict(enumerate(devices)), **more)
         self.runs(f"echo of the driver; echo '{msgspec.json.encode(found).decode()}'")
 
     def look(self) -> bool:
@@ -93,7 +93,7 @@ def test_what_was_read_while_a_process_came_is_not_told(
     """
     real = device_tools.conditions
 
-    async def meanwhile(devices: dict[int, int]) -> Found:
+    async def meanwhile(devices: dict[int, int]) -> DeviceReadings:
         node.pids[0] = 12
         return await real(devices)
 
@@ -128,11 +128,11 @@ def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
     monkeypatch.setattr(conditions, "LOOK_S", 0.0)
     node.says(absent="libdcmi.so is too old: it does not have the function dcmi_init")
     asyncio.run(finished(node.watch.run()))
-    said = (
+    text = (
         "the agent does not read the fault codes of devices: libdcmi.so is too old: "
         "it does not have the function dcmi_init"
     )
-    assert capfd.readouterr().err == f"rekindle agent: {said}\n"
+    assert capfd.readouterr().err == f"rekindle agent: {text}\n"
     assert node.told == []
 
 
@@ -145,7 +145,7 @@ def test_without_npus_nothing_is_asked_or_said(
 
 
 @pytest.mark.parametrize(
-    ("script", "expires_s", "said"),
+    ("script", "expires_s", "text"),
     [
         ("kill -SEGV $$", None, "ended with status -11"),
         ("echo no", None, "said 'no'"),
@@ -156,7 +156,7 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     node: Node,
     script: str,
     expires_s: float | None,
-    said: str,
+    text: str,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,8 +164,8 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", expires_s or bound_s())
     node.runs(script)
     assert [node.look(), node.look()] == [True, True]
-    told = capfd.readouterr().err
-    assert (told.count("rekindle agent"), said in told) == (1, True)
+    output = capfd.readouterr().err
+    assert (output.count("rekindle agent"), text in output) == (1, True)
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", bound_s())
     node.says(SICK)
     node.look()
@@ -175,9 +175,11 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
 def test_a_bug_costs_one_look(
     node: Node, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = iter([ValueError("of ours"), Found(devices={0: SICK}), Found(absent="gone")])
+    looks = iter(
+        [ValueError("of ours"), DeviceReadings(devices={0: SICK}), DeviceReadings(absent="gone")]
+    )
 
-    async def broken(devices: dict[int, int]) -> Found:
+    async def broken(devices: dict[int, int]) -> DeviceReadings:
         found = next(looks)
         if isinstance(found, Exception):
             raise found

@@ -83,7 +83,9 @@ class Node:
         self.snapshots.room(wanted, lambda answer, fds: answers.put_nowait(answer))
         answer = await answers.get()
         held = self.snapshots._buffers.get(rank, [])
-        return answer.error, sorted(buffer.made[0] for _, buffer in held if buffer.made is not None)
+        return answer.error, sorted(
+            buffer.state[0] for _, buffer in held if buffer.state is not None
+        )
 
     async def close(self) -> None:
         await self.snapshots.close()
@@ -150,7 +152,7 @@ def deaf() -> Iterator[Deaf]:
 
 
 async def settled(buffer: SnapshotBuffer) -> None:
-    await turn_until(lambda: buffer.is_settled, "a settled snapshot")
+    await turn_until(lambda: buffer.is_released, "a settled snapshot")
 
 
 def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
@@ -197,7 +199,7 @@ def test_the_end_of_a_generation_breaks_copies_off(tmp_path: Path) -> None:
             buffer = await own.take(5)
             with await silent.called():
                 assert buffer.is_sealed
-                assert not buffer.is_settled
+                assert not buffer.is_released
                 own.snapshots.break_off()
                 await settled(buffer)
         own.snapshots.formed(form(other.at, generation=2))
@@ -251,8 +253,8 @@ def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> Non
             assert await node.fetch(10) == ("", [5, 10] if node is other else [10])
             assert node.told[-1] == p.Snapshots(kept=node.snapshots.kept)
             assert max(node.snapshots.kept[0]) == (10, 1)
-            [held] = [b for _, b in node.snapshots._buffers[0] if b.made == (10, 1)]
-            assert held.is_settled
+            [held] = [b for _, b in node.snapshots._buffers[0] if b.state == (10, 1)]
+            assert held.is_released
             held.verify()
             with held.file as file:
                 assert bytes(file) == CONTENT + bytes([10])
@@ -288,13 +290,15 @@ def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
 
     If it does not have the replica of that step, its message has the error.
     """
-    order = p.WriteFinalCheckpoint(made=1, step=5, shards={1: 0}, of=2)
+    order = p.WriteFinalCheckpoint(generation=1, step=5, shards={1: 0}, of=2)
 
     async def body(own: Node, other: Node) -> None:
         own.snapshots.formed(form(other.at))
         await settled(await own.take(5, FILE))
-        other.snapshots.dump(order)
-        other.snapshots.dump(p.WriteFinalCheckpoint(made=1, step=6, shards={1: 0}, of=2))
+        other.snapshots.write_final_checkpoint(order)
+        other.snapshots.write_final_checkpoint(
+            p.WriteFinalCheckpoint(generation=1, step=6, shards={1: 0}, of=2)
+        )
         await other.snapshots.finish()
         written, failed = (m for m in other.told if isinstance(m, p.ShardWritten))
         assert (written.step, written.shard, written.error, written.final) == (5, 1, "", True)
@@ -331,7 +335,9 @@ def test_final_checkpoint_that_are_clean(tmp_path: Path) -> None:
     async def body(own: Node, other: Node) -> None:
         for step in (6, 8):
             await settled(await own.take(step, FILE))
-        own.snapshots.dump(p.WriteFinalCheckpoint(step=6, made=1, suspicions=((2, 7),)))
+        own.snapshots.write_final_checkpoint(
+            p.WriteFinalCheckpoint(step=6, generation=1, suspicions=((2, 7),))
+        )
         await own.snapshots.finish()
         (written,) = (m for m in own.told if isinstance(m, p.CheckpointWritten))
         assert (written.step, written.generation, written.error) == (6, 1, "")

@@ -22,6 +22,7 @@ from rekindle.agent.snapshots.replica_server import fetch, put
 from rekindle.agent.snapshots.replica_transport import Answer, Put
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.policy.plan import StateId
 
 
 def test_a_copy_is_kept_and_given_back() -> None:
@@ -70,12 +71,12 @@ def test_what_is_there_is_not_sent_again() -> None:
             rank=2,
             generation=9,
             since=5,
-            made=(5, 1),
+            state=(5, 1),
             bytes=len(CONTENT),
             checksum=checksum,
         )
         await line.say(request)
-        assert await line.hear(replica_transport.ANSWERS) == Answer()
+        assert await line.receive_message(replica_transport.ANSWERS) == Answer()
         line._socket.close()
         kept.server.formed(form_of(9, 4))  # the snapshot was also sent for this generation
         assert kept.steps == {2: (5,)}
@@ -157,7 +158,7 @@ def test_a_big_one_holds_nobody_up() -> None:
                 return back
 
             await put(kept.at, KNOWN, buffer, rank=3, form=form_of(1, 0))
-            await fetch(kept.at, KNOWN, make_room, rank=3, made=(5, 1))
+            await fetch(kept.at, KNOWN, make_room, rank=3, state=StateId(5, 1))
             watching.cancel()
             assert bytes(back.file) == content
         assert had > 100  # turns of the loop; the server sends a large replica in many pieces

@@ -31,10 +31,11 @@ from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
+from rekindle.recovery.policy.plan import StateId
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "text"),
     [
         (Credentials("simulated", 0, "another secret"), "closed the connection|reset"),
         (
@@ -45,7 +46,7 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
     ],
     ids=["secret", "attempt", "job"],
 )
-def test_others_are_refused(known: Credentials, told: str) -> None:
+def test_others_are_refused(known: Credentials, text: str) -> None:
     """The server refuses callers of another job or attempt.
 
     A caller without the secret gets no answer.
@@ -53,9 +54,9 @@ def test_others_are_refused(known: Credentials, told: str) -> None:
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=text):
             await kept.fetch(5, known=known)
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=text):
             await kept.put(10, known=known)
         assert kept.steps == {2: (5,)}
         await served(kept)
@@ -74,7 +75,7 @@ def test_a_replica_server_that_is_none() -> None:
         async def believe(line: ReplicaConnection) -> Fetch:
             await line.meet()
             await line._receive(36)
-            return Fetch(job_id="simulated", attempt=0, rank=2, made=(5, 1))
+            return Fetch(job_id="simulated", attempt=0, rank=2, state=(5, 1))
 
         at = protocol.ReplicaAddress(host=LOOPBACK, port=wrong.listen(LOOPBACK))
         with pytest.MonkeyPatch.context() as patch:
@@ -88,7 +89,7 @@ def test_a_replica_server_that_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n" * 10,
@@ -98,7 +99,7 @@ def test_a_replica_server_that_is_none() -> None:
     ],
     ids=["nothing", "http", "long", "short", "noise"],
 )
-def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server disconnects callers that send garbage, allocates nothing and serves others."""
     monkeypatch.setattr(ReplicaConnection, "silence_s", 0.2)
 
@@ -111,7 +112,7 @@ def test_garbage(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
             callers.append(connection)
             await loop.sock_connect(connection, (kept.at.host, kept.at.port))
             with contextlib.suppress(ConnectionError):
-                await loop.sock_sendall(connection, said)
+                await loop.sock_sendall(connection, data)
         await served(kept)
         for connection in callers:
             with connection, contextlib.suppress(ConnectionError):
@@ -129,26 +130,26 @@ def request_of(**changes: object) -> Put:
         "rank": 2,
         "generation": 1,
         "since": 0,
-        "made": (5, 1),
+        "state": (5, 1),
     }
     return Put(**fields | {"bytes": 50_000, "checksum": "none"} | changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "text"),
     [
         ({"bytes": 1 << 60}, "does not have memory for a replica of 1152921504606846976 bytes"),
         ({"rank": 4}, "there is no rank 4"),
         ({"rank": -1}, "there is no rank -1"),
     ],
 )
-def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
+def test_what_cannot_be_kept(changes: dict[str, int], text: str) -> None:
     """The server refuses an unknown rank and a too large replica before the sender sends a byte."""
 
     async def body(kept: Kept) -> None:
         line = await kept.line()
         await line.say(request_of(**changes))
-        assert told in (await line.hear(replica_transport.ANSWERS)).error
+        assert text in (await line.receive_message(replica_transport.ANSWERS)).error
         line._socket.close()
         assert kept.steps.get(2, ()) == ()
         await served(kept)
@@ -157,7 +158,7 @@ def test_what_cannot_be_kept(changes: dict[str, int], told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"bytes": 0}, {"bytes": -1}, {"made": (-1, 1)}, {"attempt": "0"}]
+    "changes", [{"bytes": 0}, {"bytes": -1}, {"state": (-1, 1)}, {"attempt": "0"}]
 )
 def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
     """The server ends the connection at an invalid request, even if the caller knows the secret."""
@@ -166,7 +167,7 @@ def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
         line = await kept.line()
         await line.say(msgspec.convert(msgspec.to_builtins(request_of()) | changes, _Any))
         with pytest.raises(ConnectionError):
-            await line.hear(replica_transport.ANSWERS)
+            await line.receive_message(replica_transport.ANSWERS)
         line._socket.close()
         await served(kept)
 
@@ -181,7 +182,7 @@ class _Any(msgspec.Struct, tag="put", tag_field="type"):
     rank: object
     generation: object
     since: object
-    made: object
+    state: object
     bytes: object
     checksum: object
 
@@ -195,8 +196,8 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await kept.put(5)
         await kept.put(10)
         line = await kept.line()
-        await line.say(request_of(made=(15, 1)))
-        assert (await line.hear(replica_transport.ANSWERS)).bytes == 50_000
+        await line.say(request_of(state=(15, 1)))
+        assert (await line.receive_message(replica_transport.ANSWERS)).bytes == 50_000
         await line.send(memoryview(CONTENT)[:20_000])
         if ends == "cut":
             line._socket.close()
@@ -216,11 +217,11 @@ def test_other_bytes_than_were_sealed() -> None:
     async def body(kept: Kept) -> None:
         line = await kept.line()
         await line.say(request_of())
-        await line.hear(replica_transport.ANSWERS)
+        await line.receive_message(replica_transport.ANSWERS)
         await line.send(memoryview(CONTENT))
         assert (
             "the received bytes have checksum xxh3_128 of blocks:"
-            in (await line.hear(replica_transport.ANSWERS)).error
+            in (await line.receive_message(replica_transport.ANSWERS)).error
         )
         line._socket.close()
         assert kept.steps == {2: ()}
@@ -262,7 +263,7 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
             async def make_room(size: int) -> SnapshotBuffer:
                 return buffer
 
-            work = fetch(kept.at, KNOWN, make_room, rank=2, made=(5, MADE_IN))
+            work = fetch(kept.at, KNOWN, make_room, rank=2, state=StateId(5, MADE_IN))
             task = asyncio.ensure_future(work)
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -270,8 +271,8 @@ def test_a_fetch_that_is_broken_off(damaged: bool) -> None:
                     break
             ended = not task.cancel()
             await asyncio.wait([task])
-            assert buffer.made is None or (not damaged and buffer.is_settled)
-            if buffer.made is not None:
+            assert buffer.state is None or (not damaged and buffer.is_released)
+            if buffer.state is not None:
                 buffer.verify()
             return ended
 

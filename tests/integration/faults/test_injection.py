@@ -33,9 +33,9 @@ def injected(kind: str, rank: int, step: int, *, named: bool = True, **row: obje
         job.inject_held(number, kind, rank=rank, step=target)
 
     def is_written(ended: Ended, incident: journal.Incident) -> None:
-        said = f"{kind} injected into step {'' if target is None else target}"
+        text = f"{kind} injected into step {'' if target is None else target}"
         # the output of a rank is lost with its agent
-        assert said in ended.job.stderr(rank) or kind == "node-lost"
+        assert text in ended.job.stderr(rank) or kind == "node-lost"
 
     return Row(kind, step, (hold(step),), inject, check=is_written, **row)
 

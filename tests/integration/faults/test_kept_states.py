@@ -73,7 +73,7 @@ DDP = Plan(
                     "all ranks killed with nothing kept", 12, ALL, lost=12, sources={"fresh": 4}
                 ),
                 transient_with_nothing_kept(16),
-                reported_late(22, clean=0, kept=False),
+                reported_late(22, valid_steps=0, kept=False),
                 cannot_be_brought_back(28),
             ),
             {"snapshot_every": 0, "policy": patient(max_restarts=1)},
@@ -83,7 +83,7 @@ DDP = Plan(
         Attempt(
             (
                 killed_at_once("all ranks killed with a checkpoint", 32, ALL, lost=2),
-                reported_late(39, clean=35),
+                reported_late(39, valid_steps=35),
                 leave(44),
             ),
             {"checkpoint_every": 5, "policy": patient()},
@@ -97,13 +97,13 @@ DDP = Plan(
                     lost=2,
                     sources={"snapshot": 1, "peer": 3},
                 ),
-                reported_late(59, clean=55),
+                reported_late(59, valid_steps=55),
                 leave(64),
             ),
             {"snapshot_every": 5, "checkpoint_every": 0},
         ),
         fails(
-            reported_late(73, clean=68),
+            reported_late(73, valid_steps=68),
             fails_with([1], "evaluate", 78, newer=False),
             snapshot_every=8,
             checkpoint_every=4,
@@ -116,7 +116,7 @@ DDP = Plan(
 FSDP = Plan(
     "fsdp",
     (
-        Attempt((reported_late(9, clean=5), leave(14)), {"checkpoint_every": 5}),
+        Attempt((reported_late(9, valid_steps=5), leave(14)), {"checkpoint_every": 5}),
         Attempt(()),
     ),
     variant="fsdp",

@@ -66,7 +66,7 @@ PLAIN = Plan(
                 killed(3, "update", 13),
                 *(retried(how, 3, "collective", 17 + 4 * n) for n, how in enumerate(PASSING)),
                 torn_when_others_are_ahead(29),
-                reported_late(39, clean=35),
+                reported_late(39, valid_steps=35),
                 Row(
                     "exit status of a rank",
                     46,

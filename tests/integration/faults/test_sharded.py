@@ -250,7 +250,7 @@ def test_no_copies_on_one_node(sharded: Ended) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "said"),
+    ("attempt", "text"),
     [
         ("another shard", "rank 3 has shard 0 of the training state, but had shard 3"),
         ("no shards", "rank 1 has the complete training state"),
@@ -260,10 +260,10 @@ def test_no_copies_on_one_node(sharded: Ended) -> None:
         ),
     ],
 )
-def test_shards_that_do_not_fit(attempt: str, said: str, sharded: Ended) -> None:
+def test_shards_that_do_not_fit(attempt: str, text: str, sharded: Ended) -> None:
     """A job fails if a rank has another shard than before, or none, or the number differs."""
     [end] = sharded.only(attempt).check_ends()
-    assert said in end.reason
+    assert text in end.reason
 
 
 def test_a_checkpoint_that_does_not_fit_is_kept(sharded: Ended) -> None:

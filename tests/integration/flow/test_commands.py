@@ -50,10 +50,10 @@ def run(folder: Path, *command: str, said: list[str] | None = None) -> str:
 
 def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
     """The result is the last line that is not empty; the log has all lines, with standard error."""
-    said: list[str] = []
+    messages: list[str] = []
     script = "import sys; print('one', flush=True); print('two', file=sys.stderr); print()"
-    assert run(tmp_path, sys.executable, "-c", script, said=said) == "two"
-    assert said == ["one", "two", ""]
+    assert run(tmp_path, sys.executable, "-c", script, said=messages) == "two"
+    assert messages == ["one", "two", ""]
 
 
 def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
@@ -100,11 +100,11 @@ def test_what_a_killed_flow_has_left_is_ended(tmp_path: Path) -> None:
 def test_two_at_once(tmp_path: Path) -> None:
     """A second run of the same command waits for the first, with a message."""
     flow, (command, _) = begin(tmp_path)
-    said: list[str] = []
+    messages: list[str] = []
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(run, tmp_path, "echo", "done", said=said)
-        until(lambda: said, "the second one waits")
-        assert "does this already" in said[0]
+        second = pool.submit(run, tmp_path, "echo", "done", said=messages)
+        until(lambda: messages, "the second one waits")
+        assert "does this already" in messages[0]
         assert command.is_running()
         flow.terminate()
         assert second.result(bound_s()) == "done"

@@ -86,7 +86,7 @@ def test_an_adoption_closes_only_the_task_runs_of_earlier_processes(
             job_id="train-1",
             flow_run_id=run.id,
             flow_run_name=run.name,
-            told=tmp_path / "told",
+            last_sent_file=tmp_path / "told",
             log=logging.getLogger("test.adopted"),
         ) as notifier:
             notifier.adopted(own.flow_run_run_count)
@@ -109,7 +109,7 @@ def test_what_was_told_is_not_told_again(
                 job_id="train-1",
                 flow_run_id=uuid.uuid4(),
                 flow_run_name="calm-owl",
-                told=tmp_path / "told",
+                last_sent_file=tmp_path / "told",
                 log=logging.getLogger("test.told"),
             ) as told:
                 for number in range(first, last + 1):
@@ -140,7 +140,7 @@ def _tell_much(log: logging.Logger, told_file: Path, count: int = 1000) -> None:
         job_id="train-1",
         flow_run_id=uuid.uuid4(),
         flow_run_name="calm-owl",
-        told=told_file,
+        last_sent_file=told_file,
         log=log,
     ) as told:
         for step in range(count):

@@ -155,9 +155,9 @@ def test_a_policy_that_was_not_saved(described: Described) -> None:
 
 def test_the_blocks_are_registered_from_the_shell(python: Python) -> None:
     """The documented command registers the blocks."""
-    said = python("-m", "prefect", "block", "register", "-m", "rekindle.blocks.saved")
+    output = python("-m", "prefect", "block", "register", "-m", "rekindle.blocks.saved")
     for name in ("Cluster", "Checkpoint Store", "Policy"):
-        assert f"Rekindle {name}" in said
+        assert f"Rekindle {name}" in output
 
 
 def test_a_file_of_own_entries(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
         (fault,) = [each.fault for each in job.events_of(journal.FaultSeen)]
         assert "status 7" in fault.message
         assert not [each for each in marked_processes(job.mark) if "sleep" in each]
-    told = (tmp_path / "msrun" / "worker_0.log").read_text()
-    assert "'RANK_ID'" in told
+    output = (tmp_path / "msrun" / "worker_0.log").read_text()
+    assert "'RANK_ID'" in output
     for name in ("'RANK'", "MS_ENABLE_TFT", "MS_ENABLE_RECOVERY", "REKINDLE_MSRUN_PATH"):
-        assert name not in told
-    assert os.environ["PATH"] in told
+        assert name not in output
+    assert os.environ["PATH"] in output

@@ -13,7 +13,7 @@ import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
-from rekindle.protocol.node_check import DeviceWork, Done, Open, Said
+from rekindle.protocol.node_check import DeviceWork, Done, Open, RepairRequest
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import Measurement, lacks_memory
 
@@ -58,9 +58,9 @@ def lines() -> Iterator[Lines]:
         yield {name: ours for name, (ours, _) in pairs.items()}
 
 
-def heard(line: socket.socket) -> Said:
+def heard(line: socket.socket) -> RepairRequest:
     """Return the checker's next message."""
-    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Said)
+    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=RepairRequest)
 
 
 def answer(line: socket.socket) -> Done:
@@ -82,15 +82,15 @@ def test_a_device_is_measured(lines: Lines) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         ("product", "WrongResultError: a product of matrices is wrong"),
         ("copy", "WrongResultError: a copy in memory has wrong values"),
     ],
 )
-def test_what_mindspore_makes_is_compared(wrong: str, said: str, lines: Lines) -> None:
+def test_what_mindspore_makes_is_compared(wrong: str, text: str, lines: Lines) -> None:
     """A wrong product or copy of MindSpore gives an error."""
-    assert answer(lines[wrong]).error == said
+    assert answer(lines[wrong]).error == text
 
 
 def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
@@ -118,5 +118,5 @@ def test_mindspore_is_imported_only_where_there_are_npus(npus: int, chosen: str)
     If MindSpore cannot use them, as here without CANN, the note reports that.
     """
     command = [PYTHON, "-c", CHOICE, str(npus)]
-    told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines()[-1] == chosen
+    output = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines()[-1] == chosen

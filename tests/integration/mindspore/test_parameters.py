@@ -24,12 +24,12 @@ def test_parameters_and_updates() -> None:
     done = subprocess.run(
         [PYTHON, script], capture_output=True, text=True, check=True, env=environment
     )
-    told = json.loads(done.stdout.splitlines()[-1])
+    content = json.loads(done.stdout.splitlines()[-1])
     frozen = "step.network._backbone.frozen"
     statistics = [
         f"step.network._backbone.norm.{name}" for name in ("moving_mean", "moving_variance")
     ]
-    assert told == {
+    assert content == {
         "class": "Clipped",
         "begun": [[0], [1], [2], [3]],
         "changing": statistics,

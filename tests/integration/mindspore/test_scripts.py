@@ -70,14 +70,14 @@ def test_a_lost_node_costs_no_step(tmp_path: Path, baseline: Baseline) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "text"),
     [
         (("--stop", "17", "--alone"), "ended its training after step 17"),
         (("--own-seed",), "started with other parameters"),
     ],
 )
 def test_ranks_that_do_not_do_the_same_are_told(
-    tmp_path: Path, script: tuple[str, ...], said: str
+    tmp_path: Path, script: tuple[str, ...], text: str
 ) -> None:
     """Ranks with different ends or seeds get an error.
 
@@ -85,4 +85,4 @@ def test_ranks_that_do_not_do_the_same_are_told(
     """
     with MindSporeJob(tmp_path, *script) as job:
         assert job.end() == 1, job.story()
-    assert said in job.events_of(journal.FaultSeen)[0].fault.message, job.story()
+    assert text in job.events_of(journal.FaultSeen)[0].fault.message, job.story()

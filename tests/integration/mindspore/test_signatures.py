@@ -119,10 +119,10 @@ def test_each_call_fits_the_released_signature() -> None:
         [PYTHON, NAMES], input=calls, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["version"] == READ_FROM
-    assert told["wrong"] == {}
-    assert set(told["without"]) == OF_CPP  # the tests of jobs and of the node check call them
+    content = json.loads(result.stdout.splitlines()[-1])
+    assert content["version"] == READ_FROM
+    assert content["wrong"] == {}
+    assert set(content["without"]) == OF_CPP  # the tests of jobs and of the node check call them
 
 
 def test_no_name_is_used_that_is_not_checked() -> None:

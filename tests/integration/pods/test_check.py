@@ -69,14 +69,14 @@ def test_it_is_told_to_people(
     options = ("--kubeconfig", str(lean.kubeconfig), "--namespace", "nowhere")
     with pytest.raises(SystemExit, match="1"):
         cli.main(["kubernetes", "check", *options, "--kind", "jobset"])
-    told = capsys.readouterr().out
-    assert told.splitlines()[0].split() == ["what", "a", "job", "needs", "state", "found"]
-    assert "\nnamespace nowhere:\n  kubectl create namespace nowhere\n" in told
-    assert "install JobSet" in told
+    output = capsys.readouterr().out
+    assert output.splitlines()[0].split() == ["what", "a", "job", "needs", "state", "found"]
+    assert "\nnamespace nowhere:\n  kubectl create namespace nowhere\n" in output
+    assert "install JobSet" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what", "said"),
+    ("arguments", "what", "text"),
     [
         (("--kubeconfig", "/nowhere"), "kubeconfig", "no Kubernetes cluster"),
         (("--context", "other"), "kubeconfig", "other"),
@@ -85,14 +85,14 @@ def test_it_is_told_to_people(
 def test_a_wrong_kubeconfig(
     arguments: tuple[str, ...],
     what: str,
-    said: str,
+    text: str,
     lean: Simulated,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An unusable kubeconfig is a finding with status 1."""
     status, found = checked(capsys, "--kubeconfig", lean.kubeconfig, *arguments)
     assert (status, [each["what"] for each in found]) == (1, [what])
-    assert said in found[0]["said"]
+    assert text in found[0]["text"]
 
 
 def test_a_server_that_is_away(

@@ -52,11 +52,11 @@ class Someone:
 
     def kubeconfig(self, user: Object, **cluster: Any) -> str:
         """Write a kubeconfig with this user; `cluster` has more fields of the server."""
-        told = yaml.safe_load(self.server.kubeconfig.read_text())
-        told["users"][0]["user"] = user
-        told["clusters"][0]["cluster"] |= cluster
+        content = yaml.safe_load(self.server.kubeconfig.read_text())
+        content["users"][0]["user"] = user
+        content["clusters"][0]["cluster"] |= cluster
         path = self.folder / "config"
-        path.write_text(yaml.safe_dump(told))
+        path.write_text(yaml.safe_dump(content))
         return str(path)
 
     def command(self, script: str) -> Object:
@@ -165,7 +165,7 @@ def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str],
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "text"),
     [
         ("sys.exit('no such profile: research')", "no such profile: research"),
         ("print('hello')", "failed to decode process output"),
@@ -176,9 +176,9 @@ def test_a_follower_outlives_its_token(someone: Someone, loaded: Callable[[str],
         ),
     ],
 )
-def test_a_command_that_fails(script: str, said: str, someone: Someone) -> None:
+def test_a_command_that_fails(script: str, text: str, someone: Someone) -> None:
     """If the login command fails, the load fails with the command's message."""
-    with pytest.raises(UsageError, match=f"the user of the kubeconfig cannot log in: .*{said}"):
+    with pytest.raises(UsageError, match=f"the user of the kubeconfig cannot log in: .*{text}"):
         load(someone.kubeconfig(someone.command(script)))
 
 
@@ -247,17 +247,17 @@ def test_a_server_of_another_name(
     cert, key = certificate(someone.folder, "kubernetes.test")
     target = ("127.0.0.1", someone.server.port)
     with between.tls(target, (str(cert), str(key))) as front, between.proxy() as proxy:
-        said = {
+        fields = {
             "server": f"https://127.0.0.1:{front.port}",
             "certificate-authority": str(cert),
             **({"proxy-url": f"http://127.0.0.1:{proxy.port}"} if by_proxy else {}),
         }
         user = token_in_file(someone)
-        named = loaded(someone.kubeconfig(user, **said, **{"tls-server-name": "kubernetes.test"}))
+        named = loaded(someone.kubeconfig(user, **fields, **{"tls-server-name": "kubernetes.test"}))
         assert every_way(named, someone.maps) == [0, 200, 0]
         asked = [line.rpartition(" ")[0] for line in proxy.asked]
         assert asked == [f"CONNECT 127.0.0.1:{front.port}"] * 3 * by_proxy
-        unnamed = loaded(someone.kubeconfig(user, **said))
+        unnamed = loaded(someone.kubeconfig(user, **fields))
         with pytest.raises(ApiError, match="certificate"):
             unnamed.get(someone.maps)
         with pytest.raises(OSError, match="certificate"):

@@ -187,7 +187,7 @@ def test_too_many_isolated_hosts(log: ClusterHostLog, monkeypatch: pytest.Monkey
     assert log.hosts()["h0"].isolated
 
 
-@pytest.mark.parametrize("data", [{"hosts.jsonl": "{}\n{}\n"}, {"told.json": "["}])
+@pytest.mark.parametrize("data", [{"hosts.jsonl": "{}\n{}\n"}, {"positions.json": "["}])
 def test_what_is_no_log_is_named(
     data: dict[str, str], log: ClusterHostLog, cluster: Simulated
 ) -> None:
@@ -232,13 +232,13 @@ def test_one_machine_tells_the_others(api: Api, cluster: Simulated, tmp_path: Pa
     A release applies to all machines.
     """
     here, elsewhere = Hosts(api, PODS, tmp_path / "a"), Hosts(api, PODS, tmp_path / "b")
-    told: list[str] = []
-    here.tell = elsewhere.tell = told.append
+    messages: list[str] = []
+    here.tell = elsewhere.tell = messages.append
     here.note(isolated("a"))
     assert elsewhere.isolated() == ("a",)
     ClusterHostLog(api, "default").append(HostReleased(host="a", at=2.0, by="me"))
     assert here.isolated() == elsewhere.isolated() == ()
-    assert told == []
+    assert messages == []
     assert not HostLog(tmp_path / "a").hosts()
 
 

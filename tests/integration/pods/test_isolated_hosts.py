@@ -36,8 +36,8 @@ def leave_schedulable(cluster: Simulated, *hosts: str) -> None:
     """Cordon all hosts except these."""
     for node in cluster.get("/api/v1/nodes")["items"]:
         name = node["metadata"]["name"]
-        told = {"spec": {"unschedulable": None if name in hosts else True}}
-        cluster.patch(f"/api/v1/nodes/{name}", told)
+        fields = {"spec": {"unschedulable": None if name in hosts else True}}
+        cluster.patch(f"/api/v1/nodes/{name}", fields)
 
 
 def every_host(cluster: Simulated) -> list[str]:

@@ -40,9 +40,9 @@ def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
     cluster.patch(f"{NODES}/{name}/status", {"status": {"conditions": conditions}})
 
 
-def signs(run: PodJob) -> dict[str, journal.SignSeen]:
+def signs(run: PodJob) -> dict[str, journal.HealthEventSeen]:
     """Return the signs in the journal by their codes."""
-    return {event.sign.what: event for event in run.events_of(journal.SignSeen)}
+    return {event.health_event.what: event for event in run.events_of(journal.HealthEventSeen)}
 
 
 def leave(run: PodJob) -> SimpleNamespace:
@@ -116,7 +116,9 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_condition_that_need_not_stop_the_job(story: Story) -> None:
     """A condition with low urgency is in the journal and causes no incident."""
     facts = story.of(PRESSURE)
-    (seen,) = [e for e in facts.of(journal.SignSeen) if e.sign.what == "MemoryPressure=True"]
+    (seen,) = [
+        e for e in facts.of(journal.HealthEventSeen) if e.health_event.what == "MemoryPressure=True"
+    ]
     assert seen.urgency is Urgency.WATCH
     assert facts.incidents == []
 
@@ -241,7 +243,7 @@ def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
 def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
     """The incident has the code and the device; chips of other pods and hosts cause no sign."""
     facts = spared.of(CHIP)
-    seen = [event.sign for event in facts.of(journal.SignSeen)]
+    seen = [event.health_event for event in facts.of(journal.HealthEventSeen)]
     assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}
     told = [(sign.gone, sign.by) for sign in seen]
     assert told == [(False, "mindcluster"), (True, "its reset")]

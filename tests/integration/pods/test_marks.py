@@ -56,8 +56,8 @@ def command(cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> Callable[
         where = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", namespace]
         with pytest.raises(SystemExit) as end:
             main([name, *words, *where])
-        said = capsys.readouterr()
-        return f"{end.value.code} {said.out}{said.err}"
+        output = capsys.readouterr()
+        return f"{end.value.code} {output.out}{output.err}"
 
     return run
 
@@ -95,10 +95,10 @@ def test_nobody_lands_there_until_it_is_released(
     cluster.create(f"{DEFAULT}/pods", other)
     told = cluster.until(f"{DEFAULT}/pods", why_it_waits)
     assert ("were unschedulable" if how is IsolationMode.CORDON else ISOLATED) in told
-    said = command("nodes")
-    assert "isolated" in said
-    assert f"{'cordoned' if how is IsolationMode.CORDON else 'tainted'}\n" in said
-    assert "node-0: XID 79" in said
+    output = command("nodes")
+    assert "isolated" in output
+    assert f"{'cordoned' if how is IsolationMode.CORDON else 'tainted'}\n" in output
+    assert "node-0: XID 79" in output
     assert command("release-node", "node-0") == "0 jobs may use node-0 again\n"
     assert is_free(cluster)
     cluster.until(f"{DEFAULT}/pods", lambda found: found["other"]["spec"].get("nodeName"))
@@ -153,8 +153,8 @@ def test_who_else_had_cordoned_it_has_it_cordoned(
     cluster.patch(BAD, {"spec": {"unschedulable": True}})
     hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
     assert "cordoned, but not by Rekindle" in command("nodes")
-    said = command("release-node", "node-0")
-    assert said == "0 jobs may use node-0 again; it is still cordoned, but not by Rekindle\n"
+    output = command("release-node", "node-0")
+    assert output == "0 jobs may use node-0 again; it is still cordoned, but not by Rekindle\n"
     assert cluster.get(BAD)["spec"]["unschedulable"]
     assert mark_on(cluster.get(BAD)) is None
 
@@ -254,12 +254,12 @@ def test_no_rights_on_nodes(
         with pytest.raises(SystemExit) as end:
             main([*words, "--kubeconfig", str(config)])
         assert end.value.code == status
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert (
         "cannot read the nodes of the cluster: Rekindle does not have the right to list nodes"
-        in said.out
+        in output.out
     )
-    assert "cannot find out whether it is cordoned or tainted" in said.err
+    assert "cannot find out whether it is cordoned or tainted" in output.err
     assert known.isolated() == ()
     user = "system:serviceaccount:default:flows"
     asked = {call["resource"] for call in cluster.calls(user=user)}
@@ -273,9 +273,10 @@ def test_another_namespace_has_a_log_of_its_own(
     """A release in another namespace keeps the mark and names the namespace that owns it."""
     cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": "other"}})
     hosts(api, tmp_path, IsolationMode.CORDON).note(isolated())
-    said = command("release-node", "node-0", namespace="other")
+    output = command("release-node", "node-0", namespace="other")
     assert (
-        "cordoned because of job job: run rekindle release-node node-0 --namespace default" in said
+        "cordoned because of job job: run rekindle release-node node-0 --namespace default"
+        in output
     )
     assert cluster.get(BAD)["spec"]["unschedulable"]
     (row,) = json.loads(command("nodes", "--json", namespace="other")[2:])

@@ -49,17 +49,17 @@ def recover(run: PodJob) -> None:
     index = {n: run.pod_of(n)["metadata"]["annotations"]["hccl/rankIndex"] for n in (0, 1)}
     listed = 2 * int(index[1]) + 1  # MindCluster numbers ranks by its own index of pods
     path, space = f"{run.objects_path}/configmaps", run.namespace
-    said = {"RankList": [rank(listed)], "RestartFaultProcess": True}
-    run.cluster.create(path, reset_config("job", space, **said))
-    run.wait(lambda: run.events_of(journal.SignSeen), "the rank in the journal")
-    (seen,) = run.events_of(journal.SignSeen)
-    assert (seen.sign.source, seen.sign.what) == (EventSource.MINDCLUSTER, "fault")
-    assert (seen.sign.node, seen.sign.device) == (1, 1)
+    fields = {"RankList": [rank(listed)], "RestartFaultProcess": True}
+    run.cluster.create(path, reset_config("job", space, **fields))
+    run.wait(lambda: run.events_of(journal.HealthEventSeen), "the rank in the journal")
+    (seen,) = run.events_of(journal.HealthEventSeen)
+    assert (seen.health_event.source, seen.health_event.what) == (EventSource.MINDCLUSTER, "fault")
+    assert (seen.health_event.node, seen.health_event.device) == (1, 1)
     groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{space}/podgroups"
     (group,) = run.cluster.get(groups)["items"]
     noted = {"metadata": {"annotations": {"ProcessRecoverStatus": "retry-success"}}}
     run.cluster.patch(f"{groups}/{group['metadata']['name']}", noted)
     run.cluster.patch(f"{path}/reset-config-job", {"data": reset_config("job", space)["data"]})
-    run.wait(lambda: len(run.events_of(journal.SignSeen)) == 2, "the end of the recovery")
-    assert run.events_of(journal.SignSeen)[1].sign.gone
+    run.wait(lambda: len(run.events_of(journal.HealthEventSeen)) == 2, "the end of the recovery")
+    assert run.events_of(journal.HealthEventSeen)[1].health_event.gone
     run.wait(lambda: "with success" in "".join(run.told), "the result")

@@ -151,9 +151,9 @@ def test_a_container_that_is_started_again(reader: Reader, cluster: Simulated) -
     assert lines[:33] == wanted
 
 
-@pytest.mark.parametrize("told", ["at once", "late"])
+@pytest.mark.parametrize("text", ["at once", "late"])
 def test_it_is_started_again_while_the_server_is_away(
-    told: str, reader: Reader, cluster: Simulated
+    text: str, reader: Reader, cluster: Simulated
 ) -> None:
     """A restart while the server is stopped does not lose the last output of the earlier run.
 
@@ -168,7 +168,7 @@ def test_it_is_started_again_while_the_server_is_away(
     cluster.stop_server()
     gate.touch()
     wait_until(lambda: Path(f"{gate}2").exists(), "the end of the first run", 30)
-    if told == "late":
+    if text == "late":
         untold = {"verb": "patch", "resource": "pods/status", "user": KUBELET, "code": 503}
         cluster.start_server(**untold, count=1_000_000)
         wait_until(lambda: was_read(cluster), "who reads its output", 60)

@@ -48,14 +48,14 @@ Object = dict[str, Any]
 def built(folder: str) -> list[Object]:
     """Return the objects that `kubectl kustomize` builds from a folder; images keep their names."""
     place = DEPLOY / folder
-    told = yaml.safe_load((place / "kustomization.yaml").read_text())
+    content = yaml.safe_load((place / "kustomization.yaml").read_text())
     found: list[Object] = []
-    for name in told["resources"]:
+    for name in content["resources"]:
         if name.endswith(".yaml"):
             found += yaml.safe_load_all((place / name).read_text())
         else:
             found += built(str(Path(folder, name)))
-    for made in told.get("configMapGenerator", ()):
+    for made in content.get("configMapGenerator", ()):
         data = dict(literal.split("=", 1) for literal in made.get("literals", ()))
         data |= {name: (place / name).read_text() for name in made.get("files", ())}
         found.append({"kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})

@@ -69,39 +69,39 @@ def placing(lean: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_namespace_that_is_not_there(placing: Placing) -> None:
     """The error names a missing namespace and the command that creates it."""
-    said = placing.refused({"namespace": "nowhere"})
-    assert "job demo cannot run in namespace nowhere of http://127.0.0.1" in said
-    assert "namespace nowhere: it does not exist (kubectl create namespace nowhere)" in said
+    output = placing.refused({"namespace": "nowhere"})
+    assert "job demo cannot run in namespace nowhere of http://127.0.0.1" in output
+    assert "namespace nowhere: it does not exist (kubectl create namespace nowhere)" in output
 
 
 def test_wrong_tables_of_faults(placing: Placing, space: str, tmp_path: Path) -> None:
     """An invalid fault table on this machine is an error before an object is created."""
     (tmp_path / "own.toml").write_text("[[exit]]\ncodes = [77]\nkind = 'transient'\n")
-    said = placing.refused({"namespace": space}, fault_tables=str(tmp_path / "own.toml"))
-    assert "own.toml:1: " in said
+    output = placing.refused({"namespace": space}, fault_tables=str(tmp_path / "own.toml"))
+    assert "own.toml:1: " in output
 
 
 def test_a_kind_that_is_not_installed(placing: Placing, space: str) -> None:
     """The error of a missing kind has its group and version, and advice to install it."""
-    said = placing.refused({"namespace": space, "kind": "jobset"})
-    assert "kind jobsets of jobset.x-k8s.io/v1alpha2: the cluster has nothing of jobset.x" in said
-    assert "install JobSet, or choose another kind" in said
+    output = placing.refused({"namespace": space, "kind": "jobset"})
+    assert "kind jobsets of jobset.x-k8s.io/v1alpha2: the cluster has nothing of jobset.x" in output
+    assert "install JobSet, or choose another kind" in output
 
 
 def test_no_rights(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
     """One error has all missing rights and the file that grants them."""
     kubeconfig = lean.kubeconfig_for(lean.token_for("nobody", space), tmp_path / "nobody")
-    said = placing.refused({"namespace": space}, kubeconfig)
+    output = placing.refused({"namespace": space}, kubeconfig)
     for right in (
         "right to configmaps: the user has no right to create, get, delete",
         "right to jobs.batch: the user has no right to create, get, delete, patch",
         "right to pods: the user has no right to list, watch, delete",
         "right to services/proxy: the user has no right to create, get",
     ):
-        assert right in said
-    assert "as deploy/base/role.yaml does" in said
-    assert "optional" not in said
-    assert "nodes" not in said
+        assert right in output
+    assert "as deploy/base/role.yaml does" in output
+    assert "optional" not in output
+    assert "nodes" not in output
 
 
 def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> None:
@@ -113,17 +113,17 @@ def test_one_right_is_missing(placing: Placing, lean: Simulated, space: str) -> 
         if "deployments" in rule["resources"]:
             rule["verbs"] = ["create", "get"]
     lean.patch(path, {"rules": found["rules"]})
-    said = placing.refused({"namespace": space}, kubeconfig)
-    assert said.count("\n") == 1
-    assert "right to deployments.apps: the user has no right to patch" in said
+    output = placing.refused({"namespace": space}, kubeconfig)
+    assert output.count("\n") == 1
+    assert "right to deployments.apps: the user has no right to patch" in output
 
 
 def test_a_stranger(placing: Placing, lean: Simulated, space: str, tmp_path: Path) -> None:
     """The error reports a user whom the server does not accept."""
     kubeconfig = lean.kubeconfig_for("no-such-token", tmp_path / "wrong")
-    said = placing.refused({"namespace": space}, kubeconfig)
-    assert "user: the server does not accept the user" in said
-    assert "Unauthorized" in said
+    output = placing.refused({"namespace": space}, kubeconfig)
+    assert "user: the server does not accept the user" in output
+    assert "Unauthorized" in output
 
 
 def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> None:
@@ -134,26 +134,26 @@ def test_nobody_answers(placing: Placing, lean: Simulated, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("fields", "text"),
     [
         ({"image": ""}, "image is ''; name the image that holds the training script"),
         ({"namespace": "n" * 64}, "use at most 63 of a-z 0-9 -"),
         ({"priority_class": "p" * 254}, "use at most 253 of a-z 0-9 -"),
     ],
 )
-def test_what_no_cluster_could_have(placing: Placing, said: Object, text: str) -> None:
+def test_what_no_cluster_could_have(placing: Placing, fields: Object, text: str) -> None:
     """An empty image and too long names are errors."""
-    assert text in placing.refused(said)
+    assert text in placing.refused(fields)
 
 
 def test_a_quota_that_wants_amounts(placing: Placing, lean: Simulated, space: str) -> None:
     """A quota refuses a pod without amounts; the error has the server's own message."""
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"limits.cpu": "99"}}}
     lean.create(f"/api/v1/namespaces/{space}/resourcequotas", quota)
-    said = placing.refused({"namespace": space})
-    assert "dry run of a worker pod: POST" in said
-    assert "is forbidden: failed quota: few: must specify limits.cpu for: training (" in said
-    assert "dry run of a coordinator pod: POST" in said
+    output = placing.refused({"namespace": space})
+    assert "dry run of a worker pod: POST" in output
+    assert "is forbidden: failed quota: few: must specify limits.cpu for: training (" in output
+    assert "dry run of a coordinator pod: POST" in output
 
 
 def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: str) -> None:
@@ -161,9 +161,11 @@ def test_a_limit_that_lets_no_pod_in(placing: Placing, lean: Simulated, space: s
     rules = [{"type": "Container", "max": {"memory": "1Gi"}}]
     limit = {"metadata": {"name": "small"}, "spec": {"limits": rules}}
     lean.create(f"/api/v1/namespaces/{space}/limitranges", limit)
-    said = placing.refused({"namespace": space, "memory": "2Gi"})
-    assert "forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi (change" in said
-    assert said.count("\n") == 1
+    output = placing.refused({"namespace": space, "memory": "2Gi"})
+    assert (
+        "forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi (change" in output
+    )
+    assert output.count("\n") == 1
 
 
 def test_who_may_not_create_pods_is_let_through(
@@ -211,7 +213,7 @@ def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) 
 
 def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
     """The error names each missing object that the pods use."""
-    said = placing.refused(
+    output = placing.refused(
         {
             "namespace": space,
             "priority_class": "high",
@@ -228,16 +230,16 @@ def test_what_pods_name_and_is_not_there(placing: Placing, space: str) -> None:
         "Secret pull",
         "PersistentVolumeClaim disk",
     ):
-        assert f"{what}: the pods use it, but it does not exist" in said
-    assert f"kubectl create serviceaccount runner -n {space}" in said
+        assert f"{what}: the pods use it, but it does not exist" in output
+    assert f"kubectl create serviceaccount runner -n {space}" in output
 
 
 def test_what_the_server_refuses_of_the_workload(placing: Placing, space: str) -> None:
     """A dry run of the workload gives the server's refusal before an object is created."""
     patch = {"spec": {"completions": None}}
-    said = placing.refused({"namespace": space, "overrides": patch})
-    assert "dry run of Job demo: POST" in said
-    assert "spec.completions: Required value" in said
+    output = placing.refused({"namespace": space, "overrides": patch})
+    assert "dry run of Job demo: POST" in output
+    assert "spec.completions: Required value" in output
 
 
 def test_a_name_that_is_taken(placing: Placing, lean: Simulated, space: str) -> None:
@@ -245,5 +247,5 @@ def test_a_name_that_is_taken(placing: Placing, lean: Simulated, space: str) -> 
     path = f"/apis/batch/v1/namespaces/{space}/jobs"
     pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}
     lean.create(path, {"metadata": {"name": "demo"}, "spec": {"suspend": True, "template": pod}})
-    said = placing.refused({"namespace": space})
-    assert "an object of this name belongs to another job (give the job another name)" in said
+    output = placing.refused({"namespace": space})
+    assert "an object of this name belongs to another job (give the job another name)" in output

@@ -76,7 +76,7 @@ def test_collectives_that_come_out_well(world_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "text"),
     [
         (_spoil_transfer, "a transfer returned wrong values"),
         (_leave_out_transfer, "a transfer returned wrong values"),
@@ -85,13 +85,13 @@ def test_collectives_that_come_out_well(world_size: int) -> None:
 )
 @pytest.mark.parametrize("count", [0, 4, EXCHANGES - 1])
 def test_a_value_that_is_wrong_is_seen_in_each_exchange(
-    spoil: Callable[[int], None], said: str, count: int
+    spoil: Callable[[int], None], text: str, count: int
 ) -> None:
     """A checker detects a wrong value in the first, a middle and the last exchange.
 
     Bytes left from an earlier exchange do not hide a transfer that is left out.
     """
-    assert run(_measured, 2, spoil, count) == [said] * 2
+    assert run(_measured, 2, spoil, count) == [text] * 2
 
 
 def test_a_device_that_works_is_measured() -> None:

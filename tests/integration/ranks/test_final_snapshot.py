@@ -172,9 +172,9 @@ signal.signal(signal.SIGTERM, own)
 
 
 @pytest.mark.parametrize(
-    ("more", "said", "status"), [("", "kept 3", -signal.SIGTERM), (OWN, "own handler", 7)]
+    ("more", "text", "status"), [("", "kept 3", -signal.SIGTERM), (OWN, "own handler", 7)]
 )
-def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path: Path) -> None:
+def test_the_signal_ends_the_process(more: str, text: str, status: int, tmp_path: Path) -> None:
     """SIGTERM ends the process after the final snapshot, with the signal's status.
 
     A handler that the script sets later stays in effect. SIGTERM ends forked children as usual.
@@ -196,4 +196,4 @@ def test_the_signal_ends_the_process(more: str, said: str, status: int, tmp_path
         assert status_of(process) == status
     forked = OWN not in more  # forked processes inherit the script's own handler
     assert (f"child ended by {int(signal.SIGTERM)}" in lines) is forked
-    assert said in rest
+    assert text in rest

@@ -171,7 +171,7 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "said"),
+    ("mine", "theirs", "text"),
     [
         (
             {"run": RunIdentity(30, 7)},
@@ -183,7 +183,7 @@ def test_ranks_at_different_steps_are_refused(four: World) -> None:
     ],
 )
 def test_ranks_of_different_runs_are_refused(
-    four: World, mine: dict[str, Any], theirs: dict[str, Any], said: str
+    four: World, mine: dict[str, Any], theirs: dict[str, Any], text: str
 ) -> None:
     """Ranks with other numbers of steps, parameters or ends of training get an error.
 
@@ -199,7 +199,7 @@ def test_ranks_of_different_runs_are_refused(
 
     errors = [each.exception(bound_s()) for each in four.on_all(agree)]
     assert {type(error) for error in errors} <= {SessionError, PeerGoneError, StaleError}
-    assert any(re.search(said, str(error)) for error in errors), errors
+    assert any(re.search(text, str(error)) for error in errors), errors
 
 
 def test_all_end_behind_the_same_step(world: World) -> None:

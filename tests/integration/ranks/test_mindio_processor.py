@@ -69,7 +69,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
     assert (failed.kind, failed.finished, failed.error) == (FaultKind.DEVICE_MEMORY, 2, "RS_UCE")
     pair.over(1, 2)
     arrived = pair.form(2, 2, [SENDS, TAKES])
-    assert [(each.finished, each.torn, each.made) for each in arrived] == [
+    assert [(each.finished, each.torn, each.state_generation) for each in arrived] == [
         (2, False, 1),
         (2, True, 1),
     ]
@@ -134,7 +134,7 @@ def test_a_device_that_cannot_be_cleaned_ends_its_process(pair: World, kind: str
     pair.over(1, 2)
     assert result_of(recovered[1]) is False
     pair.ranks[0].hear(protocol.Arrived)
-    pair.ranks[0].tell(protocol.Dismiss(finished=2))
+    pair.ranks[0].tell(protocol.EndSession(finished=2))
     assert result_of(recovered[0]) is False
 
 
@@ -152,7 +152,7 @@ def test_a_repair_that_fails_ends_its_process(pair: World) -> None:
     assert pair.ranks[0].hear(protocol.StepFailed).kind is FaultKind.LINK
     pair.ranks[0].tell(protocol.GenerationEnded(generation=2))
     assert pair.ranks[0].hear(protocol.Arrived).torn is False
-    pair.ranks[0].tell(protocol.Dismiss(finished=2))
+    pair.ranks[0].tell(protocol.EndSession(finished=2))
     result_of(recovered[0])
 
 
@@ -222,12 +222,12 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     assert old.hear(protocol.StepFailed).kind is FaultKind.LINK
     new = world.replace(1, monkeypatch)
     new.processor.start()  # it does not meet the others yet
-    assert new.processor.joins
+    assert new.processor.joins_running_ranks
     new.processor.replicas([{"rank_list": [0, 1], "replica_cnt": 2}], world_size=2)
-    old.tell(protocol.GenerationEnded(generation=1, finished=2, replaced=True))
+    old.tell(protocol.GenerationEnded(generation=1, finished=2, process_lost=True))
     joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
     arrived = world.form(2, 2, [SENDS, TAKES])
-    assert [(each.finished, each.joins) for each in arrived] == [(2, False), (None, True)]
+    assert [(each.finished, each.needs_peer) for each in arrived] == [(2, False), (None, True)]
     world.ready()
     assert result_of(goes_on)
     assert result_of(joined)
@@ -237,7 +237,7 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     assert old.calls == [*cleaned(False), rebuilt, sends, ROLLED_BACK]
     assert new.calls == [rebuilt, takes, ROLLED_BACK]
     assert kinds == ["recover", "recover"]
-    assert (new.processor.joins, new.processor.generations.repair_step) == (False, 2)
+    assert (new.processor.joins_running_ranks, new.processor.generations.repair_step) == (False, 2)
     world.step(3)
     assert [rank.hear(protocol.StepDone).finished for rank in world.ranks] == [3, 3]
     world.close()
@@ -259,7 +259,7 @@ def test_a_world_of_another_size_is_refused(pair: World) -> None:
     pair.ranks[0].tell(form_of(0, OWN, [1]))
     assert not result_of(recovered[0])
     assert pair.ranks[0].hear(protocol.StepFailed).kind is FaultKind.DEVICE
-    pair.ranks[1].tell(protocol.Dismiss(finished=2))
+    pair.ranks[1].tell(protocol.EndSession(finished=2))
     result_of(recovered[1])
 
 
@@ -314,7 +314,7 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
     pair.ready()
     ended = pair.pool.submit(first.processor.end)
     assert first.hear(protocol.Arrived).done
-    first.tell(protocol.Dismiss(finished=2))
+    first.tell(protocol.EndSession(finished=2))
     result_of(ended)
 
 
@@ -390,18 +390,18 @@ def test_a_process_that_has_to_end_saves_renames_and_exits(
     It does not save a torn state or a part of one.
     """
     processor = pair.ranks[0].processor
-    processor._dump(AFTER_2)
+    processor._save_final_state(AFTER_2)
     info = [{"type": 0, "ranks": [0]}]
     saved = [("save_ckpt", 2, info, ARGUMENTS, CONTEXT), ("rename", 2, ARGUMENTS)]
     assert pair.ranks[0].calls == [*saved, ("exit", CONTEXT)]
     assert processor.generations.repair_type == "dump"
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "1")
-    processor._dump(AFTER_2)
+    processor._save_final_state(AFTER_2)
     assert pair.ranks[0].calls[4] == ("rename", 2, CONTEXT)
     before = len(pair.ranks[0].calls)
     processor.report(UCE, "", None)
-    processor._dump(AFTER_2)
+    processor._save_final_state(AFTER_2)
     other = pair.ranks[1].processor
     other.replicas([{"rank_list": [1, 0], "replica_cnt": 1}], world_size=2)
-    other._dump(AFTER_2)
+    other._save_final_state(AFTER_2)
     assert (len(pair.ranks[0].calls), pair.ranks[1].calls) == (before, [])

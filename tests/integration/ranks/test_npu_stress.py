@@ -83,7 +83,7 @@ def judged(answer: Done) -> NodeVerdict:
 
 
 @pytest.mark.parametrize(
-    ("answer", "health", "said"),
+    ("answer", "health", "text"),
     [
         (0, Health.HEALTHY, ""),
         (1, Health.HEALTHY, "stress_detect did not run (it returned 1)"),
@@ -96,7 +96,7 @@ def judged(answer: Done) -> NodeVerdict:
 def test_what_its_answers_mean(
     answer: int | RuntimeError,
     health: Health,
-    said: str,
+    text: str,
     install: Callable[[int | RuntimeError], Npu],
 ) -> None:
     """Only the answer 2 and hardware errors make a node faulty.
@@ -107,7 +107,7 @@ def test_what_its_answers_mean(
     verdict = judged(done())
     assert npu.asked == 1
     assert verdict.health is health
-    assert said in verdict.reason if said else not verdict.reason
+    assert text in verdict.reason if text else not verdict.reason
 
 
 @pytest.mark.parametrize("answer", [1, 2, VOLTAGE])

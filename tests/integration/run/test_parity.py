@@ -261,6 +261,6 @@ def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], li
     if message:
         assert str(folder / "bad.py") in errors, "the traceback names the script"
         assert "rekindle" not in errors, "the traceback shows frames that are not the user's"
-        told = json.loads(error_file.read_text())["message"]
-        assert told["message"].startswith(message)
-        assert told["extraInfo"]["py_callstack"] == errors
+        content = json.loads(error_file.read_text())["message"]
+        assert content["message"].startswith(message)
+        assert content["extraInfo"]["py_callstack"] == errors

@@ -148,7 +148,7 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
             answer := await asyncio.wait_for(line.receive(), bound_s())
         ).type is WSMsgType.BINARY:
             answers.append(p.decode_to_agent(answer.data))
-            if isinstance(answers[-1], p.Bye):
+            if isinstance(answers[-1], p.EndAgent):
                 return answers
         return [*answers, line.close_code]
 
@@ -159,7 +159,7 @@ GARBAGE: dict[str, Callable[[], bytes | str]] = {
     "text": lambda: "hello",
     "json": lambda: json.dumps({"type": "hello"}),
     "unknown message": lambda: msgspec.msgpack.encode({"type": "unheard-of"}),
-    "a message of the other direction": lambda: p.encode(p.Bye(status=0)),
+    "a message of the other direction": lambda: p.encode(p.EndAgent(status=0)),
     "a truncated message": lambda: p.encode(p.StoreDown(serial=1))[:-1],
     "news before a hello": lambda: p.encode(p.StoreDown(serial=1)),
     "an exit before a hello": lambda: p.encode(
@@ -196,7 +196,7 @@ def test_an_agent_that_does_not_belong_is_refused(
 ) -> None:
     """The refusal of an agent has the reason, for example an old attempt."""
     [answer] = asyncio.run(talk(live, p.encode(hello(live, **changes))))
-    assert isinstance(answer, p.Bye)
+    assert isinstance(answer, p.EndAgent)
     assert words in answer.refused
 
 

@@ -59,8 +59,8 @@ class Users:
     def issue(self, account: Object) -> str:
         """Return a token of a service account. The token is valid as long as the account exists."""
         metadata = account["metadata"]
-        told = f"{metadata['namespace']}/{metadata['name']}/{metadata['uid']}".encode()
-        encoded = base64.urlsafe_b64encode(told).decode().rstrip("=")
+        text = f"{metadata['namespace']}/{metadata['name']}/{metadata['uid']}".encode()
+        encoded = base64.urlsafe_b64encode(text).decode().rstrip("=")
         return f"sa.{encoded}.{self._sign(encoded)}"
 
     def of(self, header: str) -> User:
@@ -180,5 +180,5 @@ def _is_discovery(path: str) -> bool:
 def _because(binding: Object, user: User) -> str:
     metadata, reference = binding["metadata"], binding["roleRef"]
     place = f"/{metadata['namespace']}" if "namespace" in metadata else ""
-    told = f'"{metadata["name"]}{place}" of {reference["kind"]} "{reference["name"]}"'
-    return f'RBAC: allowed by {binding["kind"]} {told} to User "{user.name}"'
+    text = f'"{metadata["name"]}{place}" of {reference["kind"]} "{reference["name"]}"'
+    return f'RBAC: allowed by {binding["kind"]} {text} to User "{user.name}"'

@@ -124,11 +124,11 @@ class Cluster:
 
     def kubeconfig_for(self, token: str, path: Path, namespace: str = "default") -> Path:
         """Write a kubeconfig like the client's own, but with another token, and return its path."""
-        told = yaml.safe_load(self.kubeconfig.read_text())
-        told["users"] = [{"name": "user", "user": {"token": token}}]
-        for each in told["contexts"]:
+        content = yaml.safe_load(self.kubeconfig.read_text())
+        content["users"] = [{"name": "user", "user": {"token": token}}]
+        for each in content["contexts"]:
             each["context"].update(user="user", namespace=namespace)
-        path.write_text(yaml.safe_dump(told))
+        path.write_text(yaml.safe_dump(content))
         return path
 
     def scaled(self, seconds: float) -> float:

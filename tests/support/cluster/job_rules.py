@@ -14,19 +14,19 @@ def rules(name: str, spec: Object) -> list[Cause]:
     restart = spec["template"].get("spec", {}).get("restartPolicy")
     where = "spec.template.spec.restartPolicy"
     if restart not in ("OnFailure", "Never"):
-        told = f'"{restart}": supported values: "OnFailure", "Never"'
-        causes.append((where, "NotSupported", told))
+        text = f'"{restart}": supported values: "OnFailure", "Never"'
+        causes.append((where, "NotSupported", text))
     if spec.get("completionMode") == "Indexed":
         if "completions" not in spec:
-            told = "when completion mode is Indexed"
-            causes.append(("spec.completions", "Required", told))
+            text = "when completion mode is Indexed"
+            causes.append(("spec.completions", "Required", text))
         elif len(f"{name}-{max(spec['completions'], 1) - 1}") > 63:
-            told = f'"{name}": will not able to create pod with valid DNS subdomain'
-            causes.append(("metadata.name", "Invalid", f"{told}: must be no more than 63 bytes"))
+            text = f'"{name}": will not able to create pod with valid DNS subdomain'
+            causes.append(("metadata.name", "Invalid", f"{text}: must be no more than 63 bytes"))
     for field in ("parallelism", "completions", "backoffLimit"):
         if spec.get(field, 0) < 0:
-            told = f"{spec[field]}: must be greater than or equal to 0"
-            causes.append((f"spec.{field}", "Invalid", told))
+            text = f"{spec[field]}: must be greater than or equal to 0"
+            causes.append((f"spec.{field}", "Invalid", text))
     return causes
 
 
@@ -48,8 +48,8 @@ def changes(before: Object, after: Object) -> list[Cause]:
                 ("spec.completions", "Invalid", f"{new.get('completions')}: {_IMMUTABLE}")
             )
         elif not elastic:
-            told = f"{new.get('completions')}: can only be modified in tandem with spec.parallelism"
-            causes.append(("spec.completions", "Invalid", told))
+            text = f"{new.get('completions')}: can only be modified in tandem with spec.parallelism"
+            causes.append(("spec.completions", "Invalid", text))
     status = before.get("status") or {}
     idle = old.get("suspend") and not status.get("active")
     first, second = old["template"], new["template"]

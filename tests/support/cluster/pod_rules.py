@@ -34,8 +34,8 @@ def check(spec: Object, path: str) -> list[Cause]:
         volumes = {volume.get("name") for volume in spec.get("volumes") or []}
         for index, mount in enumerate(container.get("volumeMounts") or []):
             if mount.get("name") not in volumes:
-                told = f'"{mount.get("name")}": Not found'
-                causes.append((f"{where}.volumeMounts[{index}].name", "Invalid", told))
+                text = f'"{mount.get("name")}": Not found'
+                causes.append((f"{where}.volumeMounts[{index}].name", "Invalid", text))
     return causes
 
 

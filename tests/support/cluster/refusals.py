@@ -124,8 +124,8 @@ def unsupported_patch(media_type: str, known: list[str]) -> Refused:
 
 def unsupported_dry_run(asked: Iterable[str]) -> Refused:
     listed = " ".join(f'"{each}"' for each in sorted(asked))
-    told = f'Unsupported value: [{listed}]: supported values: "All"'
-    message = f'CreateOptions.meta.k8s.io "" is invalid: dryRun: {told}'
+    text = f'Unsupported value: [{listed}]: supported values: "All"'
+    message = f'CreateOptions.meta.k8s.io "" is invalid: dryRun: {text}'
     return Refused(422, "Invalid", message)
 
 

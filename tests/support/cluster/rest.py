@@ -133,8 +133,8 @@ class Rest:
             except refusals.Refused as refused:
                 # The refusal is an event of the watch, as in the watch cache of a real server.
                 await line.open("application/json")
-                told = {"type": "ERROR", "object": refused.status()}
-                await line.send(msgspec.json.encode(told) + b"\n")
+                fields = {"type": "ERROR", "object": refused.status()}
+                await line.send(msgspec.json.encode(fields) + b"\n")
                 return line.response
             await line.open("application/json")
             await watching.send_all(line, events)

@@ -67,10 +67,10 @@ def check(kind: Kind, thing: Object) -> None:
     """
     unknown = list(_unknown(kind, thing))
     if unknown:
-        told = ", ".join(f'unknown field "{name}"' for name in unknown)
+        text = ", ".join(f'unknown field "{name}"' for name in unknown)
         raise bad_request(
             f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}:'
-            f" strict decoding error: {told}"
+            f" strict decoding error: {text}"
         )
 
 

@@ -87,8 +87,8 @@ def created(kind: Kind, thing: Object) -> None:
 def _config_map(thing: Object) -> list[Cause]:
     data: dict[str, str] = thing.get("data") or {}
     size = sum(len(key.encode()) + len(value.encode()) for key, value in data.items())
-    told = f"may not be more than {_MOST_DATA} bytes"
-    return [("", "TooLong", told)] if size > _MOST_DATA else []
+    text = f"may not be more than {_MOST_DATA} bytes"
+    return [("", "TooLong", text)] if size > _MOST_DATA else []
 
 
 def changed(kind: Kind, before: Object, after: Object) -> None:
@@ -107,11 +107,11 @@ def changed(kind: Kind, before: Object, after: Object) -> None:
         causes += job_rules.rules(name, new) + job_rules.changes(before, after)
     elif kind is kinds.VOLCANOJOBS:
         if _frozen_volcano(old) != _frozen_volcano(new):
-            told = (
+            text = (
                 "job updates may not change fields other than `minAvailable`,"
                 " `tasks[*].replicas under spec`"
             )
-            causes.append(("spec", "Forbidden", told))
+            causes.append(("spec", "Forbidden", text))
     elif kind is kinds.JOBSETS:
         causes += _changed_jobset(old, new)
     elif kind is kinds.TRAINJOBS:

@@ -14,7 +14,7 @@ from rekindle.recovery.faults.fault import FaultKind
 
 def check_counts(roster: Roster) -> None:
     """Compare the incremental counters of the roster with counts over all ranks and nodes."""
-    for status, counted in roster.census.status.items():
+    for status, counted in roster.index.status.items():
         assert counted == {rank.rank for rank in roster.world if rank.status is status}
     assert roster.all_stepped == all(rank.stepped for rank in roster.world)
     places = [roster.place_of(rank) for rank in roster.world]
@@ -34,10 +34,10 @@ def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) 
     if left is None:
         return
     if left.stopping is not None:
-        assert old.job.phase in (Phase.STOPPING, Phase.DUMPING)
+        assert old.job.phase in (Phase.STOPPING, Phase.FINAL_CHECKPOINT)
         assert left.stopping.outcome == old.endings.outcome
         return
-    assert old.job.phase not in (Phase.STOPPING, Phase.DUMPING)
+    assert old.job.phase not in (Phase.STOPPING, Phase.FINAL_CHECKPOINT)
     assert left.awaiting == old.job.incidents.awaiting
     held = [
         fault
@@ -91,7 +91,7 @@ class Checks:
 
     def command(self, command: Command, nodes: dict[int, int]) -> None:
         """Fail if the command is invalid in the current state."""
-        refusal = isinstance(command, Send) and isinstance(command.message, p.Bye)
+        refusal = isinstance(command, Send) and isinstance(command.message, p.EndAgent)
         refusal = refusal and bool(command.message.refused)
         assert refusal or not self._ended, f"after the end: {command}"
         match command:
@@ -104,7 +104,7 @@ class Checks:
                 assert not twice, f"ranks {twice} are started twice"
                 self._alive |= set(spawn.ranks)
                 self._arrived -= set(spawn.ranks)
-            case Send(connection, p.Promote() | p.Welcome() | p.Bye()):
+            case Send(connection, p.Promote() | p.Welcome() | p.EndAgent()):
                 pass  # spares can also get these
             case Send(connection, message) if isinstance(message, p.CheckOrder):
                 pass  # agents without a node can also get this

@@ -172,7 +172,7 @@ class Driver:
             case p.Kill(ranks=ranks):
                 self.doomed += ranks
 
-    def told(self, kind: type[M]) -> dict[int, M]:
+    def sent_by_node(self, kind: type[M]) -> dict[int, M]:
         """Return the messages of one kind among the last commands, by node (at most one each)."""
         by_connection = {c: n for n, c in self.nodes.items()}
         found = [
@@ -189,11 +189,11 @@ class Driver:
 
     def refusals(self) -> list[str]:
         """Return the reasons with which the last commands refuse agents."""
-        return [each.message.refused for each in self.sent(p.Bye) if each.message.refused]
+        return [each.message.refused for each in self.sent(p.EndAgent) if each.message.refused]
 
     def spawned_now(self) -> list[int]:
         """Return the ranks that the last commands start."""
-        return sorted(rank for spawn in self.told(p.Spawn).values() for rank in spawn.ranks)
+        return sorted(rank for spawn in self.sent_by_node(p.Spawn).values() for rank in spawn.ranks)
 
     def recorded(self, kind: type[E]) -> list[E]:
         """Return the events of one kind in the journal."""
@@ -206,10 +206,11 @@ class Driver:
     # ---- inputs
 
     def say(self, node: int, message: p.Message) -> None:
-        """Deliver a message from the agent of `node`."""
+        """Deliver a message from the agent of `node`, as it comes out of the connection."""
         self.now += 0.001
         self._checks.message(message, self.pids)
-        self.machine.on_message(self.nodes[node], message, self.now)
+        received = p.decode_from_agent(p.encode(message))
+        self.machine.on_message(self.nodes[node], received, self.now)
         self.collect()
 
     def hello(self, node: int = -1, **changes: object) -> int:
@@ -231,7 +232,7 @@ class Driver:
             "processes": spec.processes_per_node,
             "host": f"host-{connection}",
         }
-        hello = p.Hello(**fields | changes)
+        hello = p.decode_from_agent(p.encode(p.Hello(**fields | changes)))
         self.machine.admission.on_hello(connection, hello)
         self._note_seats()
         if connection in self.nodes.values():
@@ -331,8 +332,8 @@ class Driver:
         """Let ranks wait for a generation, by default with the state of the current one."""
         generation = self.machine.job.generation
         for rank in ranks:
-            said = {"generation": generation, "made": generation, **more}
-            arrived = p.Arrived(rank=rank, finished=finished, **said)
+            fields = {"generation": generation, "state_generation": generation, **more}
+            arrived = p.Arrived(rank=rank, finished=finished, **fields)
             self.say(self.node_of(rank), arrived)
 
     def ready(self, ranks: Iterable[int], error: str = "") -> None:
@@ -356,7 +357,7 @@ class Driver:
         rank: int,
         generation: int | None = None,
         kind: FaultKind = FaultKind.LINK,
-        clean: int | None = None,
+        valid_steps: int | None = None,
     ) -> None:
         """Let the step of a rank fail, by default in a collective."""
         of = self.machine.job.generation if generation is None else generation
@@ -368,7 +369,7 @@ class Driver:
                 kind=kind,
                 error="Connection closed by peer",
                 finished=self.machine.job.roster.ranks[rank].finished,
-                clean=clean,
+                valid_steps=valid_steps,
             ),
         )
 

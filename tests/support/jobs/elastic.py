@@ -33,7 +33,7 @@ def come_back(driver: Driver, node: int = 1) -> None:
 
 def hold(driver: Driver) -> None:
     """Pause the first rank of the world between two steps, as the coordinator requests."""
-    ((node, order),) = driver.told(p.PauseRequest).items()
+    ((node, order),) = driver.sent_by_node(p.PauseRequest).items()
     assert order.rank == driver.machine.job.roster.world[0].rank
     driver.say(node, p.Paused(rank=order.rank, generation=order.generation, finished=0))
 

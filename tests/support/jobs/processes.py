@@ -36,7 +36,7 @@ class Process:
         self.hold = 0
         self.finished = 0
         self.has_state = False
-        self.made = 0
+        self.state_generation = 0
         self.told_step = False
         self.form: p.FormGeneration | None = None
 
@@ -45,7 +45,7 @@ class Process:
         return p.Arrived(
             rank=self.rank,
             generation=self.generation,
-            made=self.made,
+            state_generation=self.state_generation,
             finished=self.finished if self.has_state else None,
             done=self.has_state and self.finished >= total,
         )

@@ -20,7 +20,7 @@ from rekindle.agent.snapshots.replica_transport import Credentials, ReplicaConne
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 
 KNOWN = Credentials("simulated", 0, "the secret")
 CONTENT = os.urandom(50_000)
@@ -41,7 +41,7 @@ def form_of(generation: int, step: int) -> protocol.FormGeneration:
     )
 
 
-def steps_of(kept: dict[int, tuple[Made, ...]]) -> dict[int, tuple[int, ...]]:
+def steps_of(kept: dict[int, tuple[StateId, ...]]) -> dict[int, tuple[int, ...]]:
     """Return the steps of the kept snapshots of each rank."""
     assert {made for each in kept.values() for _, made in each} <= {MADE_IN}
     return {rank: tuple(step for step, _ in each) for rank, each in kept.items()}
@@ -82,11 +82,11 @@ class Kept:
                 return buffer
 
             try:
-                await fetch(self.at, known, make_room, rank=rank, made=(step, MADE_IN))
+                await fetch(self.at, known, make_room, rank=rank, state=StateId(step, MADE_IN))
             except BaseException:
-                assert buffer.made is None
+                assert buffer.state is None
                 raise
-            assert (buffer.made, buffer.is_settled) == ((step, MADE_IN), True)
+            assert (buffer.state, buffer.is_released) == ((step, MADE_IN), True)
             buffer.verify()
             with buffer.file as file:
                 return bytes(file)

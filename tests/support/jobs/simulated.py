@@ -140,9 +140,9 @@ class World(Driver):
             case p.Kill(ranks=ranks):
                 for rank in ranks:
                     self.die(rank, signal=15)
-            case p.Bye():
+            case p.EndAgent():
                 self._go_home(node)
-            case p.WriteFinalCheckpoint(step=step, made=generation):
+            case p.WriteFinalCheckpoint(step=step, generation=generation):
                 written = p.CheckpointWritten(
                     step=step, generation=generation, path="there", final=True
                 )
@@ -155,7 +155,7 @@ class World(Driver):
                     process.form = form
             case p.PauseRequest() | p.GenerationEnded() as order:
                 self._tell_of_the_end(agent, order)
-            case p.Dismiss():
+            case p.EndSession():
                 self._dismiss(agent)
 
     def _tell_of_the_end(self, agent: Agent, order: p.PauseRequest | p.GenerationEnded) -> None:
@@ -252,7 +252,7 @@ class World(Driver):
             self._tell(process.rank, process.arrived(self.total))
             return
         process.has_state, process.finished = True, process.form.step
-        process.made = process.form.made
+        process.state_generation = process.form.state_generation
         process.doing, process.told_step = Doing.STEPPING, False
         self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
 
@@ -289,7 +289,7 @@ class World(Driver):
                 rank, p.Paused(rank=rank, generation=process.generation, finished=process.finished)
             )
             return
-        process.finished, process.made = process.finished + 1, process.generation
+        process.finished, process.state_generation = process.finished + 1, process.generation
         if not process.told_step:
             process.told_step = True
             done = p.StepDone(rank=rank, generation=process.generation, finished=process.finished)

@@ -23,7 +23,7 @@ def trained(finished: int = 1, **world: object) -> Driver:
 
 def sources(job: Driver) -> dict[int, StateSource]:
     """Return the source of each rank's state, from the last commands."""
-    forms = job.told(p.FormGeneration)
+    forms = job.sent_by_node(p.FormGeneration)
     return {rank: plan.source for form in forms.values() for rank, plan in form.plan.items()}
 
 
@@ -44,7 +44,7 @@ def untouched(policy: Policy, *, devices: bool = False, **world: object) -> Driv
 
 def report(job: Driver, source: c.EventSource, what: str, *, node: int = 0, **more: object) -> str:
     """Report a health event, and return the reason of a refusal."""
-    refused = job.machine.health.on_sign(
+    refused = job.machine.health.on_health_event(
         c.HealthEvent(source=source, what=what, node=node, **more), job.now
     )
     job.collect()

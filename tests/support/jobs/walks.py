@@ -27,7 +27,7 @@ import msgspec
 from jobs.checked import CheckedWorld, Defect, timings
 from jobs.settling import settle
 from jobs.trained import SIGKILL
-from rekindle.coordinator.machine.job_state import Command, Phase
+from rekindle.coordinator.machine.job_state import Command, Phase, Timer
 from rekindle.job.spec import Framework
 from rekindle.profiling.switch import WORDS, ProfilingOrder, Switch
 from rekindle.protocol import agent as p
@@ -43,6 +43,7 @@ SEEDS = 12_000
 MOVES = 400  # the maximum, before the walk lets the job end
 DIGITS = 16  # hexadecimal digits of the sha256 of a walk
 _ASKED = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
+_TIMERS = [timer.value for timer in Timer]  # in this order, so that a new name changes no walk
 
 Pairs = Counter[tuple[str, str]]
 
@@ -217,11 +218,11 @@ class _Walk:
             kind = self.chance.choice(
                 (FaultKind.TRANSIENT, FaultKind.DEVICE_MEMORY, FaultKind.DEVICE)
             )
-            clean = self.chance.choice((None, None, max(0, process.finished - 2)))
-            world.fail_step(rank, generation=process.generation, kind=kind, clean=clean)
+            valid_steps = self.chance.choice((None, None, max(0, process.finished - 2)))
+            world.fail_step(rank, generation=process.generation, kind=kind, valid_steps=valid_steps)
 
     def _pass_time(self) -> None:
-        names = sorted(self.world.timers)
+        names = sorted(self.world.timers, key=_TIMERS.index)
         if names:
             name = self.chance.choice(names)
             self.world.met(f"timer {name}")
@@ -299,7 +300,7 @@ class _Walk:
             by="walk",
         )
         world.met("sign")
-        world.machine.health.on_sign(sign, world.now)
+        world.machine.health.on_health_event(sign, world.now)
         world.collect()
 
     def _switch(self) -> None:

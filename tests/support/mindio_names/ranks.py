@@ -126,9 +126,11 @@ class World:
             rank.processor.begin_update()
             rank.processor.end_update(number)
 
-    def over(self, generation: int, finished: int, *, replaced: bool = False) -> None:
+    def over(self, generation: int, finished: int, *, process_lost: bool = False) -> None:
         """Report the end of a generation to all ranks."""
-        over = protocol.GenerationEnded(generation=generation, finished=finished, replaced=replaced)
+        over = protocol.GenerationEnded(
+            generation=generation, finished=finished, process_lost=process_lost
+        )
         for rank in self.ranks:
             rank.tell(over)
 

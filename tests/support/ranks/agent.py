@@ -12,7 +12,7 @@ from rekindle.protocol import agent as protocol
 
 
 class Agent:
-    """Answer each arrival with the next of `forms`, then with Dismiss.
+    """Answer each arrival with the next of `forms`, then with EndSession.
 
     Record all received messages.
 
@@ -35,7 +35,7 @@ class Agent:
             self.heard.append(message)
             match message:
                 case protocol.Arrived(finished=finished):
-                    self._say(next(self._forms, protocol.Dismiss(finished=finished or 0)))
+                    self._say(next(self._forms, protocol.EndSession(finished=finished or 0)))
                 case protocol.StepFailed(generation=generation):
                     self.over(generation)
                 case protocol.BufferRequest(serial=serial):

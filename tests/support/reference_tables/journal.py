@@ -60,15 +60,15 @@ EVENTS = {
     "of the job directory.",
     "ranks-started": "An agent started processes of ranks.",
     "restored": "Every rank of the generation has its state.",
-    "sign-seen": "A monitor or a person reported a health event.",
+    "health-event": "A monitor or a person reported a health event.",
     "slow-over": "A rank, node or link is no longer slow, without any action.",
     "slowed": "A rank, node or link has become slow.",
     "spare-lost": "The agent of a spare node is gone.",
     "stopping": "The coordinator ends the ranks permanently. A later event of this type replaces "
     "its "
     "outcome.",
-    "suspected": "The states of all ranks after step `clean` may be wrong. The job does not use "
-    "them again.",
+    "suspected": "The states of all ranks after step `valid_steps` may be wrong. The job does not "
+    "use them again.",
 }
 
 # The meaning of each field. A name with a dot applies to one event only.
@@ -82,7 +82,7 @@ FIELDS = {
     "by": "Who switched it.",
     "checkpoint-interval.seconds": "About how many seconds these steps take; 0: unknown.",
     "checkpointed.seconds": "Duration of the write, in seconds.",
-    "clean": "Steps whose state is certain.",
+    "valid_steps": "Number of steps after which the state is still right.",
     "error": "Why it failed; empty: it did not fail.",
     "explanation": "Meaning of the health event, by the fault tables.",
     "fault": "The fault; see below.",
@@ -95,15 +95,15 @@ FIELDS = {
     "incident": "Number of the incident, from 1; 0: none.",
     "isolate": "Whether the job isolates the node.",
     "job_id": "The job's id.",
-    "known": "`true`: this event replaces an earlier `fault` of the incident, because a later "
+    "explained": "`true`: this event replaces an earlier `fault` of the incident, because a later "
     "report "
     "explains its cause.",
     "left": "Spare nodes that are left.",
     "left_out": "Node ranks that take no part.",
-    "lighter": "`true`: an earlier decision of this incident chose a strategy that is further to "
-    "the right among the values of `strategy` above. `rekindle incidents` leaves this decision "
+    "outweighed": "`true`: an earlier decision of this incident chose a strategy that is further "
+    "to the right among the values of `strategy` above. `rekindle incidents` leaves this decision "
     "out, and shows the earlier one.",
-    "made": "Generation that made the state of this step.",
+    "state_generation": "Generation that made the state of this step.",
     "metrics": "Values that rank 0 logged, by name.",
     "newest": "Finished steps of the rank that is furthest ahead. In `formed` the field has "
     "another meaning.",
@@ -126,7 +126,7 @@ FIELDS = {
     "resumed": "Finished steps from which all ranks last began to train together.",
     "roll_back": "Whether the ranks take an older state.",
     "seq": "Number of the event; each event has the next number.",
-    "sign": "The health event; see below.",
+    "health_event": "The health event; see below.",
     "since": "Time at which recording was first switched on, in seconds since the epoch.",
     "sources": "Number of ranks by the source of their state; see below.",
     "spares": "Number of spare nodes.",

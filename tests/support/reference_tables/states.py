@@ -16,7 +16,8 @@ _JOB = {
     "training": "Ranks do steps.",
     "restarting": "The agents end all ranks, to start them again.",
     "stopping": "The agents end all ranks; the attempt does not continue.",
-    "dumping": "Nodes write the newest snapshot as the final checkpoint, because the job ends.",
+    "final-checkpoint": "Nodes write the newest snapshot as the final checkpoint, because the job "
+    "ends.",
     "ended": "The attempt is over, and the coordinator is about to end. After that the outcome "
     "appears instead.",
 }

@@ -180,8 +180,8 @@ class Injector:
             case "hold" | "over":
                 channel = self._channel
                 over = channel._over
-                told = {"hold": lambda: channel._held >= 0, "over": lambda: channel._over > over}
-                _wait(told[what], f"the rank was not told: {what}")
+                fields = {"hold": lambda: channel._held >= 0, "over": lambda: channel._over > over}
+                _wait(fields[what], f"the rank was not told: {what}")
             case _:
                 _die(what)
 
@@ -247,7 +247,7 @@ def _have_snapshots_sealed() -> None:
 
     def patient(writer: Any, *args: Any, **kwargs: Any) -> bool:
         taken = take(writer, *args, **kwargs)
-        _wait(lambda: all(b.is_sealed for b in writer._buffers if b.made), "nobody seals")
+        _wait(lambda: all(b.is_sealed for b in writer._buffers if b.state), "nobody seals")
         return taken
 
     SnapshotWriter.take = patient

@@ -146,7 +146,7 @@ def killed_at_once(
 CORRUPT = 3  # number of wrong steps before a late report of a memory error
 
 
-def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -> Row:
+def reported_late(step: int, *, valid_steps: int, kept: bool = True, after: int = 0) -> Row:
     """Return a row in which rank 2 reports a memory error two steps after its first wrong values.
 
     All ranks have trained with these values. They return to a clean state: no rank uses a replica,
@@ -167,7 +167,7 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
 
     def is_clean(ended: Ended, incident: journal.Incident) -> None:
         (own,) = ended.of(journal.Suspected, row)
-        assert (own.clean, own.rank) == (wrong, 2)
+        assert (own.valid_steps, own.rank) == (wrong, 2)
         lines = [line for line in ended.job.record.lines(0) if line["step"] == step - 1]
         assert lines[0]["metrics"]["loss"] != lines[-1]["metrics"]["loss"]
 
@@ -177,8 +177,8 @@ def reported_late(step: int, *, clean: int, kept: bool = True, after: int = 0) -
         (flip, *pause_all(step, life=0), late),
         release,
         strategies=RETRY if kept else None,
-        resumed=clean,
-        lost=step - clean,
+        resumed=valid_steps,
+        lost=step - valid_steps,
         replaced=frozenset() if kept else EVERY,
         cause=(FaultKind.DEVICE_MEMORY, 2),
         check=is_clean,
@@ -191,7 +191,7 @@ def wrong_steps(ended: Ended) -> dict[int, int]:
     return {
         step: event.generation
         for event in ended.of(journal.Suspected)
-        for step in range(event.clean, event.clean + CORRUPT)
+        for step in range(event.valid_steps, event.valid_steps + CORRUPT)
     }
 
 

@@ -37,7 +37,9 @@ class Node:
         self.log.parent.mkdir(parents=True)
         os.mkfifo(self.log)
         self.sent: list[p.Message] = []
-        snapshots: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
+        snapshots: Any = SimpleNamespace(
+            write_final_checkpoint=print, write_parts=print, commit=print
+        )
         self.ranks = RankSupervisor(spec, snapshots, self.sent.append, {}, NodeState(1))
         self.ranks.fork = self._fork  # type: ignore[method-assign]
 

@@ -13,12 +13,12 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 # `Agent._listen`, `Agent._handle_orders` and `RankSupervisor.handle` take these by name.
-BY_HAND = {p.Bye, p.Welcome, p.Promote, p.Spawn, p.HostStore, *p.CheckOrder}
+BY_HAND = {p.EndAgent, p.Welcome, p.Promote, p.Spawn, p.HostStore, *p.CheckOrder}
 
 
 def test_each_order_has_a_handler() -> None:
     """The table of orders and the separately handled orders are all messages to an agent."""
-    snapshots: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
+    snapshots: Any = SimpleNamespace(write_final_checkpoint=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), snapshots, print, {}, NodeState(1))
     assert set(ranks._orders) | BY_HAND == set(get_args(p.ToAgent))
 
@@ -45,7 +45,7 @@ def test_a_generation_concerns_shards_and_suspicious_snapshots(
     """
     calls: list[str] = []
     snapshots: Any = SimpleNamespace(
-        dump=print,
+        write_final_checkpoint=print,
         write_parts=print,
         commit=print,
         formed=lambda form: calls.append("formed"),
@@ -89,9 +89,9 @@ def test_the_end_of_a_generation_with_local_progress(
 
     A step whose update has begun counts, because it can still end.
     """
-    order = p.GenerationEnded(generation=3, finished=known, replaced=True)
+    order = p.GenerationEnded(generation=3, finished=known, process_lost=True)
     told = with_local_progress(order, [page_of(*each) for each in pages])
-    assert told == p.GenerationEnded(generation=3, finished=finished, replaced=True)
+    assert told == p.GenerationEnded(generation=3, finished=finished, process_lost=True)
 
 
 def page_of(finished: int | None, in_update: bool) -> HeartbeatPage:

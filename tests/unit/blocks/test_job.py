@@ -24,7 +24,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "text"),
     [
         ({}, "neither is given"),
         ({"script": "a.py", "module": "a"}, "both are given"),
@@ -46,9 +46,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
     ],
 )
-def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], said: str) -> None:
+def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], text: str) -> None:
     """TrainingJob refuses each wrong field, and the error states the reason."""
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=text):
         TrainingJob.model_validate(fields)
 
 
@@ -121,8 +121,8 @@ def test_a_module_needs_no_file() -> None:
 def test_the_framework_is_a_word() -> None:
     """A job in a cluster accepts a framework that is not installed on this machine."""
     pods = {"kubernetes": {"image": "train"}, "working_directory": "/app"}
-    said = {"module": "my.training", "framework": "mindspore", **pods}
-    assert TrainingJob.model_validate(said).to_spec("a-1").framework is Framework.MINDSPORE
+    fields = {"module": "my.training", "framework": "mindspore", **pods}
+    assert TrainingJob.model_validate(fields).to_spec("a-1").framework is Framework.MINDSPORE
 
 
 def test_an_interval_that_is_chosen() -> None:

@@ -177,12 +177,12 @@ def test_the_header_alone(store: DirectoryStore, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"1234", "4 bytes cannot hold"), (b"\xff" * 20, "the header length is")]
+    ("data", "text"), [(b"1234", "4 bytes cannot hold"), (b"\xff" * 20, "the header length is")]
 )
-def test_no_safetensors_file(store: DirectoryStore, data: bytes, said: str) -> None:
+def test_no_safetensors_file(store: DirectoryStore, data: bytes, text: str) -> None:
     """header() refuses an intact file that is not a safetensors file."""
     store.write(manifest(1), {"a": CheckpointFile([data], (0,))})
     found = store.find(1, 1)
     assert found
-    with pytest.raises(CorruptError, match=said):
+    with pytest.raises(CorruptError, match=text):
         Excerpts(found, entry_of(found)).header()

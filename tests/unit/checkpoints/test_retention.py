@@ -95,7 +95,7 @@ def test_too_few_valid_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "said"),
+    ("rules", "text"),
     [
         ({"last": -1}, "last is -1"),
         ({"every_steps": -5}, "every_steps is -5"),
@@ -105,9 +105,9 @@ def test_too_few_valid_ones() -> None:
         ({"hours": float("nan")}, "hours is nan"),
     ],
 )
-def test_rules_that_cannot_be_meant(rules: dict[str, object], said: str) -> None:
+def test_rules_that_cannot_be_meant(rules: dict[str, object], text: str) -> None:
     """Retention refuses a wrong rule and names it."""
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         Retention(**rules)
 
 

@@ -99,8 +99,8 @@ def test_blocks_that_the_manifest_does_not_tell(store: DirectoryStore) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"?")
     ((damage,), _) = look(before)
-    said = "the header, tensor first, tensor second and 1 more of 3 tensors"
-    assert damage.where == f"bytes 0 to {len(content)}: {said}"
+    text = "the header, tensor first, tensor second and 1 more of 3 tensors"
+    assert damage.where == f"bytes 0 to {len(content)}: {text}"
 
 
 def test_what_is_no_file_of_its_size(store: DirectoryStore, tmp_path: Path) -> None:

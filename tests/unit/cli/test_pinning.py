@@ -44,7 +44,7 @@ def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "status", "text"),
     [
         (("pin", "store", 7), 2, "has no checkpoint of step 7"),
         (("pin", "store", 5, "--name", "a/b"), 1, "not a valid name of a pin"),
@@ -58,14 +58,14 @@ def test_for_some_hours(store: DirectoryStore, checkpoints: Checkpoints) -> None
 def test_what_cannot_be_meant(
     words: tuple[object, ...],
     status: int,
-    said: str,
+    text: str,
     store: DirectoryStore,
     checkpoints: Checkpoints,
 ) -> None:
     """A wrong command prints the reason, and pins nothing."""
     done = checkpoints(*words)
     assert done.status == status
-    assert said in done.err
+    assert text in done.err
     assert store.pins() == []
 
 

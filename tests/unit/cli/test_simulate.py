@@ -42,8 +42,8 @@ def simulate(
     def run(*arguments: str) -> Done:
         with pytest.raises(SystemExit) as ended:
             main(["simulate", *arguments])
-        said = capsys.readouterr()
-        return Done(int(ended.value.code or 0), said.out, said.err)
+        output = capsys.readouterr()
+        return Done(int(ended.value.code or 0), output.out, output.err)
 
     return run
 
@@ -136,7 +136,7 @@ FAULT = '[[fault]]\nname = "f"\nweight = 1\nkind = "link"\n'
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (("--policy", "gone.yaml", "--nodes", "1"), "gone.yaml"),
         (("--policy", "solid.yaml", "--nodes", "0"), "--nodes 0: give a number of at least 1"),
@@ -159,12 +159,12 @@ FAULT = '[[fault]]\nname = "f"\nweight = 1\nkind = "link"\n'
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    simulate: Simulate, arguments: tuple[str, ...], said: str
+    simulate: Simulate, arguments: tuple[str, ...], text: str
 ) -> None:
     """A wrong argument gives status 2, and one line with the mistake and the valid values."""
     done = simulate(*arguments)
     assert done.status == 2
-    assert said in done.err
+    assert text in done.err
     assert len(done.err.splitlines()) == 1
 
 

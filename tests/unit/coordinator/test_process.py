@@ -76,7 +76,7 @@ def test_whoever_says_something_is_not_asked() -> None:
         for look in range(100):
             line.look()
             if look % 8 == 0:
-                line.heard()
+                line.note_message()
         await sent_by(line)
         assert socket.sent == []
         assert not transport.cut

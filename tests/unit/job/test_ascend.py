@@ -85,7 +85,7 @@ def test_hccl_leaves_repairable_ranks_alive(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "text"),
     [
         ("HCCL_ASYNC_ERROR_HANDLING", "yes", "give 0, 1 or 2"),
         ("HCCL_ASYNC_ERROR_HANDLING", "1", "would end ranks before Rekindle can repair them"),
@@ -97,9 +97,9 @@ def test_hccl_leaves_repairable_ranks_alive(
         ("HCCL_OP_RETRY_ENABLE", "L1:0, L1:1", "give each level once"),
     ],
 )
-def test_wrong_values_are_refused(name: str, value: str, said: str) -> None:
+def test_wrong_values_are_refused(name: str, value: str, text: str) -> None:
     """check_environment() refuses a wrong value with the name and the valid values."""
-    with pytest.raises(UsageError, match=f"{name} is .*{said}"):
+    with pytest.raises(UsageError, match=f"{name} is .*{text}"):
         check_environment({name: value}, Policy())
 
 
@@ -134,16 +134,16 @@ def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
         """
     )
     path = os.pathsep.join([str(tmp_path), str(Path(ascend.__file__).parents[2])])
-    said = run_command([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path})
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.split("\n")[-2] == "{'TORCH_DEVICE_BACKEND_AUTOLOAD': '0'} 1 0"
+    output = run_command([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path})
+    assert output.returncode == 0, output.stderr
+    assert output.stdout.split("\n")[-2] == "{'TORCH_DEVICE_BACKEND_AUTOLOAD': '0'} 1 0"
 
 
 @pytest.mark.process
 def test_the_command_tells_what_is_missing() -> None:
     """If a part is missing, `rekindle npu-check` prints the first action and returns status 1."""
     command = [sys.executable, "-m", "rekindle.cli.main", "npu-check"]
-    said = run_command(command)
-    assert said.returncode == 1
-    assert "torch-npu" in said.stdout
-    assert "pip install torch-npu" in said.stdout
+    output = run_command(command)
+    assert output.returncode == 1
+    assert "torch-npu" in output.stdout
+    assert "pip install torch-npu" in output.stdout

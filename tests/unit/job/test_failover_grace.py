@@ -25,7 +25,7 @@ RESTARTED = Policy(strategies=OUTER_ONLY, max_restarts=1)
 
 def graces(job: Driver) -> set[float]:
     """Return the grace periods of the Kill messages that the coordinator sent."""
-    return {kill.grace_s for kill in job.told(p.Kill).values()}
+    return {kill.grace_s for kill in job.sent_by_node(p.Kill).values()}
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,14 @@ def test_it_ends_at_ten_mebibytes() -> None:
 
 def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """The environment sets other limits; the command reports a wrong value and ignores it."""
-    said = {
+    fields = {
         "REKINDLE_PROFILING_CAP_MB": "200",
         "REKINDLE_PROFILING_FILE_MB": "0.5",
         "REKINDLE_PROFILING_FLUSH_S": "20",
     }
-    assert limits_in(said) == RecordLimits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
+    assert limits_in(fields) == RecordLimits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
     for wrong in ("0", "-1", "nan", "inf", "1e40", "much"):
-        assert limits_in(dict.fromkeys(said, wrong)) == RecordLimits()
+        assert limits_in(dict.fromkeys(fields, wrong)) == RecordLimits()
         assert capsys.readouterr().err.count(f"is {wrong!r}, which is not a number above 0") == 3
 
 

@@ -145,12 +145,12 @@ def test_a_trace_has_a_process_for_each_rank() -> None:
 
 def groups(task: Path, rank: int, **named: list[int]) -> None:
     """Write the groups of a rank in TaskD's form."""
-    told = {
+    fields = {
         f"hccl-{name}": {"group_name": name, "group_rank": 0, "global_ranks": ranks}
         for name, ranks in named.items()
     }
     (task / str(rank)).mkdir(parents=True, exist_ok=True)
-    (task / str(rank) / "parallel_group.json").write_text(json.dumps(told))
+    (task / str(rank) / "parallel_group.json").write_text(json.dumps(fields))
 
 
 def test_peers_are_those_of_a_data_parallel_group(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ _VALUES = st.recursive(
 @given(_VALUES)
 def test_values_come_back(value: Any) -> None:
     """A value is the same after JSON and back, also an infinity or an object with one entry."""
-    told = json.loads(json.dumps(plain(value, "it"), allow_nan=False))
-    np.testing.assert_equal(real(told), value)
+    content = json.loads(json.dumps(plain(value, "it"), allow_nan=False))
+    np.testing.assert_equal(real(content), value)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def form_of(generation: int) -> protocol.FormGeneration:
         store_host="",
         store_port=0,
         step=4,
-        made=1,
+        state_generation=1,
         ranks={0: 0},
         plan={0: RankPlan(source=StateSource.SELF)},
     )
@@ -48,7 +48,7 @@ class Framework:
         self.recovered = 0
 
     def arrival(self) -> Arrival:
-        return Arrival(done=False, shard=3, clean=2, port=7)
+        return Arrival(done=False, shard=3, valid_steps=2, port=7)
 
     def recover(self) -> None:
         self.recovered += 1
@@ -59,7 +59,7 @@ class Framework:
     def form(self, form: protocol.FormGeneration) -> None:
         if self.forming:
             self.forming.pop(0)()
-        self.state.hold((form.step, form.made))
+        self.state.hold((form.step, form.state_generation))
 
     def failed(self, error: BaseException) -> FaultKind | None:
         return self.kinds.get(type(error))
@@ -111,7 +111,7 @@ def test_a_rank_arrives_forms_and_reports_its_first_step(rank: Rank) -> None:
     rank.member.step_done()
     rank.member.step_done()
     (arrived,) = rank.sent(protocol.Arrived)
-    assert arrived == protocol.Arrived(rank=0, generation=0, shard=3, clean=2, port=7)
+    assert arrived == protocol.Arrived(rank=0, generation=0, shard=3, valid_steps=2, port=7)
     assert rank.sent(protocol.StateReady) == [protocol.StateReady(rank=0, generation=1)]
     assert rank.sent(protocol.StepDone) == [protocol.StepDone(rank=0, generation=1, finished=4)]
     assert rank.framework.recovered == 2
@@ -137,7 +137,7 @@ def test_a_fault_while_a_generation_forms(rank: Rank) -> None:
     rank.fails(ConnectionError("peer " + "x" * 1000 + "\nsecond line"))
     assert rank.member.join()
     (failed,) = rank.sent(protocol.StepFailed)
-    assert (failed.kind, failed.clean, failed.generation) == (FaultKind.LINK, 2, 1)
+    assert (failed.kind, failed.valid_steps, failed.generation) == (FaultKind.LINK, 2, 1)
     assert failed.error == ("ConnectionError: peer " + "x" * 1000)[:500]
 
 
@@ -216,4 +216,4 @@ def test_all_ranks_may_leave(rank: Rank) -> None:
     assert rank.member.join()
     rank.agent.over(2)
     assert not rank.member.join()
-    assert (rank.member.dismissed, rank.member.passed) == (True, 4)
+    assert (rank.member.session_ended, rank.member.ended_step) == (True, 4)

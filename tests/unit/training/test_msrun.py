@@ -29,7 +29,7 @@ def test_several_msruns_on_a_node_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked"),
+    ("text", "asked"),
     [
         ("", "{RSC:1}"),
         ("{TRE:1}", "{TRE:1, RSC:1}"),
@@ -37,8 +37,8 @@ def test_several_msruns_on_a_node_are_refused() -> None:
         ("{UCE:1, TTP:1}", "{UCE:1, TTP:1}"),
     ],
 )
-def test_an_agent_is_asked_for_and_nothing_is_taken_away(said: str, asked: str) -> None:
-    assert Agent({"MS_ENABLE_TFT": said}).environment()["MS_ENABLE_TFT"] == asked
+def test_an_agent_is_asked_for_and_nothing_is_taken_away(text: str, asked: str) -> None:
+    assert Agent({"MS_ENABLE_TFT": text}).environment()["MS_ENABLE_TFT"] == asked
 
 
 def test_the_agent_is_of_mindspore_alone() -> None:

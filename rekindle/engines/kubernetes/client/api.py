@@ -18,7 +18,12 @@ import urllib3
 
 from rekindle.engines.client import SILENCE_S, Transport
 from rekindle.engines.kubernetes.client.credentials import Credentials
-from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError, refusal, said_in
+from rekindle.engines.kubernetes.client.errors import (
+    ApiError,
+    ForbiddenError,
+    refusal,
+    status_object_in,
+)
 from rekindle.engines.kubernetes.client.streams import HttpStream, Stream
 
 Object = dict[str, Any]
@@ -202,7 +207,7 @@ class Api:
             raise ApiError(f"{asked} got no answer: {error}", passing=True) from error
         if response.status < 300:
             return _decoded(asked, response.data)
-        refused = refusal(asked, response.status, said_in(response.data))
+        refused = refusal(asked, response.status, status_object_in(response.data))
         if response.status == 401 and (trouble := self._credentials.trouble):
             refused = ForbiddenError(
                 f"{refused}; the user of the kubeconfig failed: {trouble}", status=401

@@ -107,8 +107,8 @@ class Credentials:
         finally:
             logging.getLogger().removeHandler(ear)
             # On a terminal the command writes its messages to the terminal.
-            above = " (its messages are above)" if ear.heard and sys.stdout.isatty() else ""
-            self.trouble = "; ".join(ear.heard) + above
+            above = " (its messages are above)" if ear.messages and sys.stdout.isatty() else ""
+            self.trouble = "; ".join(ear.messages) + above
 
 
 class _Ear(logging.Handler):
@@ -116,11 +116,11 @@ class _Ear(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.heard: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.module == "kube_config":
-            self.heard.append(record.getMessage())
+            self.messages.append(record.getMessage())
 
 
 def _has_file() -> bool:

@@ -56,21 +56,21 @@ _KINDS: Mapping[int, type[ApiError]] = {
 }
 
 
-def refusal(asked: str, status: int, said: Mapping[str, Any]) -> ApiError:
+def refusal(asked: str, status: int, status_object: Mapping[str, Any]) -> ApiError:
     """Make an error of a Status object. asked: a short name of the request."""
-    reason, message = str(said.get("reason", "")), str(said.get("message", ""))
+    reason, message = str(status_object.get("reason", "")), str(status_object.get("message", ""))
     kind = _KINDS.get(status, ApiError)
     if status == 504 and "Too large resource version" in message:
         kind = ExpiredError  # for a server that lags behind, or was restored from a backup
-    said_of_us = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
-    told = f"{asked}: {message or reason or f'HTTP {status}'}{said_of_us}"
-    return kind(told, status=status, reason=reason)
+    rights = f"; {_ALL_RIGHTS}" if status == 403 and 'User "' in message else ""
+    text = f"{asked}: {message or reason or f'HTTP {status}'}{rights}"
+    return kind(text, status=status, reason=reason)
 
 
-def said_in(data: bytes) -> Mapping[str, Any]:
+def status_object_in(data: bytes) -> Mapping[str, Any]:
     """Read a Status object; other text becomes its message."""
     try:
-        said = json.loads(data)
+        found = json.loads(data)
     except ValueError:
-        said = None
-    return said if isinstance(said, dict) else {"message": data.decode(errors="replace")[:200]}
+        found = None
+    return found if isinstance(found, dict) else {"message": data.decode(errors="replace")[:200]}

@@ -107,20 +107,20 @@ class Informer:
                 return
             for line in stream:
                 event = json.loads(line)
-                seen = event["object"]
+                changed = event["object"]
                 if event["type"] == "ERROR":
-                    raise _error_in(self.path, seen)
+                    raise _error_in(self.path, changed)
                 if event["type"] == "BOOKMARK":
-                    yield None, True, _version(seen)
+                    yield None, True, _version(changed)
                     continue
                 there = event["type"] != "DELETED"
-                seen = self.keep(seen)
-                uid = seen["metadata"]["uid"]
+                changed = self.keep(changed)
+                uid = changed["metadata"]["uid"]
                 if there:
-                    self.objects[uid] = seen
+                    self.objects[uid] = changed
                 else:
                     self.objects.pop(uid, None)
-                yield seen, there, _version(seen)
+                yield changed, there, _version(changed)
 
 
 def _error_in(path: str, status: Object) -> ApiError:
@@ -129,8 +129,8 @@ def _error_in(path: str, status: Object) -> ApiError:
     return kind(message, status=int(status.get("code") or 0), reason=str(status.get("reason")))
 
 
-def _version(seen: Object) -> str:
-    return str(seen["metadata"]["resourceVersion"])
+def _version(changed: Object) -> str:
+    return str(changed["metadata"]["resourceVersion"])
 
 
 @contextmanager

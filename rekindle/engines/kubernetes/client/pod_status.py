@@ -69,10 +69,10 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     def in_words(self) -> str:
         """Return a sentence about the cause of its wait or its end."""
-        told = "; ".join(f"{r.word}: {r.sentence}" if r.sentence else r.word for r in self.reasons)
-        if not told and self.exit_code is not None:
-            told = f"its container ended with status {self.exit_code}"
-        return f"pod {self.name} is {self.phase}" + (f" ({told})" if told else "")
+        why = "; ".join(f"{r.word}: {r.sentence}" if r.sentence else r.word for r in self.reasons)
+        if not why and self.exit_code is not None:
+            why = f"its container ended with status {self.exit_code}"
+        return f"pod {self.name} is {self.phase}" + (f" ({why})" if why else "")
 
 
 def pod_status(pod: Object) -> PodStatus:
@@ -117,18 +117,18 @@ def _reasons(status: Object) -> Iterator[Reason]:
     """Yield every reason, the most specific first."""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            yield from _said(condition)
-    yield from _said(status)
+            yield from _reason_in(condition)
+    yield from _reason_in(status)
     every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     for container in every:
         state = container.get("state") or {}
-        yield from _said(state.get("terminated") or state.get("waiting") or {})
+        yield from _reason_in(state.get("terminated") or state.get("waiting") or {})
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            yield from _said(condition)
+            yield from _reason_in(condition)
 
 
-def _said(where: Object) -> Iterator[Reason]:
+def _reason_in(where: Object) -> Iterator[Reason]:
     word = where.get("reason") or ""
     if word not in _SAY_NOTHING:
         yield Reason(word, " ".join((where.get("message") or "").split())[:300])

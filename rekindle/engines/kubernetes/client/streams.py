@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import urllib3
 
 from rekindle.engines.kubernetes.client.credentials import Credentials
-from rekindle.engines.kubernetes.client.errors import ApiError, refusal, said_in
+from rekindle.engines.kubernetes.client.errors import ApiError, refusal, status_object_in
 
 CONNECT_S = 30.0
 _PIECE = 65536
@@ -131,7 +131,9 @@ class Stream:
             self._line.request(method, target, headers={"Accept": "application/json"})
             if self._line.status >= 300:
                 raise refusal(
-                    f"{method} {self._where}", self._line.status, said_in(self._line.read())
+                    f"{method} {self._where}",
+                    self._line.status,
+                    status_object_in(self._line.read()),
                 )
         except OSError as error:
             raise ApiError(f"{method} {self._where} got no answer: {error}") from error

@@ -206,8 +206,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
 def extras(ascend: Ascend, place: Place, *, by_mindcluster: bool, process_level: bool) -> Extras:
     """Return the additional parts of a pod's container that the settings request."""
 
-    def wanted(said: bool | None) -> bool:
-        return by_mindcluster if said is None else said
+    def wanted(choice: bool | None) -> bool:
+        return by_mindcluster if choice is None else choice
 
     folders: list[tuple[str, str, str, bool]] = []
     if wanted(ascend.reset_config):

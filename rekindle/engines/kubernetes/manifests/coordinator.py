@@ -71,7 +71,7 @@ def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     pull_secrets = [{"name": name} for name in pods.image_pull_secrets]
     claim = pods.coordinator.claim
     kept = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    told = {"secretName": Names.of(spec.job_id).secret, "defaultMode": 0o440}
+    secret_source = {"secretName": Names.of(spec.job_id).secret, "defaultMode": 0o440}
     return {
         **given({"imagePullSecrets": pull_secrets}),
         "automountServiceAccountToken": False,
@@ -97,7 +97,7 @@ def _pod(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
         "containers": [_container(spec, pods)],
         "volumes": [
             {"name": "record"} | kept,
-            {"name": "described", "secret": told},
+            {"name": "described", "secret": secret_source},
             {"name": "tmp", "emptyDir": {}},
         ],
     }

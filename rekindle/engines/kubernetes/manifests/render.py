@@ -86,16 +86,16 @@ def render(
     Raises UsageError: the settings of the pods are invalid, or a patch does not fit.
     """
     check_pods(pods, spec)
-    told = msgspec.structs.replace(spec, keeps_off=keeps_off(pods))
+    pod_spec = msgspec.structs.replace(spec, keeps_off=keeps_off(pods))
     kind = adapter(pods.kind)
     own = labels.labels(spec.job_id, attempt=attempt)
     own[labels.DESCRIBED] = labels.described(secret, spec, pods)
-    said = ascend.job_labels(pods.ascend, process_level=pods.process_level)
+    job_labels = ascend.job_labels(pods.ascend, process_level=pods.process_level)
     job = Rendered(
         spec=spec,
         pods=pods,
         template=pod_template(spec, pods, attempt=attempt, restart=kind.restart(pods)),
-        labels=pods.labels | said | _queue(pods) | own,
+        labels=pods.labels | job_labels | _queue(pods) | own,
         annotations=pods.annotations
         | ascend.job_annotations(pods.ascend, pods.recover_strategy)
         | {labels.JOB_ID: spec.job_id},
@@ -111,7 +111,7 @@ def render(
     return Manifests(
         root=coordinator.root(spec, pods, own),
         around=(
-            coordinator.secret(told, pods, secret),
+            coordinator.secret(pod_spec, pods, secret),
             *coordinator.services(spec, pods),
             *coordinator.policies(spec, pods),
             coordinator.deployment(spec, pods),

@@ -63,7 +63,7 @@ def check_words(pods: KubernetesSettings) -> None:
         check_limits(pods.ascend, "ascend")
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if not pods.image.strip() or any(sign.isspace() for sign in pods.image):
+    if not pods.image.strip() or any(health_event.isspace() for health_event in pods.image):
         raise UsageError(f"image is {pods.image!r}; name the image that holds the training script")
     _check_choices(pods)
     _check_choices(pods.ascend, "ascend.")
@@ -80,8 +80,8 @@ def check_words(pods: KubernetesSettings) -> None:
 def _check_choices(settings: msgspec.Struct, prefix: str = "") -> None:
     """Check the texts that have choices. Raises UsageError: one of them is not a choice."""
     for name, choices in choices_of(type(settings)).items():
-        said = getattr(settings, name)
-        for word in (said,) if isinstance(said, str) else said:
+        given = getattr(settings, name)
+        for word in (given,) if isinstance(given, str) else given:
             if word not in choices:
                 raise check.no_choice(f"{prefix}{name}", word, filter(None, choices))
 

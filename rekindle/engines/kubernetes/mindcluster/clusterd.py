@@ -27,7 +27,7 @@ _PREFIX, _KEY = "data-trace-", "profilingSwitch"
 
 def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
     """Return the ConfigMap that switches TaskD. Pure."""
-    said = msgspec.json.encode(dict(zip(FIELDS, values(switch), strict=True))).decode()
+    encoded = msgspec.json.encode(dict(zip(FIELDS, values(switch), strict=True))).decode()
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -36,7 +36,7 @@ def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
             "namespace": namespace,
             "labels": {"reset": "true", **labels(job_id)},
         },
-        "data": {_KEY: said},
+        "data": {_KEY: encoded},
     }
 
 
@@ -46,8 +46,8 @@ def read_trace(configmap: Object) -> Switch:
     text = text_of(configmap, _KEY)
     if text is None:
         raise DamagedError(f"{what} is missing")
-    said = decode(text, dict[str, str], what)
-    return read_switch(said)
+    encoded = decode(text, dict[str, str], what)
+    return read_switch(encoded)
 
 
 def traced(api: Api, namespace: str, job_id: str) -> Switch:
@@ -112,7 +112,7 @@ def modify_trace(address: str, job: str, switch: Switch) -> None:
 
 def request(job: str, switch: Switch) -> bytes:
     """Encode a DataTypeReq: field 1 is jobNsName, field 2 profilingSwitch with fields 1 to 5."""
-    fields = [_text(number, said) for number, said in enumerate(values(switch), 1)]
+    fields = [_text(number, encoded) for number, encoded in enumerate(values(switch), 1)]
     return _text(1, job) + _field(2, b"".join(fields))
 
 
@@ -133,8 +133,8 @@ def response(content: bytes) -> tuple[str, int]:
     return message, code
 
 
-def _text(number: int, said: str) -> bytes:
-    return _field(number, said.encode())
+def _text(number: int, encoded: str) -> bytes:
+    return _field(number, encoded.encode())
 
 
 def _field(number: int, content: bytes) -> bytes:

@@ -12,8 +12,8 @@ from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.reports import (
     ActiveCode,
     Report,
-    Told,
     Topic,
+    TopicReport,
     check,
     chip_number,
     decode,
@@ -164,8 +164,8 @@ def chips(info: DeviceList, what: str) -> Report:
     for key, text in lists.items():
         if key.endswith("Unhealthy"):  # -Unhealthy and -NetworkUnhealthy
             numbers = [chip_number(name) for name in text.split(",") if name.strip()]
-            told = f"is listed in {key}, without a code"
-            remarks += [(number, told) for number in numbers if number not in named]
+            remark = f"is listed in {key}, without a code"
+            remarks += [(number, remark) for number in numbers if number not in named]
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)), info.update_time)
 
 
@@ -193,7 +193,7 @@ COMPLETE = "cluster-info-node"  # it lists all boards with faults; the other boa
 _TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
 
 
-def read(configmap: Object) -> tuple[Told, ...]:
+def read(configmap: Object) -> tuple[TopicReport, ...]:
     """Read a ConfigMap of devices, nodes or the cluster; return an empty tuple for others.
 
     In a `cluster-info-*` a damaged host does not affect the others. Raises DamagedError: all of the
@@ -202,24 +202,24 @@ def read(configmap: Object) -> tuple[Told, ...]:
     name = name_of(configmap)
     if name.startswith(DEVICES):
         host = name.removeprefix(DEVICES)
-        told = [_told(host, Topic.CHIPS, lambda: device_info(configmap))]
+        reports = [_read_topic(host, Topic.CHIPS, lambda: device_info(configmap))]
         if text_of(configmap, "SwitchInfoCfg"):
-            told.append(_told(host, Topic.SWITCHES, lambda: switch_info(configmap)))
-        return tuple(told)
+            reports.append(_read_topic(host, Topic.SWITCHES, lambda: switch_info(configmap)))
+        return tuple(reports)
     if name.startswith(NODES):
         host = name.removeprefix(NODES)
-        return (_told(host, Topic.BOARD, lambda: node_info(configmap)),)
+        return (_read_topic(host, Topic.BOARD, lambda: node_info(configmap)),)
     return tuple(_all_hosts(configmap)) if name.startswith(_CLUSTER) else ()
 
 
-def _told(host: str, topic: Topic, reading: Callable[[], Report]) -> Told:
+def _read_topic(host: str, topic: Topic, reading: Callable[[], Report]) -> TopicReport:
     try:
-        return Told(host, topic, reading())
+        return TopicReport(host, topic, reading())
     except DamagedError as error:
-        return Told(host, topic, damage=str(error))
+        return TopicReport(host, topic, damage=str(error))
 
 
-def _all_hosts(configmap: Object) -> Iterator[Told]:
+def _all_hosts(configmap: Object) -> Iterator[TopicReport]:
     """Read one of ClusterD's ConfigMaps, which has no check code, host by host."""
     name = name_of(configmap)
     text = text_of(configmap, name)
@@ -229,7 +229,7 @@ def _all_hosts(configmap: Object) -> Iterator[Told]:
         for prefix, topic in _TOPICS.items():
             if key.startswith(prefix):
                 host = key.removeprefix(prefix)
-                yield _told(host, topic, _reader(topic, raw, f"{name}: {key}"))
+                yield _read_topic(host, topic, _reader(topic, raw, f"{name}: {key}"))
 
 
 def _reader(topic: Topic, raw: msgspec.Raw, what: str) -> Callable[[], Report]:
@@ -264,15 +264,15 @@ class HostReports:
                 self._forget(name.removeprefix(NODES), Topic.BOARD, name)
             return
         try:
-            told = read(configmap)
+            reports = read(configmap)
         except DamagedError as error:
             self._broken[name] = str(error)
             return
-        for one in told:
-            self._hear(name, one)
+        for one in reports:
+            self._take_topic(name, one)
         if name.startswith(COMPLETE):
-            heard = {one.host for one in told}
-            for host in [host for host in self._reports if host not in heard]:
+            hosts = {one.host for one in reports}
+            for host in [host for host in self._reports if host not in hosts]:
                 self._forget(host, Topic.BOARD, name)
 
     def of(self, host: str) -> list[Report]:
@@ -284,16 +284,16 @@ class HostReports:
         own = [text for (where, _), text in self._damage.items() if where == host]
         return own + list(self._broken.values())
 
-    def _hear(self, name: str, told: Told) -> None:
-        if told.report is None:
-            self._damage[told.host, told.topic] = told.damage
+    def _take_topic(self, name: str, news: TopicReport) -> None:
+        if news.report is None:
+            self._damage[news.host, news.topic] = news.damage
             return
-        self._damage.pop((told.host, told.topic), None)
-        topics = self._reports.setdefault(told.host, {})
-        by, before = topics.get(told.topic, (name, Report()))
+        self._damage.pop((news.host, news.topic), None)
+        topics = self._reports.setdefault(news.host, {})
+        by, before = topics.get(news.topic, (name, Report()))
         # A host may move from one of ClusterD's parts to another. For a short time both list it.
-        if by == name or told.report.updated >= before.updated:
-            topics[told.topic] = name, told.report
+        if by == name or news.report.updated >= before.updated:
+            topics[news.topic] = name, news.report
 
     def _forget(self, host: str, topic: Topic, name: str) -> None:
         if self._reports.get(host, {}).get(topic, ("",))[0] == name:

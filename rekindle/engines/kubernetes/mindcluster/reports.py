@@ -84,7 +84,7 @@ class Report(msgspec.Struct, frozen=True):
     updated: int = 0
 
 
-class Told(msgspec.Struct, frozen=True):
+class TopicReport(msgspec.Struct, frozen=True):
     """A ConfigMap's data on a topic of a host: a report, or the damage that makes it unusable."""
 
     host: str

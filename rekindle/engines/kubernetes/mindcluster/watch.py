@@ -26,7 +26,7 @@ from rekindle.engines.kubernetes.mindcluster.resets import RankState, ResetInfo,
 from rekindle.errors import JobError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
-from rekindle.recovery.journal.journal import AnyEvent, SignSeen
+from rekindle.recovery.journal.journal import AnyEvent, HealthEventSeen
 
 BY = "mindcluster"
 _LONGEST = 200  # characters of the text about a rank
@@ -50,22 +50,24 @@ class Placed(msgspec.Struct, frozen=True):
 
 def placed(pod: Object, device: str) -> Placed | None:
     """Read a pod; None: it does not run, or has no ranks. device: the resource that it requests."""
-    seen, metadata = pod_status(pod), pod["metadata"]
+    status, metadata = pod_status(pod), pod["metadata"]
     has_ranks = (metadata.get("labels") or {}).get(ROLE) == Role.WORKER.value
-    if not has_ranks or seen.is_over or not (seen.host and seen.ip):
+    if not has_ranks or status.is_over or not (status.host and status.ip):
         return None
-    said = metadata.get("annotations") or {}
-    index = said.get(_RANK_INDEX, "")
+    annotations = metadata.get("annotations") or {}
+    index = annotations.get(_RANK_INDEX, "")
     return Placed(
-        uid=seen.uid,
-        host=seen.host,
-        ip=seen.ip,
-        chips=chip_numbers(said.get(_ALLOCATED) or said.get(device) or ""),
+        uid=status.uid,
+        host=status.host,
+        ip=status.ip,
+        chips=chip_numbers(annotations.get(_ALLOCATED) or annotations.get(device) or ""),
         index=int(index) if index.isascii() and index.isdigit() and len(index) < 10 else -1,
     )
 
 
-def signs(place: Placed, reports: Iterable[Report], node: int, ranks: int) -> list[HealthEvent]:
+def health_events(
+    place: Placed, reports: Iterable[Report], node: int, ranks: int
+) -> list[HealthEvent]:
     """Return the health events of a host for its node. ranks: the number of the node's ranks.
 
     Chips of other pods do not count.
@@ -83,9 +85,9 @@ def remarks(place: Placed, reports: Iterable[Report]) -> list[str]:
     """Return texts for users about a host: problems without a code or with an unknown owner."""
     found = []
     for report in reports:
-        told = [(chip, text) for chip, text in report.remarks if is_ours(place, chip)]
+        listed = [(chip, text) for chip, text in report.remarks if is_ours(place, chip)]
         if not place.chips:
-            told += [
+            listed += [
                 (
                     fault.chip,
                     f"has fault {fault.code}; Rekindle does not know whether the pod uses this "
@@ -94,7 +96,7 @@ def remarks(place: Placed, reports: Iterable[Report]) -> list[str]:
                 for fault in report.faults
                 if fault.chip >= 0
             ]
-        found += [f"host {place.host}{_chip(chip)}: {text}" for chip, text in told]
+        found += [f"host {place.host}{_chip(chip)}: {text}" for chip, text in listed]
     return found
 
 
@@ -117,7 +119,7 @@ def _of_host(place: Placed, fault: ActiveCode, node: int, ranks: int) -> HealthE
     )
 
 
-def recovery_signs(place: Placed, info: ResetInfo, node: int, ranks: int) -> list[HealthEvent]:
+def recovery_events(place: Placed, info: ResetInfo, node: int, ranks: int) -> list[HealthEvent]:
     """Return the health events for the node's ranks in MindCluster's recovery."""
     devices = len(place.chips) or ranks
     if place.index < 0:
@@ -148,16 +150,16 @@ def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[HealthEvent]]:
     """
     found: dict[tuple[str, EventSource, str, int], HealthEvent] = {}
     for event in events:
-        if isinstance(event, SignSeen):
-            sign = event.sign
-            name = event.host, sign.source, sign.what, sign.device
-            if sign.gone:
+        if isinstance(event, HealthEventSeen):
+            health_event = event.health_event
+            name = event.host, health_event.source, health_event.what, health_event.device
+            if health_event.gone:
                 found.pop(name, None)
-            elif sign.by == BY:
-                found[name] = sign
+            elif health_event.by == BY:
+                found[name] = health_event
     hosts: dict[str, list[HealthEvent]] = {}
-    for (host, *_), sign in found.items():
-        hosts.setdefault(host, []).append(sign)
+    for (host, *_), health_event in found.items():
+        hosts.setdefault(host, []).append(health_event)
     return hosts
 
 
@@ -220,15 +222,15 @@ class HostEyes:
         self._workload = Names.of(spec.job_id).workload
         self._ranks = spec.processes_per_node
         self._ears = ears
-        self._heard: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls
         self._followers: dict[str, Informer | None] = {}  # by collection; None: unreadable
         self._ended = threading.Event()
-        self._known = HostReports()
+        self._host_reports = HostReports()
         self._recovery = ResetProcess(self._workload)
         self._refused: list[str] = []
         self._reported: dict[str, dict[_Name, HealthEvent]] = {}  # by pod
         self._before = reported_before(ears.journal)  # by host
-        self._said: set[str] = set()  # sentences that are still true
+        self._sentences: set[str] = set()  # sentences that are still true
         self._pause_s = LOOK_S
         self._followed = self._all_followed()
 
@@ -243,7 +245,7 @@ class HostEyes:
         for follower in list(self._followers.values()):
             if follower is not None:
                 follower.end()
-        self._heard.put(lambda: None)
+        self._calls.put(lambda: None)
 
     # ---- followed collections
 
@@ -252,7 +254,7 @@ class HostEyes:
         boards = Informer(self._api, _maps(_BOARDS), labels=_OWN)
         found = {
             "npu-chips": self._follow_chips,
-            "npu-boards": lambda: self._follow_all("boards", boards, self._known.take),
+            "npu-boards": lambda: self._follow_all("boards", boards, self._host_reports.take),
         }
         if self._pods.by_mindcluster:
             name, namespace = f"metadata.name={RESET_CONFIG}{self._workload}", self._pods.namespace
@@ -267,24 +269,24 @@ class HostEyes:
 
     def _is_complete(self) -> bool:
         """Return whether the queue has had the first objects of all collections."""
-        known = dict(self._followers)
-        heard = all(one and one.watches for what, one in known.items() if what != "groups")
-        return heard and len(known) == len(self._followed)
+        followers = dict(self._followers)
+        started = all(one and one.watches for what, one in followers.items() if what != "groups")
+        return started and len(followers) == len(self._followed)
 
     def _follow_chips(self) -> None:
         """Follow the device plugins' ConfigMaps. If the server refuses that, follow ClusterD's."""
-        take = self._known.take
+        take = self._host_reports.take
         if self._follow("chips", Informer(self._api, _maps(_CHIPS), labels=_OWN), take) is not None:
             self._follow_all("chips", Informer(self._api, _maps(_BOARDS), labels=_CLUSTERD), take)
 
     def _tells(self, take: _TellsNews) -> _Takes:
         """Make a function that sends the sentences of `take` to the user."""
 
-        def told(thing: Object, *, there: bool) -> None:
+        def take_and_tell(thing: Object, *, there: bool) -> None:
             for sentence in take(thing, there=there):
                 self._ears.tell(sentence)
 
-        return told
+        return take_and_tell
 
     def _follow_all(self, what: str, follower: Informer, take: _Takes) -> None:
         """Follow a collection to the end. If the server refuses, queue a sentence about that."""
@@ -295,7 +297,7 @@ class HostEyes:
                 "Rekindle cannot read MindCluster's reports, and continues without them "
                 f"(deploy/mindcluster has the rights): {error}"
             )
-            self._heard.put(lambda: self._refused.append(refused))
+            self._calls.put(lambda: self._refused.append(refused))
 
     def _follow(self, what: str, follower: Informer, take: _Takes) -> ApiError | None:
         """Follow a collection to the end; return the error if that is impossible.
@@ -307,7 +309,7 @@ class HostEyes:
             return None
         try:
             for thing, there in follower.changes():
-                self._heard.put(functools.partial(take, thing, there=there))
+                self._calls.put(functools.partial(take, thing, there=there))
         except ApiError as error:
             return error
         return None
@@ -318,9 +320,9 @@ class HostEyes:
         while not self._ended.is_set():
             complete = self._is_complete()
             with contextlib.suppress(queue.Empty):
-                self._heard.get(timeout=self._pause_s)()
+                self._calls.get(timeout=self._pause_s)()
                 while True:
-                    self._heard.get_nowait()()
+                    self._calls.get_nowait()()
             self._look(complete=complete)
             self._ended.wait(_PACE_S)
 
@@ -331,23 +333,23 @@ class HostEyes:
         refused = False
         for place in self._places():
             known = self._reported.get(place.uid, {})
-            reports = self._known.of(place.host)
+            reports = self._host_reports.of(place.host)
             node = self._ears.node_at(place.ip)
             if node is not None:
                 present = [
-                    *signs(place, reports, node, self._ranks),
-                    *recovery_signs(place, self._recovery.reset, node, self._ranks),
+                    *health_events(place, reports, node, self._ranks),
+                    *recovery_events(place, self._recovery.reset, node, self._ranks),
                 ]
                 _inherit(known, present, self._before.get(place.host, []), complete=complete)
                 refused |= not self._report(known, present, node)
             reported[place.uid] = known
-            holding += self._known.damage(place.host)
+            holding += self._host_reports.damage(place.host)
             holding += remarks(place, reports)
         self._reported = reported
         for text in dict.fromkeys(holding):
-            if text not in self._said:
+            if text not in self._sentences:
                 self._ears.tell(text)
-        self._said = set(holding)
+        self._sentences = set(holding)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if refused else LOOK_S
 
     def _places(self) -> list[Placed]:
@@ -358,20 +360,22 @@ class HostEyes:
         self, known: dict[_Name, HealthEvent], present: list[HealthEvent], node: int
     ) -> bool:
         """Report the differences of known and present faults; return whether all were accepted."""
-        now = {_name(sign): sign for sign in present}
+        now = {_name(health_event): health_event for health_event in present}
         over = [known[name] for name in known.keys() - now]
-        gone = [msgspec.structs.replace(sign, node=node, gone=True) for sign in over]
+        gone = [
+            msgspec.structs.replace(health_event, node=node, gone=True) for health_event in over
+        ]
         taken = True
-        for sign in (*gone, *(now[name] for name in now.keys() - known)):
+        for health_event in (*gone, *(now[name] for name in now.keys() - known)):
             try:
-                self._ears.report(sign)
+                self._ears.report(health_event)
             except JobError:  # the coordinator is away, the job ends, or the node left
                 taken = False
                 continue
-            if sign.gone:
-                del known[_name(sign)]
+            if health_event.gone:
+                del known[_name(health_event)]
             else:
-                known[_name(sign)] = sign
+                known[_name(health_event)] = health_event
         return taken
 
 
@@ -379,8 +383,8 @@ def _maps(namespace: str) -> str:
     return collection("v1", "configmaps", namespace)
 
 
-def _name(sign: HealthEvent) -> _Name:
-    return sign.source, sign.what, sign.device
+def _name(health_event: HealthEvent) -> _Name:
+    return health_event.source, health_event.what, health_event.device
 
 
 def _inherit(
@@ -395,7 +399,7 @@ def _inherit(
     Events whose source may only be late stay in `before`.
     """
     names = set(map(_name, present))
-    for sign in list(before):
-        if complete or _name(sign) in names:
-            known[_name(sign)] = sign
-            before.remove(sign)
+    for health_event in list(before):
+        if complete or _name(health_event) in names:
+            known[_name(health_event)] = health_event
+            before.remove(health_event)

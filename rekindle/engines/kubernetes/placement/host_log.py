@@ -33,10 +33,10 @@ _LONGEST_TEXT = 300  # characters of the text of a fault
 _MOST_JOBS = 1000  # with a known position in their journals
 _NUMBER = re.compile("[0-9]{1,15}")
 _TRIES_S, _PAUSE_S = 30.0, 0.5
-_TOLD = "told.json"  # last event of each job before a condensation of the log
+_POSITIONS = "positions.json"  # last event of each job before a condensation of the log
 
 _Place = tuple[float, int]  # position of an event in its job's journal: its time, and its number
-_Told = dict[str, _Place]
+_Positions = dict[str, _Place]
 _NEVER: _Place = (-1.0, -1)
 
 
@@ -84,10 +84,10 @@ class ClusterHostLog:
         except JobError as error:
             raise self._damaged(error) from error
 
-    def _told(self, found: Object) -> _Told:
-        text: str = (found.get("data") or {}).get(_TOLD, "{}")
+    def _positions(self, found: Object) -> _Positions:
+        text: str = (found.get("data") or {}).get(_POSITIONS, "{}")
         try:
-            return msgspec.json.decode(text, type=_Told)
+            return msgspec.json.decode(text, type=_Positions)
         except msgspec.DecodeError as error:
             raise self._damaged(error) from error
 
@@ -99,16 +99,16 @@ class ClusterHostLog:
         """Return whether the log has the event, or had it before a condensation."""
         known = any(each == event or each.is_same_source(event) for each in self._events(found))
         job, when = _place(event)
-        return known or (bool(job) and when <= self._told(found).get(job, _NEVER))
+        return known or (bool(job) and when <= self._positions(found).get(job, _NEVER))
 
     def _write(self, found: Object, events: list[AnyHostEvent]) -> None:
-        told = self._told(found)
+        positions = self._positions(found)
         if _size(events) > MOST_BYTES:
-            told = _told_until(told, events)
+            positions = _positions_until(positions, events)
             events = _shortened(events)
         data = {names.HOSTS_FILE: _lines(events)}
-        if told:
-            data[_TOLD] = msgspec.json.encode(told).decode()
+        if positions:
+            data[_POSITIONS] = msgspec.json.encode(positions).decode()
         metadata: Object = {"labels": {labels.ROLE: "hosts"}}
         version = found["metadata"].get("resourceVersion")
         if version:
@@ -135,7 +135,7 @@ def _place(event: AnyHostEvent) -> tuple[str, _Place]:
     return job, (event.at, int(number) if _NUMBER.fullmatch(number) else -1)
 
 
-def _told_until(before: _Told, events: list[AnyHostEvent]) -> _Told:
+def _positions_until(before: _Positions, events: list[AnyHostEvent]) -> _Positions:
     """Return the position of each job's last event; keep the latest _MOST_JOBS jobs."""
     until = dict(before)
     for job, place in map(_place, events):

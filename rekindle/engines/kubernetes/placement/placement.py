@@ -274,7 +274,7 @@ class Placement:
 
     def coordinator_words(self) -> list[str]:
         """Return sentences about pods that wait, and about a refused coordinator's pod."""
-        words = [seen.in_words() for seen in map(pod_status, self.our_pods()) if seen.reasons]
+        words = [status.in_words() for status in map(pod_status, self.our_pods()) if status.reasons]
         failed = [one for one in conditions(self._coordinator() or {}) if one["type"] == _NO_POD]
         return words + [one["message"] for one in failed]
 

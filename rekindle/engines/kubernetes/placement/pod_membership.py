@@ -120,9 +120,9 @@ class Joined(msgspec.Struct, frozen=True):
     address: str
     at: float
 
-    def is_pod(self, seen: PodStatus) -> bool:
+    def is_pod(self, status: PodStatus) -> bool:
         """Return whether this is the pod; the cluster assigns addresses again."""
-        return seen.ip == self.address and seen.created <= self.at
+        return status.ip == self.address and status.created <= self.at
 
 
 class LostPods(msgspec.Struct, frozen=True):
@@ -185,15 +185,15 @@ class PodMembership:
         """
         return [pod for pod in pods if self._is_to_end(pod_status(pod), gone)]
 
-    def _is_to_end(self, seen: PodStatus, gone: LostPods) -> bool:
-        if not seen.stays or seen.role != Role.WORKER.value:
+    def _is_to_end(self, status: PodStatus, gone: LostPods) -> bool:
+        if not status.stays or status.role != Role.WORKER.value:
             return False
-        on_isolated = seen.host in self._isolated
-        if any(each.is_pod(seen) for each in gone.sent_away):
+        on_isolated = status.host in self._isolated
+        if any(each.is_pod(status) for each in gone.sent_away):
             return True
-        if gone.lost is not None and gone.lost.is_pod(seen):
-            return on_isolated or seen.ran(gone.lost.at)
-        is_node = any(each.is_pod(seen) for each in list(self._joined.values()))
+        if gone.lost is not None and gone.lost.is_pod(status):
+            return on_isolated or status.ran(gone.lost.at)
+        is_node = any(each.is_pod(status) for each in list(self._joined.values()))
         return on_isolated and self._keeps_off and not is_node
 
     def at(self, address: str) -> int | None:

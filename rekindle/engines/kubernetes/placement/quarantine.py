@@ -199,12 +199,12 @@ class Hosts:
 
         Raises JobError: this machine's log is unreadable.
         """
-        said = self._here.events()
+        events = self._here.events()
         try:
-            said += self._log.events()
+            events += self._log.events()
         except JobError as error:
             self.tell(f"Rekindle does not know which hosts other machines have isolated: {error}")
-        known = fold(sorted(said, key=lambda event: event.at))
+        known = fold(sorted(events, key=lambda event: event.at))
         return tuple(sorted(host.host for host in known.values() if host.isolated))
 
     def note(self, event: AnyHostEvent) -> None:

@@ -19,37 +19,37 @@ class FindingState(str, enum.Enum):
 class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One requirement of a job.
 
-    `what`: a short name. `said`: the result. `do`: the correction. `optional`: a job runs without
+    `what`: a short name. `result`: the result. `do`: the correction. `optional`: a job runs without
     it.
     """
 
     what: str
     state: FindingState
-    said: str = ""
+    result: str = ""
     do: str = ""
     optional: bool = False
 
     def in_words(self) -> str:
         """Return a sentence with the result and the correction."""
-        return f"{self.what}: {self.said}" + (f" ({self.do})" if self.do else "")
+        return f"{self.what}: {self.result}" + (f" ({self.do})" if self.do else "")
 
 
-def ok(what: str, said: str = "", *, optional: bool = False) -> PreflightFinding:
+def ok(what: str, result: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that a requirement is met."""
-    return PreflightFinding(what=what, state=FindingState.OK, said=said, optional=optional)
+    return PreflightFinding(what=what, state=FindingState.OK, result=result, optional=optional)
 
 
-def missing(what: str, said: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
+def missing(what: str, result: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that a requirement is not met."""
     return PreflightFinding(
-        what=what, state=FindingState.MISSING, said=said, do=do, optional=optional
+        what=what, state=FindingState.MISSING, result=result, do=do, optional=optional
     )
 
 
-def unknown(what: str, said: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
+def unknown(what: str, result: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
     """Return the finding that the result is unknown."""
     return PreflightFinding(
-        what=what, state=FindingState.UNKNOWN, said=said, do=do, optional=optional
+        what=what, state=FindingState.UNKNOWN, result=result, do=do, optional=optional
     )
 
 

@@ -63,10 +63,10 @@ def must_fit(api: Api, spec: JobSpec, pods: KubernetesSettings) -> None:
         pass  # the findings below name this right and the other missing ones
     found = lacking(survey(api, pods.kind, wanted, whole=False))
     if found:
-        told = "".join(f"\n  {one.in_words()}" for one in found)
+        reasons = "".join(f"\n  {one.in_words()}" for one in found)
         raise UsageError(
             f"job {spec.job_id} cannot run in namespace {pods.namespace} of {api.host}; Rekindle "
-            f"created nothing:{told}"
+            f"created nothing:{reasons}"
         )
 
 
@@ -137,9 +137,9 @@ def _server(api: Api) -> Iterator[PreflightFinding]:
     yield ok("user", name) if name != _NOBODY else _stranger("it treats the user as anonymous")
 
 
-def _stranger(said: object) -> PreflightFinding:
+def _stranger(text: object) -> PreflightFinding:
     do = "log in again, or correct the token, certificate or command of the user in the kubeconfig"
-    return missing("user", f"the server does not accept the user: {said}", do)
+    return missing("user", f"the server does not accept the user: {text}", do)
 
 
 def _namespace(api: Api, name: str) -> PreflightFinding:
@@ -177,12 +177,12 @@ def _right(api: Api, right: Right, namespace: str) -> PreflightFinding:
         return unknown(what, str(error), optional=optional)
     if not refused:
         return ok(what, ", ".join(right.verbs), optional=optional)
-    said = f"the user has no right to {', '.join(refused)}" + (
+    text = f"the user has no right to {', '.join(refused)}" + (
         f": {right.without}" if optional else ""
     )
     role = "deploy/nodes/cluster-role.yaml" if right.everywhere else "deploy/base/role.yaml"
     do = f"ask an administrator to grant it, as {role} does"
-    return missing(what, said, do, optional=optional)
+    return missing(what, text, do, optional=optional)
 
 
 def _kind(obj: Object) -> str:
@@ -234,16 +234,16 @@ def _dry_run(
     except ConflictError:
         return _taken(api, what, one)
     except ApiError as error:
-        said = str(error)
-        if "does not support dry run" in said:
-            return unknown(what, said)
-        if one is wanted.workload and wanted.beside and is_premature(said):
+        text = str(error)
+        if "does not support dry run" in text:
+            return unknown(what, text)
+        if one is wanted.workload and wanted.beside and is_premature(text):
             return unknown(
                 what, "its webhook can check it only after the objects that it refers to exist"
             )
         return missing(
             what,
-            said,
+            text,
             "correct the fields that the server refuses, below kubernetes in the job file",
         )
     return ok(what)
@@ -277,23 +277,23 @@ def _pods_dry_run(
 
 
 def _pod_refused(what: str, error: ApiError) -> PreflightFinding:
-    said = str(error)
-    if "does not support dry run" in said:
-        return unknown(what, said)
-    if "exceeded quota" in said:  # other pods may end
+    text = str(error)
+    if "does not support dry run" in text:
+        return unknown(what, text)
+    if "exceeded quota" in text:  # other pods may end
         do = "wait until other pods have ended, make the job smaller, or ask for a higher quota"
-        return unknown(what, said, do)
+        return unknown(what, text, do)
     do = "change the pods below kubernetes in the job file, or ask an administrator to admit them"
-    return missing(what, said, do)
+    return missing(what, text, do)
 
 
-def is_premature(said: str) -> bool:
+def is_premature(text: str) -> bool:
     """Return whether a webhook refuses a TrainJob because its runtime does not exist yet.
 
     Kubeflow Trainer's and Kueue's webhooks do. The texts come from them.
     """
-    said = said.lower()
-    return "must be created before" in said or ("runtime" in said and "not found" in said)
+    text = text.lower()
+    return "must be created before" in text or ("runtime" in text and "not found" in text)
 
 
 def _taken(api: Api, what: str, one: Object) -> PreflightFinding:

@@ -47,7 +47,7 @@ class HealthEventQueue:
     def open(self) -> Iterator[Report]:
         """Report events until the block ends; yield the function that queues an event."""
         with beside({"signs": self._work}, self._close, _CLOSE_S):
-            yield lambda sign: self._signs.put((sign, time.monotonic()))
+            yield lambda health_event: self._signs.put((health_event, time.monotonic()))
 
     def _close(self) -> None:
         self._closed.set()
@@ -55,20 +55,20 @@ class HealthEventQueue:
 
     def _work(self) -> None:
         while (found := self._signs.get()) and not self._closed.is_set():
-            sign, since = found
-            while not self._is_told(sign):
+            health_event, since = found
+            while not self._is_told(health_event):
                 if time.monotonic() - since > LATE_S:
                     self._tell(
-                        f"{sign.in_words()}: Rekindle could not report it, because the "
+                        f"{health_event.in_words()}: Rekindle could not report it, because the "
                         "coordinator did not answer for too long"
                     )
                     break
                 if self._closed.wait(AGAIN_S):
                     return
 
-    def _is_told(self, sign: HealthEvent) -> bool:
+    def _is_told(self, health_event: HealthEvent) -> bool:
         try:
-            self._report(sign)
+            self._report(health_event)
         except JobError as error:
             return not isinstance(error, UnansweredError)
         return True
@@ -104,7 +104,7 @@ class JobWatcher:
         self._node_of = node_of
         self._report = report
         self._tell = tell
-        self._told: dict[str, tuple[object, ...]] = {}  # last text by uid
+        self._last_news: dict[str, tuple[object, ...]] = {}  # last text by uid
         self._unreported: dict[str, PodStatus] = {}
         self._closed = threading.Event()
 
@@ -154,7 +154,7 @@ class JobWatcher:
             for changed, there in follower.changes():
                 look(changed, there)
                 if not there:
-                    self._told.pop(changed["metadata"]["uid"], None)
+                    self._last_news.pop(changed["metadata"]["uid"], None)
                     self._unreported.pop(changed["metadata"]["uid"], None)
         except ApiError as error:
             # The agents' connections also report losses. Only the reasons are missing.
@@ -177,13 +177,15 @@ class JobWatcher:
             self._report(_sign(reason, node, pod))
 
     def _look_at_workload(self, changed: Object, there: bool) -> None:
-        seen, metadata = self._place.kind.status(changed), changed["metadata"]
-        if self._is_old(metadata["uid"], (seen.phase,)):
+        status, metadata = self._place.kind.status(changed), changed["metadata"]
+        if self._is_old(metadata["uid"], (status.phase,)):
             return
-        if seen.phase in (WorkloadPhase.FAILED, WorkloadPhase.SUSPENDED):
-            why = ": ".join(each for each in (seen.reason, seen.message) if each)
+        if status.phase in (WorkloadPhase.FAILED, WorkloadPhase.SUSPENDED):
+            why = ": ".join(each for each in (status.reason, status.message) if each)
             kind = self._place.kind.gvk.kind
-            self._tell(f"{kind} {metadata['name']} is {seen.phase.value}" + f" ({why})" * bool(why))
+            self._tell(
+                f"{kind} {metadata['name']} is {status.phase.value}" + f" ({why})" * bool(why)
+            )
 
     def _look_at_event(self, event: Object, there: bool) -> None:
         """Report a warning about the workload, such as the reason why its pods cannot be created.
@@ -198,9 +200,9 @@ class JobWatcher:
 
     def _is_old(self, uid: str, news: tuple[object, ...]) -> bool:
         """Return whether this was the last text about the object."""
-        if self._told.get(uid) == news:
+        if self._last_news.get(uid) == news:
             return True
-        self._told[uid] = news
+        self._last_news[uid] = news
         return False
 
     # ---- periodic work
@@ -219,22 +221,24 @@ class JobWatcher:
         ending. Return the new `since`.
         """
         ending = {
-            seen.uid: (pod, seen)
+            status.uid: (pod, status)
             for pod in self.pods() or ()
-            if (seen := pod_status(pod)).ending and not seen.is_over
+            if (status := pod_status(pod)).ending and not status.is_over
         }
         since = {uid: since.get(uid, now) for uid in ending}
-        for uid, (pod, seen) in ending.items():
-            if now - since[uid] > seen.grace_s + placing.OVERDUE_S:
-                self._end_by_force(pod, seen)
+        for uid, (pod, status) in ending.items():
+            if now - since[uid] > status.grace_s + placing.OVERDUE_S:
+                self._end_by_force(pod, status)
         return since
 
-    def _end_by_force(self, pod: Object, seen: PodStatus) -> None:
+    def _end_by_force(self, pod: Object, status: PodStatus) -> None:
         try:
             self._place.end_pod(pod, 0)
         except ApiError as error:
-            if not self._is_old(seen.uid, (str(error),)):
-                self._tell(f"pod {seen.name} does not end, and Rekindle cannot remove it: {error}")
+            if not self._is_old(status.uid, (str(error),)):
+                self._tell(
+                    f"pod {status.name} does not end, and Rekindle cannot remove it: {error}"
+                )
 
 
 def _sign(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:

@@ -181,7 +181,7 @@ class LogStream:
         self._until = 0.0  # latest time of the end, after end()
         self._stream: Stream | None = None  # while it is followed
         self._restarts = 0  # restarts before the followed run
-        self._seen = 0  # of the pod
+        self._restarts_seen = 0  # of the pod
 
     def end(self) -> None:
         """Make follow() read the present lines and return; from another thread."""
@@ -191,7 +191,7 @@ class LogStream:
 
     def see(self, runs: Runs) -> None:
         """Record the state of the container; from another thread."""
-        self._seen = runs.restarts
+        self._restarts_seen = runs.restarts
         self._break_off()
 
     def _break_off(self) -> None:
@@ -266,7 +266,7 @@ class LogStream:
                 self._stream = None
 
     def _is_to_break_off(self) -> bool:
-        return self._ended.is_set() or self._seen > self._restarts
+        return self._ended.is_set() or self._restarts_seen > self._restarts
 
     def _read_previous(self, file: LogFile, runs: Runs) -> None:
         """Read the rest of the previous run, unless its node has removed the output."""

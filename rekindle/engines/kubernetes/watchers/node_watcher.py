@@ -42,7 +42,7 @@ class NodeWatcher:
         self._hosts: dict[int, str] = {}  # hosts of the job's nodes, now or when they were lost
         self._ailing: dict[str, _Ailments] = {}
         self._lock = threading.Lock()
-        self._report: Callable[[HealthEvent], None] = lambda sign: None  # before open()
+        self._report: Callable[[HealthEvent], None] = lambda health_event: None  # before open()
 
     @contextmanager
     def open(
@@ -87,8 +87,8 @@ class NodeWatcher:
         for condition in (*before.keys() - now.keys(), *now.keys() - before.keys()):
             gone = condition not in now
             if nodes:
-                said = " is over" if gone else f": {now[condition]}" if now[condition] else ""
-                tell(f"node {host} of the cluster: {condition}{said}")
+                change = " is over" if gone else f": {now[condition]}" if now[condition] else ""
+                tell(f"node {host} of the cluster: {condition}{change}")
             for node in nodes:
                 self._say(node, host, condition, gone=gone)
 
@@ -168,7 +168,7 @@ class LogAndNodeWatchers:
             case NodeJoined(node=node, address=address, host=host) if node >= 0:
                 self._addresses[node] = address
                 self._node_eyes.joined(node, host)
-            case FaultSeen(fault=fault, known=False) if fault.kind is FaultKind.NODE_LOST:
+            case FaultSeen(fault=fault, explained=False) if fault.kind is FaultKind.NODE_LOST:
                 file = self._logs and self._logs.file_of(self._addresses.get(fault.node, ""))
                 if file:
                     self._tell(f"the output of lost node {fault.node} is in {file}")

@@ -81,9 +81,9 @@ def too_often(
     """
     recent: deque[float] = deque()
     separated: Separated | None = None
-    seen = sorted([*((at, True) for at in times), *((at, False) for at in gone)])
+    changes = sorted([*((at, True) for at in times), *((at, False) for at in gone)])
     last = None
-    for at, came in seen:
+    for at, came in changes:
         if separated and _released(rule, last, at):
             separated = None
         last = at

@@ -105,7 +105,7 @@ def _tables(entries: Iterable[tuple[str, Any, Any]]) -> dict[str, dict[Any, Any]
 
 def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tuple[str, Any, Any]]:
     """Yield (table, key, row) for every key of every entry of a file. Raises UsageError."""
-    seen: dict[tuple[str, Any], tuple[Entry, Key]] = {}
+    entries: dict[tuple[str, Any], tuple[Entry, Key]] = {}
     for entry in read(path):
         table = entry.table
         if table not in types:
@@ -117,9 +117,9 @@ def _entries(path: Path, types: dict[str, Any], levels: Levels) -> Iterator[tupl
                 problem = f"level is {row.level!r}; choose from {', '.join(names)}"
                 raise entry.error(problem, ("level",))
         for key in row.found_by():
-            if (table, key.key) in seen:
-                raise _twice(entry, key, *seen[table, key.key])
-            seen[table, key.key] = entry, key
+            if (table, key.key) in entries:
+                raise _twice(entry, key, *entries[table, key.key])
+            entries[table, key.key] = entry, key
             yield table, key.key, row
 
 

@@ -157,17 +157,17 @@ class Expression(str):
     pattern: re.Pattern[str]
 
     def __new__(cls, text: str) -> Expression:
-        made = super().__new__(cls, text)
+        instance = super().__new__(cls, text)
         try:
             with warnings.catch_warnings():  # for syntax that a later Python interprets differently
                 warnings.simplefilter("error")
                 re.compile(text)  # alone, because its parentheses must be balanced
-                made.pattern = re.compile(f"{_BORDER}(?:{text}){_BORDER}", re.IGNORECASE)
+                instance.pattern = re.compile(f"{_BORDER}(?:{text}){_BORDER}", re.IGNORECASE)
         except (re.error, OverflowError, RecursionError, Warning) as error:
             raise ValueError(f"invalid regular expression: {error}") from error
-        if made.pattern.search(""):
+        if instance.pattern.search(""):
             raise ValueError(f"{text!r} matches the empty text, and so every text")
-        return made
+        return instance
 
 
 class PatternRow(Row, frozen=True, kw_only=True):

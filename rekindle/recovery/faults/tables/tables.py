@@ -230,12 +230,12 @@ class Tables:
     def node_condition(self, condition: str, status: str) -> Verdict:
         """Return the verdict on a Kubernetes node condition; status is True, False or Unknown."""
         row = self._rows["node_condition"].get((condition, status))
-        said = f"node condition {condition} is {status}"
+        text = f"node condition {condition} is {status}"
         if row is None:
             return unlisted(
-                FaultKind.UNKNOWN, f"{said}: no table lists it as a fault", Urgency.NONE
+                FaultKind.UNKNOWN, f"{text}: no table lists it as a fault", Urgency.NONE
             )
-        return judge(row, f"{said}: {row.says}")
+        return judge(row, f"{text}: {row.says}")
 
     def pod_reason(self, reason: str) -> Verdict:
         """Return the verdict on why a pod or container does not run, or must leave."""

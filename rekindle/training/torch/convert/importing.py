@@ -173,8 +173,8 @@ def _nested(
     root: dict[Any, Any] = {}
     for name, value in values.items():
         inner = root
-        *way, last = paths[name]
-        for key in way:
+        *parents, last = paths[name]
+        for key in parents:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 raise CorruptError(f"{name} is inside of a plain value")

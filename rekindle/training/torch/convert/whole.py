@@ -123,8 +123,8 @@ class Loaded:
         data = read_file(checkpoint, file)
         header = read_header(data)
         with self._explained():
-            said = header.metadata.get(METADATA_PIECES, "{}")
-            self.pieces = msgspec.json.decode(said, type=dict[str, tuple[_Shape, _Shape]])
+            encoded = header.metadata.get(METADATA_PIECES, "{}")
+            self.pieces = msgspec.json.decode(encoded, type=dict[str, tuple[_Shape, _Shape]])
             self.tree: dict[str, Node] = msgspec.json.decode(header.metadata[METADATA_SKELETON])
             specs = {spec.name: spec for spec in header.specs}
             self.tensors: dict[str, torch.Tensor] = {}

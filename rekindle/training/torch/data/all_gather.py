@@ -26,19 +26,19 @@ class Sharing:
     def __init__(self) -> None:
         self._room = _ROOM
 
-    def tell(self, words: bytes) -> list[bytes]:
+    def all_gather(self, words: bytes) -> list[bytes]:
         """Return each rank's bytes, in the order of the ranks; a collective.
 
         Raises RuntimeError, as collectives do: a rank is lost.
         """
         if not dist.is_initialized():  # one process, without an agent
             return [words]
-        told = self._gather(words)
-        longest = max(length for length, _ in told)
+        rows = self._gather(words)
+        longest = max(length for length, _ in rows)
         if longest > self._room:
             self._room = 2 * longest  # the same on all ranks
-            told = self._gather(words)
-        return [row[:length] for length, row in told]
+            rows = self._gather(words)
+        return [row[:length] for length, row in rows]
 
     def _gather(self, words: bytes) -> list[tuple[int, bytes]]:
         fits = words[: self._room].ljust(self._room, b"\0")

@@ -257,12 +257,12 @@ class StreamPosition(Position):
             ) from None
         return batch, msgspec.msgpack.encode((self._workers, *mark))
 
-    def trained(self, told: list[bytes]) -> None:
-        """Record that all ranks have trained on their batches. told: the bytes of each take()."""
+    def trained(self, records: list[bytes]) -> None:
+        """Record that all ranks trained on their batches. records: the bytes of each take()."""
         marks = list(self._now.marks)
         batches = self._now.batches
         turned = False
-        for rank, words in enumerate(told):
+        for rank, words in enumerate(records):
             workers, *mark = msgspec.msgpack.decode(words)
             if workers != self._workers:
                 raise SessionError(
@@ -279,7 +279,7 @@ class StreamPosition(Position):
             self.close()
         self._kept = self._now = now
 
-    def told_to_people(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """Return the position as a checkpoint's manifest shows it."""
         return self.state_dict()
 

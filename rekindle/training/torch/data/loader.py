@@ -34,15 +34,15 @@ class Position(ABC):
         """Return this rank's next batch, and the bytes about it for all ranks; b"": no bytes."""
 
     @abstractmethod
-    def trained(self, told: list[bytes]) -> None:
-        """Finish a step. told: the bytes of each rank about its batch."""
+    def trained(self, records: list[bytes]) -> None:
+        """Finish a step. records: the bytes of each rank about its batch."""
 
     def close(self) -> None:
         """Drop the iterator, and with it its workers and the batches that they had prefetched."""
         self._iterator = None
 
     @abstractmethod
-    def told_to_people(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """Return the position for a checkpoint's manifest, in values that JSON keeps unchanged."""
 
 
@@ -64,10 +64,10 @@ class SamplerPosition(Position):
             self._iterator = begin(self._loader)
         return next(self._iterator), b""
 
-    def trained(self, told: list[bytes]) -> None:
+    def trained(self, records: list[bytes]) -> None:
         """Do nothing: the sampler advances on its own."""
 
-    def told_to_people(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """Return nothing: the sampler's position is complete."""
         return {}
 
@@ -78,7 +78,7 @@ class StatefulPosition(Position):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._epoch = 0
-        self._told: list[bytes] = []  # by rank; empty before the first step
+        self._records: list[bytes] = []  # by rank; empty before the first step
         self._initial: bytes | None = None
 
     def bind(self, rank: int, world_size: int) -> None:
@@ -87,9 +87,9 @@ class StatefulPosition(Position):
         Raises SessionError: the states come from another number of ranks.
         """
         super().bind(rank, world_size)
-        if self._told and len(self._told) != world_size:
+        if self._records and len(self._records) != world_size:
             raise SessionError(
-                f"the loader's states belong to {len(self._told)} ranks, but this world has "
+                f"the loader's states belong to {len(self._records)} ranks, but this world has "
                 f"{world_size}. Rekindle cannot divide a loader's own state in another way. If "
                 "the world may change, use a StepSampler (batch_sampler=sampler) or an "
                 "ElasticStream in the loader"
@@ -109,28 +109,28 @@ class StatefulPosition(Position):
                 raise SessionError("the loader has no batch in an epoch") from None
         return batch, self._standing()
 
-    def trained(self, told: list[bytes]) -> None:
+    def trained(self, records: list[bytes]) -> None:
         """Keep the states of the finished step."""
-        self._told = told
+        self._records = records
 
-    def told_to_people(self) -> dict[str, Any]:
+    def for_manifest(self) -> dict[str, Any]:
         """Return the values for a manifest: the states themselves may hold tensors."""
-        return {"world_size": len(self._told), "epoch": self._epoch}
+        return {"world_size": len(self._records), "epoch": self._epoch}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks."""
-        return {"ranks": [unpack(each) for each in self._told]}
+        return {"ranks": [unpack(each) for each in self._records]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved states. Raises SessionError: they do not belong to such a loader."""
         if "ranks" not in state:
             raise SessionError("the state belongs to a stream, not to a loader with its own state")
-        self._told = [pack(each, "loader") for each in state["ranks"]]
+        self._records = [pack(each, "loader") for each in state["ranks"]]
 
     def _go_on(self) -> Iterator[Any]:
         # Both branches may draw random numbers, and the step has its own.
         with torch.random.fork_rng(devices=()):
-            standing = self._told[self._rank] if self._told else self._initial
+            standing = self._records[self._rank] if self._records else self._initial
             if standing is None:
                 self._initial = self._standing()
                 return begin(self._loader)

@@ -116,7 +116,7 @@ class Data:
         if isinstance(self._position, StreamPosition | StatefulPosition):
             self.named["loader"] = self._position
         self._waits = waits
-        self._told: list[bytes] | None = None
+        self._records: list[bytes] | None = None
         self._batch: Any = None  # the last batch
 
     @property
@@ -127,14 +127,14 @@ class Data:
     @property
     def was_taken(self) -> bool:
         """Whether this step has taken its batch; True without a loader."""
-        return self._position is None or self._told is not None
+        return self._position is None or self._records is not None
 
     def bind(self, rank: int, world_size: int, shares: int | None) -> None:
         """Begin a generation: continue after the last finished step.
 
         shares: the shares of a StepSampler.
         """
-        self._told = self._batch = None
+        self._records = self._batch = None
         if self.sampler is not None:
             self.sampler.bind(rank, world_size, shares)
         if self._position is not None:
@@ -143,7 +143,7 @@ class Data:
 
     def batch(self) -> Any:
         """Return this rank's batch of the step, the same one in each call; raises like take()."""
-        return self._batch if self._told is not None else self.take()
+        return self._batch if self._records is not None else self.take()
 
     def take(self) -> Any:
         """Return this rank's next batch; a step may have several. All ranks must take one.
@@ -158,7 +158,7 @@ class Data:
         except Exception:
             self._position.close()  # a script that tries again gets the same batch
             raise
-        self._told = self._sharing.tell(words) if words else []
+        self._records = self._sharing.all_gather(words) if words else []
         return self._batch
 
     def advance(self) -> None:
@@ -166,14 +166,14 @@ class Data:
         if self.sampler is not None:
             self.sampler.advance()
         if self._position is not None:
-            self._position.trained(self._told or [])
-        self._told = self._batch = None
+            self._position.trained(self._records or [])
+        self._records = self._batch = None
 
     def position(self) -> dict[str, Any]:
         """Return the start of the next step's data, as a checkpoint's manifest shows it."""
         if self.sampler is not None:
             return self.sampler.state_dict()
-        return self._position.told_to_people() if self._position is not None else {}
+        return self._position.for_manifest() if self._position is not None else {}
 
     def close(self) -> None:
         """End the loader's workers."""

@@ -17,10 +17,10 @@ from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.rank.injection import break_process, due
 
 _RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
-    InjectionKind.EXCEPTION: lambda told: RuntimeError(f"an exception was {told}"),
-    InjectionKind.OOM: lambda told: torch.OutOfMemoryError(f"out of memory was {told}"),
-    InjectionKind.UCE: lambda told: RuntimeError(f"UCE ERROR {told}"),
-    InjectionKind.TORN_UPDATE: lambda told: RuntimeError(f"UCE ERROR {told} inside the update"),
+    InjectionKind.EXCEPTION: lambda text: RuntimeError(f"an exception was {text}"),
+    InjectionKind.OOM: lambda text: torch.OutOfMemoryError(f"out of memory was {text}"),
+    InjectionKind.UCE: lambda text: RuntimeError(f"UCE ERROR {text}"),
+    InjectionKind.TORN_UPDATE: lambda text: RuntimeError(f"UCE ERROR {text} inside the update"),
 }
 
 
@@ -28,16 +28,16 @@ def inject(
     faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Inject those of `faults` that are due in `step`, and remove them from the list."""
-    for fault, told in due(faults, step):
+    for fault, text in due(faults, step):
         match fault.kind:
             case InjectionKind.HANG_COLLECTIVE:
                 _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
             case InjectionKind.HANG_DATA:
                 _wait_for_data()
             case InjectionKind.TORN_UPDATE:
-                _once(optimizer.register_step_post_hook, _RAISED[fault.kind](told))
+                _once(optimizer.register_step_post_hook, _RAISED[fault.kind](text))
             case _ if not break_process(fault):
-                _once(model.register_forward_pre_hook, _RAISED[fault.kind](told))
+                _once(model.register_forward_pre_hook, _RAISED[fault.kind](text))
 
 
 def _wait_for_nobody(device: torch.device) -> None:

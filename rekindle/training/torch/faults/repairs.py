@@ -196,7 +196,7 @@ class UpdateTimes:
         while self._began and self._began[-1][0] >= step:
             self._began.pop()
 
-    def clean_after(self, error: BaseException) -> int | None:
+    def valid_steps_after(self, error: BaseException) -> int | None:
         """Return the newest certainly correct step; None: the error damages no finished step.
 
         It may be this rank's newest step. A peer may have done one more step with its gradients.
@@ -204,9 +204,9 @@ class UpdateTimes:
         text = str(error)
         if not _ERROR.search(text) or not self._began:
             return None
-        told = [int(found) for found in _TIME.findall(text)]
-        if told:
-            right = [step for step, at_us in self._began if at_us < min(told)]
+        times_us = [int(found) for found in _TIME.findall(text)]
+        if times_us:
+            right = [step for step, at_us in self._began if at_us < min(times_us)]
             newest = right[-1] if right else self._began[0][0] - 1
         else:
             newest = self._began[-1][0] - 1  # the error may be older than the newest update
@@ -226,19 +226,19 @@ class Repairs:
         self.times = UpdateTimes(self.device.clock_us)
         self.buffers = BufferGuard(module)
         self.kind = FaultKind.LINK
-        self.clean: int | None = None
+        self.valid_steps: int | None = None
         self._step = step
         self._name = device
 
     def note(self, kind: FaultKind, error: BaseException) -> None:
         """Record the fault that ended the generation, and the newest state that it leaves clean."""
         self.kind = kind
-        known = [self.clean, *map(self.times.clean_after, chain_of(error))]
-        self.clean = min((step for step in known if step is not None), default=None)
+        known = [self.valid_steps, *map(self.times.valid_steps_after, chain_of(error))]
+        self.valid_steps = min((step for step in known if step is not None), default=None)
 
     def took_state(self, step: int) -> None:
         """Record that the rank has the plan's state of `step`, which has no damage."""
-        self.clean = None
+        self.valid_steps = None
         self.times.at(step)
 
     def repair(self, named: Mapping[str, Any], *, restores: bool) -> bool:

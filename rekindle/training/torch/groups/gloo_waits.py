@@ -145,7 +145,7 @@ class InterruptibleWaits:
                 self._page.wait(True)
             self._futures.add(ours)
         if operation is not None and _record is not None:
-            pick = _telling(_record(operation), pick)
+            pick = _reporting(_record(operation), pick)
         future.add_done_callback(lambda done: self._pass_on(done, ours, pick))
         return ours
 
@@ -202,14 +202,14 @@ class InterruptibleWaits:
             self._page.wait(False)
 
 
-def _telling(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _reporting(done: Callable[[], None], pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls `done` and then `pick`; it is not called for a failure."""
 
-    def told(value: Any) -> Any:
+    def report(value: Any) -> Any:
         done()
         return pick(value)
 
-    return told
+    return report
 
 
 def _future_of(work: Work) -> _Future:

@@ -24,7 +24,7 @@ from rekindle.checkpoints.store import Checkpoint
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
 from rekindle.training.torch.state.sharding import METADATA_PIECES, Piece, Refit, pieces_in
 
@@ -46,16 +46,18 @@ class _Move(NamedTuple):
     straight: memoryview | None = None
 
 
-def load_checkpoint(location: str, named: Mapping[str, Any], made: Made, place: RankPlace) -> None:
+def load_checkpoint(
+    location: str, named: Mapping[str, Any], state: StateId, place: RankPlace
+) -> None:
     """Take a state from the store, or only this rank's part of a sharded state.
 
     Raises CheckpointError: the checkpoint is missing; CorruptError: a file has changed since it was
     written; SessionError: the state belongs to another model, or its pieces cannot be combined.
     """
-    store, found = find_checkpoint(location, made)
+    store, found = find_checkpoint(location, state)
     # One pin per node is enough: its ranks read at the same time, and a thousand pins take long.
     one = os.environ.get("LOCAL_RANK", "0") == "0"
-    with reading(store, made) if one else contextlib.nullcontext():
+    with reading(store, state) if one else contextlib.nullcontext():
         _load(found, named, place)
 
 
@@ -65,8 +67,8 @@ def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None
     source = _open(found, first)
     header = source.header()
     skeleton, wanted = header.metadata[METADATA_SKELETON].encode(), pieces_in(header)
-    told = written == 1 or METADATA_PIECES in header.metadata
-    if told and (place.shards == 1 or place.mesh is not None):
+    is_described = written == 1 or METADATA_PIECES in header.metadata
+    if is_described and (place.shards == 1 or place.mesh is not None):
         refit = Refit(wanted, again=written != place.shards)
         skeleton, wanted = refit.skeleton(named, skeleton), refit.wanted
     elif written != place.shards:

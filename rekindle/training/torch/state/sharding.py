@@ -20,7 +20,7 @@ from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, str
 
 METADATA_PIECES = "pieces"  # by name of a piece: the full shape, and the offset in it
 
-_TOLD = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+_PIECES = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
 _VERSIONS = {"torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -62,12 +62,12 @@ def metadata_of(state: CapturedState, place: RankPlace, *, seed: int) -> dict[st
             "streams": "rekindle.training.torch.data.random_streams: of seed, rank and step",
         },
     )
-    said = {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}
+    metadata = {METADATA_ORIGIN: msgspec.json.encode(origin).decode()}
     pieces = {name: piece_of(tensor) for name, tensor in state.distributed.items()}
-    told = {name: (p.shape, p.box.begin) for name, p in pieces.items() if p is not None}
-    if place.mesh is not None and len(told) == len(pieces):
-        said[METADATA_PIECES] = msgspec.json.encode(told).decode()
-    return said
+    described = {name: (p.shape, p.box.begin) for name, p in pieces.items() if p is not None}
+    if place.mesh is not None and len(described) == len(pieces):
+        metadata[METADATA_PIECES] = msgspec.json.encode(described).decode()
+    return metadata
 
 
 def pieces_in(header: Header) -> dict[str, Piece]:
@@ -76,11 +76,11 @@ def pieces_in(header: Header) -> dict[str, Piece]:
     Raises CorruptError: the file's description of its pieces is invalid.
     """
     try:
-        told = msgspec.json.decode(header.metadata.get(METADATA_PIECES, "{}"), type=_TOLD)
+        described = msgspec.json.decode(header.metadata.get(METADATA_PIECES, "{}"), type=_PIECES)
         pieces = {spec.name: all_of(spec.shape) for spec in header.specs}
         for spec in header.specs:
-            if spec.name in told:
-                shape, offset = told[spec.name]
+            if spec.name in described:
+                shape, offset = described[spec.name]
                 pieces[spec.name] = Piece(shape, box_at(offset, spec.shape))
         return pieces
     except (msgspec.MsgspecError, ValueError) as error:

@@ -23,7 +23,7 @@ from rekindle.protocol.snapshot_buffer import (
 from rekindle.rank.channel import Channel
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of
@@ -137,8 +137,8 @@ class TorchSnapshotWriter(SnapshotWriter):
         """Read the state of live objects, without a copy."""
         state = capture(named)
         forms = tuple((n, DTYPE_CODES[t.dtype], tuple(t.shape)) for n, t in state.tensors.items())
-        said = metadata_of(state, place, seed=self._seed) if forms != before else None
-        return Captured(state.skeleton, state.tensors, forms, said)
+        form_metadata = metadata_of(state, place, seed=self._seed) if forms != before else None
+        return Captured(state.skeleton, state.tensors, forms, form_metadata)
 
     def views(
         self, data: memoryview, state: Captured, begins: Mapping[str, int]
@@ -160,13 +160,13 @@ class TorchSnapshotWriter(SnapshotWriter):
 
 
 def load_snapshot(
-    channel: Channel, slot: int, named: Mapping[str, Any], made: Made, *, copy: bool = False
+    channel: Channel, slot: int, named: Mapping[str, Any], state: StateId, *, copy: bool = False
 ) -> None:
     """Take a state from the agent's memory; `copy` first brings a replica there.
 
     Raises CheckpointError: it is missing; CorruptError: it has changed since it was sealed.
     """
-    with kept(channel, slot, made, copy=copy) as buffer:
+    with kept(channel, slot, state, copy=copy) as buffer:
         load(named, buffer)
 
 

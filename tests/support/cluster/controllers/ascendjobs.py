@@ -71,8 +71,8 @@ class AscendJobs(Replicas):
         podgroups.ensure(self.operations, self.kind, job, least, queue)
         version, limit = self._version(job["metadata"]["uid"]), self._limit(job)
         if limit is not None and version > limit:
-            told = f"job {job['metadata']['name']} has reached the backoff limit {limit}"
-            self.fail(job, status, told)
+            text = f"job {job['metadata']['name']} has reached the backoff limit {limit}"
+            self.fail(job, status, text)
             return False
         mine = self.mine(job)
         if (version and len(mine) < wanted) or any(map(is_deleted, mine)):
@@ -111,8 +111,8 @@ class AscendJobs(Replicas):
         pods.add_environment(pod, values, "ascend")
 
     def _restarting(self, job: Object, status: Object) -> None:
-        told = f"AscendJob {job['metadata']['name']} is restarting"
-        set_state(status, "Restarting", "jobRestarting", told)
+        text = f"AscendJob {job['metadata']['name']} is restarting"
+        set_state(status, "Restarting", "jobRestarting", text)
 
     def _limit(self, job: Object) -> int | None:
         """Return the backoffLimit of the job, or None (no limit) if it is missing or below 1."""

@@ -126,8 +126,8 @@ class Look:
             self._set("FailureTarget", "True", *self.failure)
             return
         if self._is_complete():
-            told = "Reached expected number of succeeded pods"
-            self._set("SuccessCriteriaMet", "True", "CompletionsReached", told)
+            text = "Reached expected number of succeeded pods"
+            self._set("SuccessCriteriaMet", "True", "CompletionsReached", text)
 
     def _too_many(self) -> tuple[str, str] | None:
         limit = self.spec["backoffLimit"]
@@ -239,8 +239,8 @@ class Look:
             self._event("Normal", "Completed", "Job completed")
 
     def _set(self, kind: str, status: str, reason: str, message: str) -> None:
-        told = {"type": kind, "status": status, "reason": reason, "message": message}
-        set_condition({"status": self.status}, told)
+        fields = {"type": kind, "status": status, "reason": reason, "message": message}
+        set_condition({"status": self.status}, fields)
 
     def _event(self, kind: str, reason: str, message: str) -> None:
         self.operations.event(kinds.JOBS, self.job, kind, reason, message)

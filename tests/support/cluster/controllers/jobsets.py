@@ -59,8 +59,8 @@ class Look:
         wanted = sum(each["replicas"] for each in self.spec["replicatedJobs"])
         if failed:
             first = f"(first failed job: {failed[0]['metadata']['name']})"
-            told = f"jobset failed due to one or more job failures {first}"
-            self._end("Failed", "FailedJobs", told)
+            text = f"jobset failed due to one or more job failures {first}"
+            self._end("Failed", "FailedJobs", text)
         elif sum(condition(job, "Complete") is not None for job in self.jobs) >= wanted:
             self._end("Completed", "AllJobsCompleted", "jobset completed successfully")
         else:
@@ -125,8 +125,8 @@ class Look:
             self._set("Suspended", "False", "ResumeJobs", "jobset is resumed")
 
     def _set(self, kind: str, status: str, reason: str, message: str) -> None:
-        told = {"type": kind, "status": status, "reason": reason, "message": message}
-        set_condition({"status": self.status}, told)
+        fields = {"type": kind, "status": status, "reason": reason, "message": message}
+        set_condition({"status": self.status}, fields)
 
 
 def _failed_at(job: Object) -> str:

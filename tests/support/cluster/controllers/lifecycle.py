@@ -114,15 +114,15 @@ class Lifecycle(Controller):
         names = ",".join(sorted(each["key"] for each in taints))
         since = self._tainted.setdefault((key, names), time.monotonic())
         if time.monotonic() - since >= self.scaled(allowed):
-            told = "Taint manager: deleting due to NoExecute taint"
-            disrupt(self.operations, pod, "DeletionByTaintManager", told)
+            text = "Taint manager: deleting due to NoExecute taint"
+            disrupt(self.operations, pod, "DeletionByTaintManager", text)
             self._delete(pod, None)
 
     def _orphan(self, pod: Object, why: str) -> None:
         """Fail and delete a pod whose node cannot stop its processes."""
         if holds(pod):
-            told = f"PodGC: {why}"
-            disrupt(self.operations, pod, "DeletionByPodGC", told)
+            text = f"PodGC: {why}"
+            disrupt(self.operations, pod, "DeletionByPodGC", text)
             self.operations.set_status(kinds.PODS, pod, phase="Failed")
         self._delete(pod, 0)
 

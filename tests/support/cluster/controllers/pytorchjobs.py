@@ -49,8 +49,8 @@ class PyTorchJobs(Replicas):
         limit = policy.get("backoffLimit")
         restarts = sum(map(pods.restarts, self.mine(job)))
         if limit is not None and restarts and restarts >= limit:
-            told = f"Job {name} has failed because it has reached the specified backoff limit"
-            self.fail(job, status, told, "BackoffLimitExceeded")
+            text = f"Job {name} has failed because it has reached the specified backoff limit"
+            self.fail(job, status, text, "BackoffLimitExceeded")
             return False
         return True
 

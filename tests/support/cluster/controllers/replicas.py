@@ -53,8 +53,8 @@ class Replicas(Controller):
             self._refuse(job, status, *problem)
             return
         if not status.get("conditions"):
-            told = f"{self.kind.kind} {name} is created."
-            set_state(status, "Created", f"{self.kind.kind}Created", told)
+            text = f"{self.kind.kind} {name} is created."
+            set_state(status, "Created", f"{self.kind.kind}Created", text)
         if self.before(job, status):
             self._look(job, status)
         self._tell(job, status)
@@ -79,12 +79,12 @@ class Replicas(Controller):
         mine = self.mine(job)
         failed = [pod for pod in mine if pods.phase(pod) == "Failed" and not is_deleted(pod)]
         if failed:
-            told = f"{self.kind.kind} {name} is failed because {len(failed)} replica(s) failed."
-            self.fail(job, status, told)
+            text = f"{self.kind.kind} {name} is failed because {len(failed)} replica(s) failed."
+            self.fail(job, status, text)
             return
         if self._has_succeeded(job, mine):
-            told = f"{self.kind.kind} {name} successfully completed."
-            set_state(status, "Succeeded", "JobSucceeded", told)
+            text = f"{self.kind.kind} {name} successfully completed."
+            set_state(status, "Succeeded", "JobSucceeded", text)
             status["completionTime"] = clock.stamp()
             return
         self._make_pods(job)

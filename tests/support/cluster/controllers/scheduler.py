@@ -51,8 +51,8 @@ class Scheduler(Controller):
         waiting.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["name"]))
         for pod in waiting:
             if pod["spec"].get("schedulingGates"):
-                told = "Scheduling is blocked due to non-empty scheduling gates"
-                self._cannot(pod, "SchedulingGated", told)
+                text = "Scheduling is blocked due to non-empty scheduling gates"
+                self._cannot(pod, "SchedulingGated", text)
             else:
                 self._place(pod, list(rooms.values()))
 

@@ -31,9 +31,9 @@ class TrainJobs(Controller):
         runtime = self._runtime(job)
         status = fresh(job.get("status") or {})
         if runtime is None or kinds.JOBSETS not in self.store.kinds:
-            told = {"type": "Failed", "status": "True", "reason": "TrainingRuntimeNotSupported"}
-            told["message"] = f"referenced runtime not found: {job['spec'].get('runtimeRef')}"
-            set_condition({"status": status}, told)
+            fields = {"type": "Failed", "status": "True", "reason": "TrainingRuntimeNotSupported"}
+            fields["message"] = f"referenced runtime not found: {job['spec'].get('runtimeRef')}"
+            set_condition({"status": status}, fields)
             self.operations.set_status(kinds.TRAINJOBS, job, **status)
             return
         self._bring(job, runtime)
@@ -82,12 +82,12 @@ class TrainJobs(Controller):
         suspended = bool(job["spec"].get("suspend"))
         if suspended or condition({"status": status}, "Suspended"):
             reason = "Suspended" if suspended else "Resumed"
-            told = {"type": "Suspended", "status": str(suspended), "reason": reason}
-            set_condition(holder, {**told, "message": f"TrainJob is {reason.lower()}"})
+            fields = {"type": "Suspended", "status": str(suspended), "reason": reason}
+            set_condition(holder, {**fields, "message": f"TrainJob is {reason.lower()}"})
         for theirs, ours in (("Completed", "Complete"), ("Failed", "Failed")):
             if found := condition(jobset, theirs):
-                told = {"reason": found["reason"], "message": found["message"]}
-                set_condition(holder, {"type": ours, "status": "True", **told})
+                fields = {"reason": found["reason"], "message": found["message"]}
+                set_condition(holder, {"type": ours, "status": "True", **fields})
         status["jobsStatus"] = (jobset.get("status") or {}).get("replicatedJobsStatus") or []
         self.operations.set_status(kinds.TRAINJOBS, job, **status)
 

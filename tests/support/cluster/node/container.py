@@ -237,19 +237,19 @@ class Container:
 
     async def _pull_in_vain(self) -> None:
         image = self.spec["image"]
-        told = f'Back-off pulling image "{image}": not found'
+        text = f'Back-off pulling image "{image}": not found'
         self._set({"waiting": {"reason": "ErrImagePull", "message": f"{image}: not found"}})
         self._around.event("Failed", f'Failed to pull image "{image}": not found')
         await asyncio.sleep(2 * self._around.scale)
-        self._set({"waiting": {"reason": "ImagePullBackOff", "message": told}})
+        self._set({"waiting": {"reason": "ImagePullBackOff", "message": text}})
         await asyncio.Event().wait()
 
     async def _wait_for_another_name(self) -> None:
         image = self.spec["image"]
-        told = f'couldn\'t parse image name "{image}": invalid reference format'
-        told = f'Failed to apply default image tag "{image}": {told}'
-        self._set({"waiting": {"reason": "InvalidImageName", "message": told}})
-        self._around.event("InspectFailed", told)
+        text = f'couldn\'t parse image name "{image}": invalid reference format'
+        text = f'Failed to apply default image tag "{image}": {text}'
+        self._set({"waiting": {"reason": "InvalidImageName", "message": text}})
+        self._around.event("InspectFailed", text)
         await asyncio.Event().wait()
 
     async def _back_off(self, failures: int, terminated: Object) -> None:
@@ -258,9 +258,9 @@ class Container:
         if failures:
             seconds = min(_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S)
             title = f"{self._pod['metadata']['name']}_{self._pod['metadata']['namespace']}"
-            told = f"back-off {seconds:g}s restarting failed container={self.name} pod={title}"
-            self._set({"waiting": {"reason": "CrashLoopBackOff", "message": told}})
-            self._around.event("BackOff", told)
+            text = f"back-off {seconds:g}s restarting failed container={self.name} pod={title}"
+            self._set({"waiting": {"reason": "CrashLoopBackOff", "message": text}})
+            self._around.event("BackOff", text)
             await asyncio.sleep(seconds * self._around.scale)
         self.restarts += 1
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rekindle.agent.devices import dcmi
-from rekindle.agent.devices.dcmi import DcmiError, Found, NoDcmiError
+from rekindle.agent.devices.dcmi import DcmiError, DeviceReadings, NoDcmiError
 from rekindle.protocol.monitoring import Condition
 
 # github.com/Ascend/mind-cluster, commit 2c141d42ca7b6b89334dc8ab1876a06df3e849d6,
@@ -96,7 +96,7 @@ class CLibrary:
         return 0
 
 
-def ask(library: object) -> Found:
+def ask(library: object) -> DeviceReadings:
     return dcmi.ask(lambda: library)
 
 
@@ -112,7 +112,7 @@ def test_the_codes_of_each_device() -> None:
     library.healths[3], library.codes[3] = 2, [0x80E01801, 0x0100000D]
     well = Condition(0, ())
     devices = {0: well, 1: well, 2: well, 3: Condition(2, ("80E01801", "0100000D"))}
-    assert ask(library) == Found(devices=devices)
+    assert ask(library) == DeviceReadings(devices=devices)
 
 
 def test_as_many_codes_as_there_is_room_for() -> None:
@@ -166,7 +166,7 @@ def test_a_library_without_one_of_its_functions(name: str) -> None:
     """A library without one of the functions counts as absent: the agent does not call it again."""
     library = CLibrary()
     delattr(library, name)
-    assert ask(library) == Found(
+    assert ask(library) == DeviceReadings(
         absent=f"libdcmi.so is too old: it does not have the function {name}"
     )
 
@@ -193,6 +193,6 @@ def test_the_loader_is_asked_where_the_driver_has_put_none(monkeypatch: pytest.M
 def test_the_program_says_what_it_has_found_in_one_line() -> None:
     """The program prints one line of JSON on every machine, with or without DCMI."""
     command = [sys.executable, "-m", "rekindle.agent.devices.dcmi"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.count("\n") == 1
-    assert isinstance(msgspec.json.decode(said, type=Found), Found)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.count("\n") == 1
+    assert isinstance(msgspec.json.decode(output, type=DeviceReadings), DeviceReadings)

@@ -29,7 +29,7 @@ from rekindle.errors import CheckpointError
 from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.progress import RankPlace
-from rekindle.recovery.policy.plan import Made
+from rekindle.recovery.policy.plan import StateId
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
@@ -94,7 +94,7 @@ class Node:
             rank=0, generation=1, step=step, buffer=index, checkpoint=checkpoint, shards=self.shards
         )
         self.snapshots.taken(taken)
-        await turn_until(lambda: buffer.is_settled, "a settled snapshot")
+        await turn_until(lambda: buffer.is_released, "a settled snapshot")
         await turns()
         buffer.close()
 
@@ -200,7 +200,7 @@ def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
     node, seal, go_on = Node(tmp_path, shards=1), buffers_module._seal, threading.Event()
     node.store.free.set()
 
-    def slow(buffer: SnapshotBuffer, made: Made) -> bool:
+    def slow(buffer: SnapshotBuffer, made: StateId) -> bool:
         wait_set(go_on)
         return seal(buffer, made)
 
@@ -209,7 +209,7 @@ def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
         monkeypatch.setattr(buffers_module, "_seal", slow)
         taken = asyncio.ensure_future(node.take(10, checkpoint=False))
         await turns()
-        node.snapshots.dump(p.WriteFinalCheckpoint(step=5, made=1))
+        node.snapshots.write_final_checkpoint(p.WriteFinalCheckpoint(step=5, generation=1))
         await turns()
         await in_pool(node.snapshots._writes, int)  # a write that did not wait is done by now
         go_on.set()
@@ -238,7 +238,7 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
             if isinstance(message, p.SnapshotTaken):
                 sealed = agent[message.buffer]
                 sealed.seal()
-                sealed.settle()
+                sealed.release_writer()
 
         def buffers(
             self, serial: int, timeout_s: float | None, *, generation: int
@@ -251,10 +251,10 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
         writer.take(
             {"model": model}, place=place, step=step, notes={}, checkpoint=False, wait=False
         )
-        return sorted(buffer.made[0] for buffer in agent if buffer.made)
+        return sorted(buffer.state[0] for buffer in agent if buffer.state)
 
     assert [take(step) for step in (1, 2, 3)] == [[1], [1, 2], [1, 2, 3]]
-    held = next(buffer for buffer in agent if buffer.made == (1, 1))
+    held = next(buffer for buffer in agent if buffer.state == (1, 1))
     held.lock(write=False)
     assert [take(step) for step in (4, 5, 6)] == [[1, 3, 4], [1, 4, 5], [1, 5, 6]]
     held.unlock()

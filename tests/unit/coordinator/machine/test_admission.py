@@ -59,7 +59,7 @@ def test_healthy_nodes_are_taken_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "exclude", "kind", "said"),
+    ("verdict", "exclude", "kind", "text"),
     [
         (FAULTY, False, FaultKind.NODE, "The node is down. host-101: it died"),
         (
@@ -71,12 +71,12 @@ def test_healthy_nodes_are_taken_in() -> None:
     ],
 )
 def test_a_sick_node_is_sent_away_and_another_asked_for(
-    verdict: NodeVerdict, exclude: bool, kind: FaultKind, said: str
+    verdict: NodeVerdict, exclude: bool, kind: FaultKind, text: str
 ) -> None:
     job = checked_job(exclude=exclude)
     admit(job, 100, HEALTHY)
     admit(job, 101, verdict)
-    assert job.refusals() == [said]
+    assert job.refusals() == [text]
     assert job.last(journal.Isolated).host == "host-101"
     assert [e.node for e in job.recorded(journal.NodeWanted)] == [1]
     (incident,) = journal.incidents(job.history)

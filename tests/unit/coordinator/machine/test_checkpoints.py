@@ -41,7 +41,7 @@ def write(driver: Driver, step: int) -> None:
     """Let both shards be written and the checkpoint be committed."""
     for shard in range(2):
         driver.say(shard, p.ShardWritten(step=step, generation=1, shard=shard, shards=2))
-    [node] = driver.told(p.Commit)
+    [node] = driver.sent_by_node(p.Commit)
     done = p.CheckpointWritten(step=step, generation=1, path="there", shards=2, seconds=3.0)
     driver.say(node, msgspec.structs.replace(done, stall_s=0.01))
 
@@ -54,19 +54,19 @@ def test_all_shards_of_one_step() -> None:
     """Shards are written when all are ready. During a write, only the newest step waits."""
     driver = trained()
     due(driver, 5, 1)
-    assert driver.told(p.WriteShards) == {}
+    assert driver.sent_by_node(p.WriteShards) == {}
     due(driver, 5, 0)
-    orders = driver.told(p.WriteShards)
+    orders = driver.sent_by_node(p.WriteShards)
     assert {node: (o.step, o.shards, o.of) for node, o in orders.items()} == {
         0: (5, {0: 0}, 2),
         1: (5, {1: 1}, 2),
     }
     for step in (10, 15):
         due(driver, step)
-        assert driver.told(p.WriteShards) == {}
+        assert driver.sent_by_node(p.WriteShards) == {}
     assert left_out(driver) == [10]
     write(driver, 5)
-    assert {order.step for order in driver.told(p.WriteShards).values()} == {15}
+    assert {order.step for order in driver.sent_by_node(p.WriteShards).values()} == {15}
     assert driver.last(journal.CheckpointLeftOut).in_words() == (
         "no checkpoint of step 10: the store was busy with the checkpoint of step 5"
     )
@@ -81,10 +81,10 @@ def test_a_node_that_cannot_write_it() -> None:
     driver.say(1, no)
     assert left_out(driver) == [5]
     due(driver, 10)
-    assert len(driver.told(p.WriteShards)) == 2
+    assert len(driver.sent_by_node(p.WriteShards)) == 2
     driver.say(0, p.ShardWritten(step=10, generation=1, shard=0, shards=2, error="disk full"))
     due(driver, 15)
-    assert len(driver.told(p.WriteShards)) == 2
+    assert len(driver.sent_by_node(p.WriteShards)) == 2
 
 
 def test_the_end_waits_for_what_is_due() -> None:
@@ -109,7 +109,7 @@ def test_what_a_broken_generation_had_due() -> None:
     driver.lose(1)
     write_error = p.ShardWritten(step=5, generation=1, shard=0, shards=2, error="no")
     driver.say(0, write_error)
-    assert driver.told(p.WriteShards) == {}
+    assert driver.sent_by_node(p.WriteShards) == {}
     assert driver.machine.checkpoints.assembly.backlog.is_empty
 
 
@@ -125,7 +125,7 @@ def test_the_interval_is_chosen() -> None:
         driver.say(0, p.Heartbeat(finished={0: step}))
     due(driver, 10)
     write(driver, 10)
-    told = driver.told(p.Settings)
+    told = driver.sent_by_node(p.Settings)
     [steps] = {order.checkpoint_every for order in told.values()}
     assert set(told) == {0, 1}
     chosen = driver.last(journal.CheckpointInterval)
@@ -167,4 +167,4 @@ def test_a_message_that_is_not_for_the_coordinator() -> None:
     driver.say(0, p.Checked(serial=1))
     driver.say(0, p.CheckReady(port=1))
     with pytest.raises(ProtocolError, match="node 0 sent a Welcome"):
-        driver.say(0, p.Welcome(node=0))
+        driver.machine.on_message(driver.nodes[0], p.Welcome(node=0), driver.now)

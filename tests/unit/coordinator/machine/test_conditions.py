@@ -24,7 +24,7 @@ def reads(job: Driver, *codes: str, device: int = 1, health: int = 2) -> None:
 
 def signs(job: Driver) -> list[tuple[str, int, bool]]:
     """Return what the journal recorded of each health event: code, device, whether it is over."""
-    seen = [event.sign for event in job.recorded(journal.SignSeen)]
+    seen = [event.health_event for event in job.recorded(journal.HealthEventSeen)]
     return [(sign.what, sign.device, sign.gone) for sign in seen]
 
 
@@ -52,10 +52,10 @@ def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
     """An unlisted code is as severe as its device's health. Up to minor, the job ignores it."""
     job = trained()
     reads(job, UNLISTED, health=1)
-    assert job.last(journal.SignSeen).urgency is Urgency.NONE
+    assert job.last(journal.HealthEventSeen).urgency is Urgency.NONE
     assert strategies(job) == []
     reads(job, UNLISTED, device=0, health=3)
-    assert job.last(journal.SignSeen).urgency is Urgency.NOW
+    assert job.last(journal.HealthEventSeen).urgency is Urgency.NOW
     assert len(strategies(job)) == 1
 
 

@@ -30,7 +30,7 @@ def test_written_once_all_shards_are_ready() -> None:
     due(backlog, 5, 0)
     ready = backlog.next()
     assert ready is not None
-    assert (ready.made, ready.shards_by_node()) == ((5, 1), {0: {0: 0}, 1: {1: 1}})
+    assert (ready.state, ready.shards_by_node()) == ((5, 1), {0: {0: 0}, 1: {1: 1}})
     assert backlog.next() is None
     assert not backlog.is_empty
     assert not backlog.done((4, 1))
@@ -52,7 +52,7 @@ def test_the_newest_waits() -> None:
     backlog.done((5, 1))
     ready = backlog.next()
     assert ready is not None
-    assert ready.made == (15, 1)
+    assert ready.state == (15, 1)
 
 
 def test_a_generation_begins_with_nothing() -> None:
@@ -83,7 +83,7 @@ def test_any_order(order: list[object]) -> None:
         if event == "next":
             if (ready := backlog.next()) is not None:
                 assert sorted(ready.places) == [0, 1, 2, 3]
-                done.append(ready.made[0])
+                done.append(ready.state[0])
         elif event == "done":
             if backlog.under_way is not None:
                 assert backlog.done(backlog.under_way)

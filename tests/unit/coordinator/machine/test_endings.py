@@ -21,11 +21,11 @@ def test_an_exception_of_the_script_fails_the_job() -> None:
     job = trained(5, processes=3)
     job.raises(1, "ZeroDivisionError: division by zero")
     assert job.phase is Phase.STOPPING
-    assert sorted(job.told(p.Kill)[0].ranks) == [0, 2]
+    assert sorted(job.sent_by_node(p.Kill)[0].ranks) == [0, 2]
     job.killed()
     assert job.outcome is False
     assert "ZeroDivisionError" in job.last(journal.Ended).reason
-    assert job.told(p.Bye) == {0: p.Bye(status=1)}
+    assert job.sent_by_node(p.EndAgent) == {0: p.EndAgent(status=1)}
 
 
 def test_the_first_failing_rank_by_time_is_the_reason() -> None:
@@ -58,9 +58,9 @@ def test_restarts_are_counted() -> None:
         job.raises(0, f"ValueError: try {number}")
         assert job.phase is Phase.RESTARTING
         job.killed()
-        assert job.told(p.HostStore)[0].serial == number + 1
+        assert job.sent_by_node(p.HostStore)[0].serial == number + 1
         job.store_up()
-        assert {spawn.restart for spawn in job.told(p.Spawn).values()} == {number}
+        assert {spawn.restart for spawn in job.sent_by_node(p.Spawn).values()} == {number}
         assert job.spawned_now() == [0, 1]
         job.spawned()
         job.form()
@@ -157,7 +157,7 @@ def test_an_untouched_script_runs_to_its_end() -> None:
     assert job.outcome is None
     job.exits(1, code=0)
     assert job.outcome is True
-    assert job.told(p.Bye) == {0: p.Bye(status=0), 1: p.Bye(status=0)}
+    assert job.sent_by_node(p.EndAgent) == {0: p.EndAgent(status=0), 1: p.EndAgent(status=0)}
     assert not journal.incidents(job.history)
 
 
@@ -167,7 +167,7 @@ def test_an_untouched_script_is_restarted_as_a_whole() -> None:
     job.start()
     job.exits(2, code=0)
     job.exits(0, signal=SIGKILL)
-    assert sorted(job.told(p.Kill)[0].ranks) == [1]
+    assert sorted(job.sent_by_node(p.Kill)[0].ranks) == [1]
     job.killed()
     job.store_up()
     assert job.spawned_now() == [0, 1, 2]
@@ -228,9 +228,9 @@ def test_ranks_are_dismissed_when_all_are_done() -> None:
     """
     job = trained(9)
     job.arrive([0], finished=10, done=True)
-    assert not job.told(p.Dismiss)
+    assert not job.sent_by_node(p.EndSession)
     job.arrive([1], finished=10, done=True)
-    assert job.told(p.Dismiss) == {0: p.Dismiss(finished=10)}
+    assert job.sent_by_node(p.EndSession) == {0: p.EndSession(finished=10)}
     for rank in job.ranks:
         job.exits(rank, code=0, finished=10)
     assert job.outcome is True
@@ -252,7 +252,7 @@ def test_a_rank_dies_when_others_are_done_already() -> None:
     assert job.last(journal.Formed).step == 10
     job.ready(job.ranks)
     job.arrive(job.ranks, finished=10, done=True)
-    assert job.told(p.Dismiss)
+    assert job.sent_by_node(p.EndSession)
     assert all(incident.closed for incident in journal.incidents(job.history))
 
 
@@ -261,7 +261,7 @@ def test_a_second_loop_of_steps_forms_again_after_the_dismissal() -> None:
     job = trained(9)
     job.arrive(job.ranks, finished=10, done=True)
     job.arrive(job.ranks)
-    assert job.told(p.FormGeneration)[0].generation == 2
+    assert job.sent_by_node(p.FormGeneration)[0].generation == 2
 
 
 def test_a_rank_that_ends_well_too_early_is_the_scripts_error() -> None:
@@ -323,7 +323,7 @@ def test_stop_lets_the_ranks_end_in_peace() -> None:
     """A stop sends SIGTERM with grace to all ranks. The job ends when the last rank has ended."""
     job = trained(5, nodes=2, processes=1)
     job.stop()
-    assert {kill.grace_s > 0 for kill in job.told(p.Kill).values()} == {True}
+    assert {kill.grace_s > 0 for kill in job.sent_by_node(p.Kill).values()} == {True}
     job.exits(0, code=0)
     assert job.outcome is None
     job.exits(1, signal=15)
@@ -339,7 +339,7 @@ def test_stop_twice_kills_at_once() -> None:
     job.stop()
     assert not job.commands
     job.stop(at_once=True)
-    assert job.told(p.Kill)[0].grace_s == 0
+    assert job.sent_by_node(p.Kill)[0].grace_s == 0
     job.killed()
     assert job.last(journal.Ended).outcome == "stopped"
 

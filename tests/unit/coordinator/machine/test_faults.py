@@ -50,13 +50,13 @@ def test_a_second_rank_dies_while_restoring() -> None:
     job.arrive([1, 2], finished=5)
     job.ready([2])
     job.exits(1, signal=SIGKILL, finished=5)
-    assert job.told(p.GenerationEnded)[0].generation == 2
+    assert job.sent_by_node(p.GenerationEnded)[0].generation == 2
     assert job.spawned_now() == [1]
     job.spawned()
     job.arrive([0, 1])
     job.arrive([2], finished=5)
     assert sources(job) == {0: StateSource.PEER, 1: StateSource.PEER, 2: StateSource.SELF}
-    assert job.told(p.FormGeneration)[0].generation == 3
+    assert job.sent_by_node(p.FormGeneration)[0].generation == 3
 
 
 def test_a_recovery_that_never_gets_to_a_step_ends_the_job() -> None:
@@ -83,8 +83,8 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
     """Ranks of a lost node start on the new agent with live state, while the healthy ranks wait."""
     job = trained(5, nodes=2, processes=2)
     job.lose(1)
-    assert job.told(p.GenerationEnded) == {
-        0: p.GenerationEnded(generation=1, finished=5, replaced=True)
+    assert job.sent_by_node(p.GenerationEnded) == {
+        0: p.GenerationEnded(generation=1, finished=5, process_lost=True)
     }
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert strategies(job) == [Strategy.RECOVER]
@@ -105,13 +105,13 @@ def test_the_node_of_the_store_is_lost() -> None:
     """If the node of the store is lost, another node hosts a new store for the next generation."""
     job = trained(5, nodes=2, processes=1)
     job.lose(0)
-    assert list(job.told(p.HostStore)) == [1]
+    assert list(job.sent_by_node(p.HostStore)) == [1]
     job.store_up(port=4713)
     job.hello(0)
     job.spawned()
     job.arrive([0])
     job.arrive([1], finished=5)
-    form = job.told(p.FormGeneration)[1]
+    form = job.sent_by_node(p.FormGeneration)[1]
     assert (form.store_host, form.store_port) == ("10.0.0.1", 4713)
 
 
@@ -121,7 +121,7 @@ def test_a_dead_store_is_replaced_when_the_next_generation_needs_it() -> None:
     job.say(0, p.StoreDown(serial=1))
     assert not job.commands
     job.exits(0, signal=SIGKILL, finished=5)
-    assert job.told(p.HostStore)[0].serial == 2
+    assert job.sent_by_node(p.HostStore)[0].serial == 2
     assert not job.spawned_now()
     job.store_up(port=4714)
     assert job.spawned_now() == [0]
@@ -189,7 +189,7 @@ def test_another_coordinator_has_all_ranks_meet_again_with_what_they_have() -> N
     job.arrive([2, 3], finished=8)
     job.store_up()
     assert set(sources(job).values()) == {StateSource.SELF, StateSource.PEER}
-    form = job.told(p.FormGeneration)[0]
+    form = job.sent_by_node(p.FormGeneration)[0]
     assert (form.generation, form.step) == (2, 8)
     job.ready(job.ranks)
     job.step(9)
@@ -268,7 +268,7 @@ def test_a_node_whose_line_was_cut_comes_back_with_its_ranks() -> None:
     old = (p.LiveRank(rank=1, pid=job.pids[1], training=True),)
     job.lose(1)
     job.hello(1, generation=1, ranks=old)
-    assert job.told(p.GenerationEnded)[1].generation == 1
+    assert job.sent_by_node(p.GenerationEnded)[1].generation == 1
     job.arrive(job.ranks, finished=5)
     assert set(sources(job).values()) == {StateSource.SELF}
     job.ready(job.ranks)

@@ -28,7 +28,7 @@ def broken(driver: Driver) -> None:
 
 def asked(driver: Driver) -> dict[int, int]:
     """Return the step of the snapshot that the last commands ordered from each node."""
-    return {node: dump.step for node, dump in driver.told(p.WriteFinalCheckpoint).items()}
+    return {node: dump.step for node, dump in driver.sent_by_node(p.WriteFinalCheckpoint).items()}
 
 
 def answer(driver: Driver, node: int, step: int, error: str = "") -> None:
@@ -46,7 +46,7 @@ def test_the_newest_snapshot_is_written() -> None:
     assert asked(driver) == {}
     driver.killed()
     assert asked(driver) == {1: 6}
-    assert (driver.phase, driver.outcome) == (Phase.DUMPING, None)
+    assert (driver.phase, driver.outcome) == (Phase.FINAL_CHECKPOINT, None)
     answer(driver, 1, 6)
     assert driver.outcome is False
     assert driver.last(journal.Checkpointed).step == 6
@@ -60,7 +60,7 @@ def test_the_newest_snapshot_is_written() -> None:
         (1, 6, ""),
         (1, 6, "there"),
     ]
-    assert "dump" not in driver.timers
+    assert "final-checkpoint" not in driver.timers
 
 
 def test_a_node_that_cannot_write() -> None:
@@ -86,7 +86,7 @@ def test_a_node_that_is_lost_or_silent() -> None:
     driver.lose(1)
     assert asked(driver) == {0: 5}
     assert driver.outcome is None
-    driver.fire("dump")
+    driver.fire("final-checkpoint")
     assert driver.outcome is False
     assert "did not write its shards within 600 s" in driver.last(journal.Ended).reason
 
@@ -105,9 +105,9 @@ def test_another_checkpoint_is_no_last_word() -> None:
     driver = trained(node0=5)
     broken(driver)
     driver.say(0, p.CheckpointWritten(step=4, generation=1, path="there"))
-    assert driver.phase is Phase.DUMPING
+    assert driver.phase is Phase.FINAL_CHECKPOINT
     driver.say(1, p.CheckpointWritten(step=4, generation=1, path="there", final=True))
-    assert driver.phase is Phase.DUMPING
+    assert driver.phase is Phase.FINAL_CHECKPOINT
     answer(driver, 0, 5)
     assert driver.outcome is False
 
@@ -156,10 +156,10 @@ def test_stopped_twice() -> None:
     driver = trained(node0=5)
     driver.stop()
     driver.killed()
-    assert driver.phase is Phase.DUMPING
+    assert driver.phase is Phase.FINAL_CHECKPOINT
     driver.stop(at_once=True)
     assert driver.outcome is False
-    assert {bye.message.at_once for bye in driver.sent(p.Bye)} == {True}
+    assert {bye.message.at_once for bye in driver.sent(p.EndAgent)} == {True}
     assert "before its nodes wrote it" in driver.last(journal.Ended).reason
 
 
@@ -172,7 +172,7 @@ def test_nobody_is_asked_for_while_it_is_written() -> None:
     driver.lose(1)
     driver.stop()
     driver.killed()
-    assert driver.phase is Phase.DUMPING
+    assert driver.phase is Phase.FINAL_CHECKPOINT
     wanted = len(driver.recorded(journal.NodeWanted))
     driver.fire("late")
     assert len(driver.recorded(journal.NodeWanted)) == wanted
@@ -185,7 +185,7 @@ def test_succeeded() -> None:
     for rank in driver.ranks:
         driver.exits(rank, code=0)
     assert driver.outcome is True
-    assert not driver.told(p.WriteFinalCheckpoint)
+    assert not driver.sent_by_node(p.WriteFinalCheckpoint)
 
 
 def test_agents_that_come_while_it_is_written() -> None:

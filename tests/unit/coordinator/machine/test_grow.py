@@ -24,13 +24,13 @@ def test_the_world_grows_when_all_ranks_of_a_node_have_arrived() -> None:
     assert driver.spawned_now() == [2, 3]
     driver.spawned()
     driver.arrive([2])
-    assert not driver.told(p.PauseRequest)
+    assert not driver.sent_by_node(p.PauseRequest)
     driver.arrive([3])
     assert driver.phase is Phase.TRAINING
     hold(driver)
-    assert set(driver.told(p.GenerationEnded)) == {0, 1, 2}
+    assert set(driver.sent_by_node(p.GenerationEnded)) == {0, 1, 2}
     driver.arrive([0, 1, 4, 5], finished=9)
-    forms = driver.told(p.FormGeneration)
+    forms = driver.sent_by_node(p.FormGeneration)
     assert forms[2].ranks == {4: 4, 5: 5}
     assert forms[1].plan[2].source is StateSource.PEER
     formed = driver.last(journal.Formed)
@@ -71,7 +71,7 @@ def test_a_returning_node_that_cannot_take_part() -> None:
     driver.raises(2)
     assert driver.phase is Phase.TRAINING
     assert "raised" in driver.last(journal.NodeLeft).reason
-    assert [c.message.status for c in driver.sent(p.Bye)] == [0]
+    assert [c.message.status for c in driver.sent(p.EndAgent)] == [0]
     assert len(driver.recorded(journal.NodeWanted)) == wanted
     assert len(journal.incidents(driver.history)) == 1
 
@@ -100,7 +100,7 @@ def test_training_is_over_before_a_node_is_taken_in() -> None:
     driver.spawned()
     driver.arrive([2])
     driver.arrive([0, 1, 4, 5], finished=9, done=True)
-    assert set(driver.told(p.Dismiss)) == {0, 2}
+    assert set(driver.sent_by_node(p.EndSession)) == {0, 2}
     assert driver.last(journal.NodeLeft).reason == "training is over"
     for rank in (0, 1, 4, 5):
         driver.exits(rank, code=0)
@@ -113,7 +113,7 @@ def test_ranks_of_a_node_that_was_left_out_come_back() -> None:
     old = tuple(p.LiveRank(rank=r, pid=900 + r, training=True) for r in (2, 3))
     driver.ready([0, 1, 4, 5])
     driver.hello(1, generation=1, ranks=old)
-    assert driver.told(p.Kill)[1].ranks == (2, 3)
+    assert driver.sent_by_node(p.Kill)[1].ranks == (2, 3)
     driver.pids |= {2: 902, 3: 903}
     driver.killed()
     assert driver.spawned_now() == [2, 3]
@@ -140,7 +140,7 @@ def test_a_newcomer_that_nobody_can_talk_to() -> None:
     driver.fail_step(0)
     driver.arrive([0, 1, 4, 5], finished=9)
     driver.arrive([2, 3])
-    assert driver.told(p.Kill)[1].ranks == (2, 3)
+    assert driver.sent_by_node(p.Kill)[1].ranks == (2, 3)
     assert driver.last(journal.Formed).world_size == 4
     assert driver.last(journal.Formed).left_out == (1,)
     driver.killed()
@@ -203,7 +203,7 @@ def test_a_script_error_after_training_is_none_of_a_newcomer() -> None:
     driver = grown()
     driver.ready(driver.ranks)
     driver.arrive(driver.ranks, finished=9, done=True)
-    assert driver.told(p.Dismiss)
+    assert driver.sent_by_node(p.EndSession)
     driver.raises(2)
     assert driver.last(journal.Decided).strategy is Strategy.FAIL
 
@@ -243,7 +243,7 @@ def test_the_world_grows_once_a_step_at_most() -> None:
     assert driver.last(journal.Formed).world_size == 8
     driver.ready(driver.ranks)
     driver.step(7)
-    assert not driver.told(p.PauseRequest)
+    assert not driver.sent_by_node(p.PauseRequest)
 
 
 def test_nobody_is_taken_in_when_the_first_are_done() -> None:
@@ -253,7 +253,7 @@ def test_nobody_is_taken_in_when_the_first_are_done() -> None:
     driver.step_of([0, 1, 4, 5], 6)
     driver.exits(0, code=0)
     come_back(driver)
-    assert not driver.told(p.PauseRequest)
+    assert not driver.sent_by_node(p.PauseRequest)
     for rank in (1, 4, 5):
         driver.exits(rank, code=0)
     assert driver.outcome is True

@@ -29,7 +29,7 @@ def stall(
     """Let an agent report that a rank is late. Return the orders to inspect ranks, per node."""
     of = driver.machine.job.generation if generation is None else generation
     driver.say(driver.node_of(rank), p.RankStalled(rank=rank, generation=of))
-    return driver.told(p.InspectRanks)
+    return driver.sent_by_node(p.InspectRanks)
 
 
 def look(rank: int, **seen: Any) -> p.RankInspection:
@@ -217,7 +217,7 @@ def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
     assert not driver.recorded(journal.FaultSeen)
     assert not stall(driver, rank=3)  # a second inspection follows soon
     driver.fire("again")
-    asked = driver.told(p.InspectRanks)
+    asked = driver.sent_by_node(p.InspectRanks)
     computes = look(2, waiting=False, doing=RankActivity.BETWEEN, busy=True, late=False)
     answer(driver, asked, rests if still else computes, *others)
     assert bool(driver.recorded(journal.FaultSeen)) is still
@@ -240,7 +240,7 @@ def test_looks_that_find_nothing_come_less_and_less_often() -> None:
     assert len(looked) <= 12
     assert looked[-1] - looked[-2] >= 29.0
     assert stall(driver, rank=3), "it was not late before"
-    answer(driver, driver.told(p.InspectRanks), *evaluates, look(3))
+    answer(driver, driver.sent_by_node(p.InspectRanks), *evaluates, look(3))
     assert not stall(driver, rank=3)
     driver.say(0, p.Heartbeat(finished={0: 6, 1: 6}, total=9, metrics={}))
     assert stall(driver), "a step was finished since"

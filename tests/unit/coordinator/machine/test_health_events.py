@@ -229,7 +229,7 @@ def test_what_struck_nobody_known_ends_nothing(
     if recovering:
         job.exits(0, signal=SIGKILL, finished=5)
     assert report(job, source, what) == ""
-    assert job.last(journal.SignSeen).sign.what == what
+    assert job.last(journal.HealthEventSeen).health_event.what == what
     assert strategies(job) == ([IN_PLACE] if recovering else [])
     if recovering:
         job.spawned()
@@ -263,7 +263,7 @@ def test_a_node_that_only_kubernetes_misses_goes_on_training(what: str) -> None:
     job = trained(5, nodes=2)
     for node in (0, 1):
         assert report(job, EventSource.NODE_CONDITION, what, node=node) == ""
-    assert job.last(journal.SignSeen).urgency is Urgency.WATCH
+    assert job.last(journal.HealthEventSeen).urgency is Urgency.WATCH
     assert strategies(job) == []
     assert job.phase is Phase.TRAINING
 
@@ -274,14 +274,16 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
     deadlock = HealthEvent(
         source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2"
     )
-    said = job.machine.health.on_sign(msgspec.structs.replace(deadlock, host="host-7"), job.now)
+    said = job.machine.health.on_health_event(
+        msgspec.structs.replace(deadlock, host="host-7"), job.now
+    )
     assert said == "node 1 is not on host-7"
     job.lose(1)
     job.hello(1, host="host-3")
     before = strategies(job)
-    assert job.machine.health.on_sign(deadlock, job.now + 60) == ""
+    assert job.machine.health.on_health_event(deadlock, job.now + 60) == ""
     job.collect()
-    assert job.last(journal.SignSeen).host == "host-2"
+    assert job.last(journal.HealthEventSeen).host == "host-2"
     assert strategies(job) == before
     assert job.recorded(journal.Isolated) == []
 
@@ -411,7 +413,7 @@ def test_what_is_reported_after_a_reset_is_news() -> None:
             job.step(step)
             pass_time(job, 3600)
     assert answers == [IN_PLACE, IN_PLACE, RECOVER]
-    assert [sign.sign.gone for sign in job.recorded(journal.SignSeen)] == [
+    assert [sign.health_event.gone for sign in job.recorded(journal.HealthEventSeen)] == [
         False, True, False, True, False,
     ]  # fmt: skip
 
@@ -419,7 +421,7 @@ def test_what_is_reported_after_a_reset_is_news() -> None:
 def test_what_a_job_may_be_told_of_is_no_more_than_its_own() -> None:
     """A health event of a node outside the job is refused and does not delay a decision."""
     job = untouched(AUTO)
-    assert job.machine.health.on_sign(
+    assert job.machine.health.on_health_event(
         HealthEvent(source=EventSource.XID, what="92", node=4), job.now
     )
     job.exits(0, code=1)

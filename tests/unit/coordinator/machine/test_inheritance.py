@@ -25,7 +25,7 @@ PLACED_ANEW = Policy(
 def report(job: Driver, what: str, *, node: int = 0, device: int = 1, **more: object) -> None:
     """Report a fault code of a device."""
     sign = HealthEvent(source=EventSource.ASCEND, what=what, node=node, device=device, **more)
-    assert job.machine.health.on_sign(sign, job.now) == ""
+    assert job.machine.health.on_health_event(sign, job.now) == ""
     job.collect()
 
 
@@ -82,7 +82,7 @@ def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
     job.say(0, p.Snapshots(kept=dict.fromkeys(job.ranks, ((10, 1),))))
     job.exits(1, code=3)
     job.killed()
-    assert job.phase is Phase.DUMPING
+    assert job.phase is Phase.FINAL_CHECKPOINT
     job.stop(at_once=True)
     assert job.last(journal.Ended).outcome == "stopped"
 
@@ -93,7 +93,7 @@ def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
 def sick(job: Driver, node: int) -> None:
     """Report that the pod of a node has the reason NodeLost."""
     sign = HealthEvent(source=EventSource.POD_REASON, what="NodeLost", node=node)
-    assert job.machine.health.on_sign(sign, job.now) == ""
+    assert job.machine.health.on_health_event(sign, job.now) == ""
     job.collect()
 
 
@@ -141,7 +141,7 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     job.exits(0, signal=SIGKILL, finished=5)
     job.fail_step(1, kind=FaultKind.TRANSIENT)
     told = job.last(journal.Decided)
-    assert (told.strategy, told.lighter) == (Strategy.RETRY, True)
+    assert (told.strategy, told.outweighed) == (Strategy.RETRY, True)
     (incident,) = journal.incidents(job.history)
     assert incident_steps(told, incident) == ()
     assert incident.strategies == [Strategy.RECOVER_IN_PLACE]
@@ -206,10 +206,10 @@ def test_memory_that_was_damaged_just_before_the_death_is_answered() -> None:
     job = trained(5)
     report(job, "80E01801")
     take_over(job)
-    job.fire("signs")
+    job.fire("health-events")
     assert strategies(job)[-1] is Strategy.RECOVER_IN_PLACE
     assert job.last(journal.FaultSeen).fault.code == "80E01801"
-    assert job.machine.health.signs_unmet == ()  # only once, however often the agent reconnects
+    assert job.machine.health.events_unmet == ()  # only once, however often the agent reconnects
 
 
 def test_memory_of_a_process_that_has_ended_is_not_missed() -> None:
@@ -219,7 +219,7 @@ def test_memory_of_a_process_that_has_ended_is_not_missed() -> None:
     job.exits(1, signal=SIGKILL, finished=5)
     job.spawned()
     take_over(job)
-    assert "signs" not in job.timers
+    assert "health-events" not in job.timers
     assert strategies(job).count(Strategy.RECOVER_IN_PLACE) == 1
 
 
@@ -228,11 +228,11 @@ def test_a_code_that_stays_too_long_is_watched_by_the_next_coordinator() -> None
     job = trained(5)
     report(job, "81078603")
     take_over(job)
-    assert "signs" in job.timers
-    job.fire("signs")
+    assert "health-events" in job.timers
+    job.fire("health-events")
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
     job.lose_coordinator()
-    job.fire("signs")
+    job.fire("health-events")
     assert len(job.recorded(journal.Isolated)) == 1
 
 

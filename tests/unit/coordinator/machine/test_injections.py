@@ -28,7 +28,7 @@ def test_at_once() -> None:
     driver = allowed()
     driver.train()
     assert inject(driver, 1) == ""
-    assert driver.told(p.Inject)[1].rank == 1
+    assert driver.sent_by_node(p.Inject)[1].rank == 1
 
 
 def test_before_there_are_ranks() -> None:
@@ -38,15 +38,15 @@ def test_before_there_are_ranks() -> None:
     driver.start()
     driver.arrive(driver.ranks)
     driver.ready([0])
-    assert not driver.told(p.Inject)
+    assert not driver.sent_by_node(p.Inject)
     driver.ready([1])
-    assert driver.told(p.Inject)[1].step == 3
+    assert driver.sent_by_node(p.Inject)[1].step == 3
     driver.exits(1, signal=9, finished=3)
     driver.spawned()
     driver.arrive([0], 3)
     driver.arrive([1])
     driver.ready(driver.ranks)
-    assert not driver.told(p.Inject)
+    assert not driver.sent_by_node(p.Inject)
 
 
 def test_for_the_next_process() -> None:
@@ -61,7 +61,7 @@ def test_for_the_next_process() -> None:
     driver.arrive([1])
     driver.ready([0])
     driver.ready([1])
-    assert driver.told(p.Inject)[1].step == 8
+    assert driver.sent_by_node(p.Inject)[1].step == 8
 
 
 def test_lost_with_its_node() -> None:
@@ -75,7 +75,7 @@ def test_lost_with_its_node() -> None:
     driver.arrive([0], 3)
     driver.arrive([1])
     driver.ready(driver.ranks)
-    assert not driver.told(p.Inject)
+    assert not driver.sent_by_node(p.Inject)
 
 
 def test_a_step_that_is_past_when_the_rank_begins() -> None:
@@ -88,7 +88,7 @@ def test_a_step_that_is_past_when_the_rank_begins() -> None:
     driver.spawned()
     driver.arrive(driver.ranks)
     driver.ready(driver.ranks)
-    assert not driver.told(p.Inject)
+    assert not driver.sent_by_node(p.Inject)
 
 
 @pytest.mark.parametrize(

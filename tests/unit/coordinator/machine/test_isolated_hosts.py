@@ -44,7 +44,7 @@ def refused(job: Driver) -> list[str]:
 def test_it_ends_with_a_status_that_has_another_one_come() -> None:
     job, host = broken(KeepsOff.AT_ONCE)
     assert strategies(job) == [Strategy.RECOVER]
-    assert [each.message.status for each in job.sent(p.Bye)] == [1]
+    assert [each.message.status for each in job.sent(p.EndAgent)] == [1]
     assert job.last(journal.Isolated).host == host
     left = job.last(journal.NodeLeft)
     assert (left.node, left.replaced) == (1, True)
@@ -174,7 +174,7 @@ def test_a_spare_that_waits_there_is_no_help() -> None:
     sick = job.hello(-1, spare=True, host=host)
     job.hello(-1, spare=True, host="another")
     report(job, EventSource.XID, "79", node=1, device=0)
-    assert [each.message.status for each in job.sent(p.Bye)] == [1, 1]
+    assert [each.message.status for each in job.sent(p.EndAgent)] == [1, 1]
     assert sick in job.machine.job.sent_home
     assert job.last(journal.SpareLost).left == 1
     assert [e.node for e in job.recorded(journal.NodeWanted)] == [SPARE, SPARE]

@@ -23,7 +23,7 @@ def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
     job.spawned()
     job.arrive([2], finished=5)
     job.fire("leave")
-    assert job.told(p.Kill) == {0: p.Kill(ranks=(1,), grace_s=0.0)}
+    assert job.sent_by_node(p.Kill) == {0: p.Kill(ranks=(1,), grace_s=0.0)}
     job.killed()
     assert job.spawned_now() == [1]
     job.spawned()
@@ -40,7 +40,7 @@ def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
     job.spawned()
     job.arrive([1], finished=5)
     job.fire("join")
-    assert job.told(p.Kill)[0].ranks == (0,)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
     job.killed()
     assert job.spawned_now() == [0]
     assert "join" in job.timers
@@ -55,10 +55,10 @@ def test_a_rank_that_does_not_get_its_state_in_time() -> None:
     job.arrive([1, 2], finished=5)
     job.ready([1, 2])
     job.fire("join")
-    assert job.told(p.GenerationEnded)[0].generation == 2
+    assert job.sent_by_node(p.GenerationEnded)[0].generation == 2
     job.arrive([0])
     job.arrive([1, 2], finished=5)
-    assert job.told(p.FormGeneration)[0].generation == 3
+    assert job.sent_by_node(p.FormGeneration)[0].generation == 3
     job.ready(job.ranks)
     assert job.phase is Phase.TRAINING
 
@@ -108,8 +108,8 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_for_the_checkpoint() -> N
     job.arrive(job.ranks)
     assert sources(job)[0] is StateSource.SNAPSHOT
     job.ready([0], error="snapshot of step 10: checksum is wrong")
-    assert job.told(p.GenerationEnded)
-    assert job.last(journal.Decided).lighter
+    assert job.sent_by_node(p.GenerationEnded)
+    assert job.last(journal.Decided).outweighed
     assert journal.incidents(job.history)[-1].strategies[-1] is Strategy.RECOVER_IN_PLACE
     job.arrive(job.ranks)
     assert sources(job) == {0: StateSource.CHECKPOINT, 1: StateSource.CHECKPOINT}
@@ -223,7 +223,7 @@ def test_the_end_of_an_earlier_store_changes_nothing() -> None:
     job.store_up()
     job.say(0, p.StoreDown(serial=1))
     job.exits(1, signal=SIGKILL, finished=5)
-    assert not job.told(p.HostStore)
+    assert not job.sent_by_node(p.HostStore)
     assert job.spawned_now() == [1]
 
 

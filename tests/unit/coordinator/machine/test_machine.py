@@ -22,13 +22,13 @@ def test_ranks_are_started_when_all_nodes_are_there_and_the_store_is_up() -> Non
     """Ranks start after all agents have joined and one of them hosts the store."""
     job = Driver(nodes=2, processes=2)
     job.hello(1)
-    assert job.told(p.Welcome) == {1: p.Welcome(node=1)}
+    assert job.sent_by_node(p.Welcome) == {1: p.Welcome(node=1)}
     job.hello(0)
-    assert list(job.told(p.HostStore)) == [0]
+    assert list(job.sent_by_node(p.HostStore)) == [0]
     assert not job.spawned_now()
     job.store_up(port=4711)
     assert job.spawned_now() == [0, 1, 2, 3]
-    spawn = job.told(p.Spawn)[1]
+    spawn = job.sent_by_node(p.Spawn)[1]
     assert (spawn.ranks, spawn.store_port, spawn.restart) == ((2, 3), 4711, 0)
     assert "node" not in job.timers
 
@@ -42,10 +42,10 @@ def test_from_the_start_to_the_first_step() -> None:
     job.start()
     assert job.phase is Phase.REGROUPING
     job.arrive([0])
-    assert not job.told(p.FormGeneration)
+    assert not job.sent_by_node(p.FormGeneration)
     job.arrive([1])
     assert set(sources(job).values()) == {StateSource.FRESH}
-    assert {form.generation for form in job.told(p.FormGeneration).values()} == {1}
+    assert {form.generation for form in job.sent_by_node(p.FormGeneration).values()} == {1}
     job.ready([0])
     assert job.phase is Phase.RESTORING
     job.ready([1])
@@ -61,7 +61,7 @@ def test_generations_go_on_from_those_of_earlier_attempts() -> None:
     job = Driver(attempt=2, generation=7)
     job.start()
     job.arrive(job.ranks)
-    assert job.told(p.FormGeneration)[0].generation == 8
+    assert job.sent_by_node(p.FormGeneration)[0].generation == 8
 
 
 def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
@@ -70,10 +70,10 @@ def test_ranks_that_arrive_before_the_store_is_up_wait_for_it() -> None:
     job.start()
     job.say(0, p.StoreDown(serial=1))
     job.arrive(job.ranks)
-    assert not job.told(p.FormGeneration)
-    assert job.told(p.HostStore)[0].serial == 2
+    assert not job.sent_by_node(p.FormGeneration)
+    assert job.sent_by_node(p.HostStore)[0].serial == 2
     job.store_up(port=4712)
-    assert job.told(p.FormGeneration)[0].store_port == 4712
+    assert job.sent_by_node(p.FormGeneration)[0].store_port == 4712
 
 
 def test_a_node_that_is_late_is_asked_for_again() -> None:
@@ -91,17 +91,17 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
     """After SIGKILL of one rank, only that rank restarts and gets its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
-    over = p.GenerationEnded(generation=1, finished=5, replaced=True)
-    assert job.told(p.GenerationEnded) == {0: over, 1: over}
+    over = p.GenerationEnded(generation=1, finished=5, process_lost=True)
+    assert job.sent_by_node(p.GenerationEnded) == {0: over, 1: over}
     assert job.spawned_now() == [3]
-    assert job.told(p.Spawn)[1].joins
+    assert job.sent_by_node(p.Spawn)[1].joins_running_ranks
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     job.spawned()
     job.arrive([0, 1, 2], finished=5)
-    assert not job.told(p.FormGeneration)
+    assert not job.sent_by_node(p.FormGeneration)
     job.arrive([3])
     assert sources(job) == dict.fromkeys((0, 1, 2), StateSource.SELF) | {3: StateSource.PEER}
-    assert {(f.generation, f.step) for f in job.told(p.FormGeneration).values()} == {(2, 5)}
+    assert {(f.generation, f.step) for f in job.sent_by_node(p.FormGeneration).values()} == {(2, 5)}
     job.ready(job.ranks)
     job.step(6)
     first = job.last(journal.FirstStep)
@@ -136,7 +136,7 @@ def test_a_collective_fails_before_the_exit_is_known() -> None:
     """A peer's error ends the generation. The exit that follows decides the strategy."""
     job = trained(5, processes=3)
     job.fail_step(1)
-    assert job.told(p.GenerationEnded)
+    assert job.sent_by_node(p.GenerationEnded)
     assert not strategies(job)
     job.exits(0, signal=SIGKILL, finished=5)
     assert job.spawned_now() == [0]
@@ -253,17 +253,17 @@ def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
     """A process that started without its own state is replaced if no live rank can give it one."""
     job = trained(5, nodes=2, processes=1)
     job.exits(0, signal=SIGKILL, finished=5)
-    assert job.told(p.Spawn)[0].joins
+    assert job.sent_by_node(p.Spawn)[0].joins_running_ranks
     job.spawned()
     job.exits(1, signal=SIGKILL, finished=5)
-    assert not job.told(p.Spawn)[1].joins  # the other rank has just started
+    assert not job.sent_by_node(p.Spawn)[1].joins_running_ranks  # the other rank has just started
     job.spawned()
-    job.arrive([0], joins=True)
+    job.arrive([0], needs_peer=True)
     job.arrive([1])
-    assert not job.told(p.FormGeneration)
-    assert job.told(p.Kill)[0].ranks == (0,)
+    assert not job.sent_by_node(p.FormGeneration)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
     job.killed()
-    assert not job.told(p.Spawn)[0].joins  # rank 1 waits and is also new
+    assert not job.sent_by_node(p.Spawn)[0].joins_running_ranks  # rank 1 waits and is also new
     job.spawned()
     job.arrive([0])
     assert sources(job) == dict.fromkeys((0, 1), StateSource.FRESH)
@@ -278,7 +278,7 @@ def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
     job = Driver(nodes=1, processes=2, policy=policy)
     job.hello()
     job.store_up()
-    assert not job.told(p.Spawn)[0].joins
+    assert not job.sent_by_node(p.Spawn)[0].joins_running_ranks
     job.spawned()
     job.arrive(job.ranks)
     job.ready(job.ranks)
@@ -287,4 +287,4 @@ def test_nobody_joins_anybody_when_all_are_started_anew() -> None:
     assert strategies(job) == [Strategy.RESTART]
     job.killed()
     job.store_up()
-    assert not job.told(p.Spawn)[0].joins
+    assert not job.sent_by_node(p.Spawn)[0].joins_running_ranks

@@ -41,14 +41,14 @@ def test_ranks_are_told_where_all_others_are_reached() -> None:
     job.start()
     for rank in job.ranks:
         job.arrive([rank], port=7000 + rank)
-    forms = job.told(p.FormGeneration)
+    forms = job.sent_by_node(p.FormGeneration)
     hosts = [job.machine.job.roster.nodes[node].address for node in (0, 0, 1, 1)]
     assert forms[0].peers == forms[1].peers == tuple(zip(hosts, range(7000, 7004), strict=True))
     job = Driver(processes=2)
     job.start()
     job.arrive([0], port=7000)
     job.arrive([1])
-    assert job.told(p.FormGeneration)[0].peers == ()
+    assert job.sent_by_node(p.FormGeneration)[0].peers == ()
 
 
 @pytest.mark.parametrize("kind", [FaultKind.DEVICE_MEMORY, FaultKind.TRANSIENT])
@@ -57,12 +57,12 @@ def test_what_leaves_the_process_is_repaired_there(kind: FaultKind) -> None:
     job = trains()
     fails(job, 0, kind)
     assert strategies(job) == [Strategy.RETRY]
-    assert job.told(p.GenerationEnded)
+    assert job.sent_by_node(p.GenerationEnded)
     torn = kind is FaultKind.DEVICE_MEMORY
     job.arrive([0], 1, torn=torn)
     job.arrive([1], 1)
     assert sources(job)[0] is (StateSource.PEER if torn else StateSource.SELF)
-    assert not job.told(p.Spawn)
+    assert not job.sent_by_node(p.Spawn)
 
 
 def test_a_lost_rank_costs_all_processes() -> None:
@@ -77,7 +77,7 @@ def test_a_lost_rank_costs_all_processes() -> None:
     assert "a new process cannot join" in job.last(journal.Decided).reason
     assert job.phase is Phase.RESTARTING
     job.killed()
-    assert job.told(p.HostStore)[0].serial == before + 1
+    assert job.sent_by_node(p.HostStore)[0].serial == before + 1
     job.store_up()
     assert job.spawned_now() == [0, 1]
 
@@ -92,17 +92,17 @@ def test_the_next_coordinator_and_the_store(framework: Framework) -> None:
     job.hello(0, generation=1, ranks=alive, store=store)
     job.arrive(job.ranks, 1)
     if framework is Framework.TORCH:
-        assert [order.serial for order in job.told(p.HostStore).values()] == [1]
+        assert [order.serial for order in job.sent_by_node(p.HostStore).values()] == [1]
         return
-    assert not job.told(p.HostStore)
-    assert {(form.step, form.store_port) for form in job.told(p.FormGeneration).values()} == {
-        (1, 7001)
-    }
+    assert not job.sent_by_node(p.HostStore)
+    assert {
+        (form.step, form.store_port) for form in job.sent_by_node(p.FormGeneration).values()
+    } == {(1, 7001)}
     job.ready(job.ranks)
     job.say(0, p.StoreDown(serial=store.serial))
     assert strategies(job)[-1] is Strategy.RESTART
     job.killed()
-    assert job.told(p.HostStore)[0].serial == store.serial + 1
+    assert job.sent_by_node(p.HostStore)[0].serial == store.serial + 1
 
 
 def test_the_host_of_the_scheduler_comes_last() -> None:
@@ -113,10 +113,10 @@ def test_the_host_of_the_scheduler_comes_last() -> None:
     for node in (1, 0):
         alive = (p.LiveRank(rank=node, pid=job.pids[node], training=True),)
         job.hello(node, generation=1, ranks=alive, store=None if node else store)
-    assert not job.told(p.HostStore)
+    assert not job.sent_by_node(p.HostStore)
     job.say(1, p.StoreUp(serial=store.serial, port=7002))
     job.arrive(job.ranks, 1)
-    assert {form.store_port for form in job.told(p.FormGeneration).values()} == {7001}
+    assert {form.store_port for form in job.sent_by_node(p.FormGeneration).values()} == {7001}
     job.ready(job.ranks)
     job.say(1, p.StoreDown(serial=store.serial))
     assert job.phase is Phase.TRAINING

@@ -31,11 +31,11 @@ def test_a_sign_tells_why_a_node_was_lost(what: str, kind: FaultKind) -> None:
     before = strategies(job)
     assert report(job, EventSource.POD_REASON, what, node=1) == ""
     told = seen(job)[-1]
-    assert (told.known, told.fault.kind) == (True, kind)
+    assert (told.explained, told.fault.kind) == (True, kind)
     assert what in told.fault.message
     assert strategies(job) == before
     assert report(job, EventSource.POD_REASON, what, node=1) == ""  # a repeated report counts once
-    assert len([e for e in seen(job) if e.known]) == 1
+    assert len([e for e in seen(job) if e.explained]) == 1
 
 
 def test_another_pod_is_lost_for_the_same_reason() -> None:
@@ -47,7 +47,8 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
         for _ in ("once", "twice"):
             assert report(job, EventSource.POD_REASON, "Evicted", node=1, address=address) == ""
         assert (
-            len([e for e in seen(job) if e.known and e.fault.kind is FaultKind.EVICTION]) == round_
+            len([e for e in seen(job) if e.explained and e.fault.kind is FaultKind.EVICTION])
+            == round_
         )
         job.hello(1, address=f"10.9.9.{round_}")
 
@@ -62,9 +63,9 @@ def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
     for run in (0, 1):
         job.lose(1)
         for _ in ("once", "twice"):
-            said = {"node": 1, "address": address, "run": run}
-            assert report(job, EventSource.POD_REASON, "OOMKilled", **said) == ""
-        assert len([e for e in seen(job) if e.known]) == run + 1
+            fields = {"node": 1, "address": address, "run": run}
+            assert report(job, EventSource.POD_REASON, "OOMKilled", **fields) == ""
+        assert len([e for e in seen(job) if e.explained]) == run + 1
         job.hello(1, address=address)
 
 

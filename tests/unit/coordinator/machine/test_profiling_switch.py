@@ -25,13 +25,15 @@ def test_all_nodes_are_told_and_so_are_later_generations() -> None:
     driver.train()
     assert order(driver) == ""
     wanted = p.Profile(switch=FOUR, since=7)
-    told = driver.told(p.Settings)
+    told = driver.sent_by_node(p.Settings)
     assert {node: each.profile for node, each in told.items()} == {0: wanted, 1: wanted}
     driver.exits(1, signal=9, finished=3)
     driver.spawned()
     driver.arrive([0], 3)
     driver.arrive([1])
-    assert {form.settings.profile for form in driver.told(p.FormGeneration).values()} == {wanted}
+    assert {form.settings.profile for form in driver.sent_by_node(p.FormGeneration).values()} == {
+        wanted
+    }
 
 
 def test_what_changes_nothing_is_not_said() -> None:
@@ -41,7 +43,7 @@ def test_what_changes_nothing_is_not_said() -> None:
     order(driver, "forward")
     driver.say(0, p.ProfilingSwitchRead(switch=Switch()))
     assert len(driver.recorded(journal.Profiled)) == 1
-    assert not driver.told(p.Settings)
+    assert not driver.sent_by_node(p.Settings)
 
 
 def test_a_switch_that_an_agent_reads() -> None:
@@ -49,7 +51,7 @@ def test_a_switch_that_an_agent_reads() -> None:
     driver.train()
     driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
     assert driver.last(journal.Profiled).by == "data-trace"
-    assert set(driver.told(p.Settings)) == {0, 1}
+    assert set(driver.sent_by_node(p.Settings)) == {0, 1}
 
 
 @pytest.mark.parametrize("before", [Switch(), FOUR])
@@ -72,10 +74,10 @@ def test_what_the_switch_has_said_before_is_no_news(before: Switch, another: boo
             live = p.LiveRank(rank=node, pid=driver.pids[node], training=True)
             driver.hello(node, generation=1, ranks=(live,))
     driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
-    assert not driver.told(p.Settings)
+    assert not driver.sent_by_node(p.Settings)
     driver.say(1, p.ProfilingSwitchRead(switch=Switch()))
     driver.say(1, p.ProfilingSwitchRead(switch=FOUR))
-    assert set(driver.told(p.Settings)) == {0, 1}
+    assert set(driver.sent_by_node(p.Settings)) == {0, 1}
 
 
 def test_before_ranks_are_there() -> None:
@@ -83,7 +85,7 @@ def test_before_ranks_are_there() -> None:
     driver.start()
     assert order(driver, "communication") == ""
     driver.arrive(driver.ranks)
-    assert driver.told(p.FormGeneration)[0].settings.profile.switch.communication
+    assert driver.sent_by_node(p.FormGeneration)[0].settings.profile.switch.communication
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -98,10 +100,10 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_the_folder_keeps_its_name() -> None:
     """A new coordinator or attempt resumes profiling in the same folder."""
-    told = [
+    events = [
         journal.Profiled(switch=FOUR, since=7),
         journal.Profiled(switch=Switch(), since=7),
         journal.Profiled(switch=switch_of(("communication",)), since=7),
     ]
-    assert earlier(told).profile == p.Profile(switch=told[-1].switch, since=7)
+    assert earlier(events).profile == p.Profile(switch=events[-1].switch, since=7)
     assert earlier([]).profile == p.Profile()

@@ -61,13 +61,13 @@ def test_a_pod_alone_is_placed_anew_and_counted() -> None:
     """
     policy = msgspec.structs.replace(OUTER_ONLY, max_pod_reschedules=1)
     job = untouched(policy, nodes=2)
-    assert {spawn.placements for spawn in job.told(p.Spawn).values()} <= {1}
+    assert {spawn.placements for spawn in job.sent_by_node(p.Spawn).values()} <= {1}
     job.lose(1)
     assert strategies(job) == [Strategy.RESCHEDULE_POD]
     job.killed()
     job.hello(1)
     job.store_up()
-    placements = {node: spawn.placements for node, spawn in job.told(p.Spawn).items()}
+    placements = {node: spawn.placements for node, spawn in job.sent_by_node(p.Spawn).items()}
     assert placements == {0: 1, 1: 2}
 
 
@@ -169,7 +169,7 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
     """A health event without a consequence is recorded, and training continues."""
     job = trained(5)
     assert report(job, EventSource.XID, "92", device=1) == ""
-    assert job.last(journal.SignSeen).urgency.value == "watch"
+    assert job.last(journal.HealthEventSeen).urgency.value == "watch"
     assert job.phase is Phase.TRAINING
     assert report(job, EventSource.KERNEL, "all is well") == ""
     assert job.phase is Phase.TRAINING
@@ -188,9 +188,9 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
 def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:
     """A health event that cannot be read is refused, and the answer states the error."""
     job = trained(5)
-    assert words in job.machine.health.on_sign(HealthEvent(**{"node": 0} | sign), job.now)
+    assert words in job.machine.health.on_health_event(HealthEvent(**{"node": 0} | sign), job.now)
     job.collect()
-    assert job.recorded(journal.SignSeen) == []
+    assert job.recorded(journal.HealthEventSeen) == []
 
 
 def test_a_device_that_is_gone_takes_its_node_out() -> None:
@@ -208,12 +208,16 @@ def test_a_sign_is_answered_once() -> None:
     job = trained(5)
     for _ in range(3):
         report(job, EventSource.XID, "63", device=1)
-    assert len(job.recorded(journal.SignSeen)) == 1
+    assert len(job.recorded(journal.HealthEventSeen)) == 1
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
     assert job.phase is Phase.TRAINING
     report(job, EventSource.XID, "63", device=1, gone=True)
     report(job, EventSource.XID, "63", device=1)
-    assert [event.sign.gone for event in job.recorded(journal.SignSeen)] == [False, True, False]
+    assert [event.health_event.gone for event in job.recorded(journal.HealthEventSeen)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_device_is_reset_before_its_rank_is_started() -> None:
@@ -266,7 +270,7 @@ def test_memory_that_no_rank_has_noticed_is_not_trained_with() -> None:
     job = trained(5)
     report(job, EventSource.ASCEND, "80E01801", device=1)
     job.now += LOOK_S + 1
-    job.fire("signs")
+    job.fire("health-events")
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
 
 
@@ -305,8 +309,8 @@ def test_a_code_that_stays_too_long_keeps_new_work_away() -> None:
     job = trained(5)
     report(job, EventSource.ASCEND, "81078603", device=1)
     assert job.recorded(journal.Isolated) == []
-    job.fire("signs")
+    job.fire("health-events")
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
     assert job.phase is Phase.TRAINING
-    job.fire("signs")
+    job.fire("health-events")
     assert len(job.recorded(journal.Isolated)) == 1

@@ -13,7 +13,7 @@ from rekindle.recovery.policy.plan import StateSource
 def formed(job: Driver) -> tuple[int, int]:
     """Return the step that the newest generation started from, and the generation that made it."""
     newest = job.last(journal.Formed)
-    return newest.step, newest.made
+    return newest.step, newest.state_generation
 
 
 def arrive_anew(job: Driver, **finished: int) -> None:
@@ -43,7 +43,7 @@ def gone_back() -> Driver:
     arrive_anew(job)
     assert formed(job) == (8, 1)
     job.ready([1], error="a file cannot be read")
-    job.arrive([0], 8, made=2, shard=0)
+    job.arrive([0], 8, state_generation=2, shard=0)
     job.arrive([1], 0, torn=True, shard=1)
     assert formed(job) == (4, 1)
     job.ready(job.ranks)
@@ -78,7 +78,7 @@ def test_what_was_gone_back_from_is_another_state() -> None:
     job.ready(job.ranks)
     job.exits(0, signal=SIGKILL, finished=8)
     job.spawned()
-    job.arrive([1], 8, made=1, shard=1)
+    job.arrive([1], 8, state_generation=1, shard=1)
     job.arrive([0], shard=0)
     assert formed(job) == (8, 1)
     assert set(sources(job).values()) == {StateSource.CHECKPOINT, StateSource.SELF}
@@ -116,13 +116,13 @@ def test_final_checkpoint_of_before_a_regroup() -> None:
         job.say(rank, p.Snapshots(kept={rank: ((20, 1),)}))
     job.fail_step(0)
     for rank in job.ranks:
-        job.arrive([rank], 20, made=1, shard=rank)
+        job.arrive([rank], 20, state_generation=1, shard=rank)
     assert job.last(journal.Formed).generation == 2
     job.ready(job.ranks)
     job.stop()
     job.killed()
-    for node, order in job.told(p.WriteFinalCheckpoint).items():
-        assert (order.step, order.made) == (20, 1)
+    for node, order in job.sent_by_node(p.WriteFinalCheckpoint).items():
+        assert (order.step, order.generation) == (20, 1)
         part = p.ShardWritten(step=20, generation=1, shard=node, shards=2, final=True)
         job.say(node, part)
     assert [order.message.final for order in job.sent(p.Commit)] == [True]

@@ -32,7 +32,7 @@ def trained(*, nodes: int = 2, shards: int = 4, steps: tuple[int, ...] = (5, 10)
     driver.store_up()
     driver.spawned()
     arrive(driver, shards=shards)
-    forms = driver.told(p.FormGeneration)
+    forms = driver.sent_by_node(p.FormGeneration)
     driver.ready(driver.ranks)
     driver.step(12)
     for node, form in forms.items():
@@ -61,7 +61,9 @@ def lose(driver: Driver, *nodes: int, **hello: object) -> None:
 
 def sources(driver: Driver) -> list[str]:
     plan = {
-        r: own for form in driver.told(p.FormGeneration).values() for r, own in form.plan.items()
+        r: own
+        for form in driver.sent_by_node(p.FormGeneration).values()
+        for r, own in form.plan.items()
     }
     return [plan[rank].source.value for rank in driver.ranks]
 
@@ -74,7 +76,7 @@ def test_the_plan_says_who_keeps_what_and_where() -> None:
     driver.store_up()
     driver.spawned()
     arrive(driver)
-    forms = driver.told(p.FormGeneration)
+    forms = driver.sent_by_node(p.FormGeneration)
     for node, form in forms.items():
         other = 1 - node
         assert {own.replica_node for own in form.plan.values()} == {other}
@@ -88,7 +90,7 @@ def test_replicas_need_no_copies() -> None:
     driver = Driver(nodes=2, processes=2)
     driver.start()
     arrive(driver, shards=2)
-    for form in driver.told(p.FormGeneration).values():
+    for form in driver.sent_by_node(p.FormGeneration).values():
         assert form.replica_addresses == {}
         assert {own.replica_node for own in form.plan.values()} == {-1}
 
@@ -98,13 +100,13 @@ def test_a_lost_node_comes_from_its_replica() -> None:
     driver = trained()
     lose(driver, 1)
     assert sources(driver) == ["snapshot", "snapshot", "replica", "replica"]
-    form = driver.told(p.FormGeneration)[1]
+    form = driver.sent_by_node(p.FormGeneration)[1]
     assert form.step == 10
     assert {own.node for own in form.plan.values()} == {0}
     assert form.replica_addresses == {0: p.ReplicaAddress(host="10.0.0.0", port=7000)}
     formed = driver.last(journal.Formed)
     assert (formed.step, formed.newest) == (10, 12)
-    assert driver.told(p.FormGeneration)[0].replica_addresses == {
+    assert driver.sent_by_node(p.FormGeneration)[0].replica_addresses == {
         1: p.ReplicaAddress(host="10.0.0.1", port=8001)
     }
 
@@ -113,7 +115,7 @@ def test_copies_are_lost_with_their_node() -> None:
     """A shard is lost if its node and the node with its copy are lost together, otherwise not."""
     driver = trained(nodes=4)
     lose(driver, 1, 2)  # node 2 had the copies of rank 1
-    assert not driver.told(p.FormGeneration)
+    assert not driver.sent_by_node(p.FormGeneration)
     assert sorted(driver.doomed) == [0, 3]  # all ranks restart
     driver = trained(nodes=4)
     lose(driver, 1, 3)
@@ -129,7 +131,7 @@ def test_a_refused_copy() -> None:
         driver.ready([3], error="checksum is wrong")
         for rank in driver.ranks:
             driver.arrive([rank], 10 if rank < 2 else None, shard=rank)
-        assert driver.told(p.FormGeneration)[1].step == step
+        assert driver.sent_by_node(p.FormGeneration)[1].step == step
         assert sources(driver)[2:] == [source] * 2
     assert driver.machine.generations._refused == {
         (1, StateSource.REPLICA, (10, 1)),
@@ -180,10 +182,10 @@ def test_another_coordinator_is_told() -> None:
             copies=dict.fromkeys(others, ((5, 1), (10, 1))),
         )
     lose(driver, 1)
-    if not driver.told(p.FormGeneration):
+    if not driver.sent_by_node(p.FormGeneration):
         driver.store_up()
     assert sources(driver) == ["snapshot", "snapshot", "replica", "replica"]
-    assert driver.told(p.FormGeneration)[1].replica_addresses == {
+    assert driver.sent_by_node(p.FormGeneration)[1].replica_addresses == {
         0: p.ReplicaAddress(host="10.0.0.0", port=7100)
     }
 
@@ -197,8 +199,8 @@ def test_final_checkpoint_of_a_lost_node() -> None:
     driver.lose(1)
     driver.stop()
     driver.killed()
-    assert driver.phase is Phase.DUMPING
-    [(node, dump)] = driver.told(p.WriteFinalCheckpoint).items()
+    assert driver.phase is Phase.FINAL_CHECKPOINT
+    [(node, dump)] = driver.sent_by_node(p.WriteFinalCheckpoint).items()
     assert (node, dump.step, dump.shards) == (0, 10, {0: 0, 1: 1, 2: 2, 3: 3})
 
 
@@ -207,7 +209,7 @@ def test_final_checkpoint_are_every_nodes_own() -> None:
     driver = trained()
     driver.stop()
     driver.killed()
-    dumps = driver.told(p.WriteFinalCheckpoint)
+    dumps = driver.sent_by_node(p.WriteFinalCheckpoint)
     assert {node: dump.shards for node, dump in dumps.items()} == {
         0: {0: 0, 1: 1},
         1: {2: 2, 3: 3},
@@ -216,7 +218,7 @@ def test_final_checkpoint_are_every_nodes_own() -> None:
         step=10, generation=1, shard=2, shards=4, final=True, error="it is damaged"
     )
     driver.say(1, failed)
-    [(node, dump)] = driver.told(p.WriteFinalCheckpoint).items()
+    [(node, dump)] = driver.sent_by_node(p.WriteFinalCheckpoint).items()
     assert (node, dump.shards) == (0, {0: 0, 1: 1, 2: 2, 3: 3})
 
 

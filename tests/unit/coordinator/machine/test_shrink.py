@@ -21,7 +21,7 @@ def test_the_world_goes_on_without_a_lost_node() -> None:
     """
     driver = shrunk()
     assert driver.last(journal.Decided).strategy is Strategy.SHRINK
-    forms = driver.told(p.FormGeneration)
+    forms = driver.sent_by_node(p.FormGeneration)
     assert {node: form.ranks for node, form in forms.items()} == {0: {0: 0, 1: 1}, 2: {4: 2, 5: 3}}
     assert {form.world_size for form in forms.values()} == {4}
     assert driver.last(journal.Formed).world_size == 4
@@ -40,7 +40,7 @@ def test_peers_are_called_by_their_places() -> None:
     driver.lose(1)
     driver.arrive([0, 1, 4], finished=6)
     driver.arrive([5], finished=5)
-    plan = driver.told(p.FormGeneration)[2].plan
+    plan = driver.sent_by_node(p.FormGeneration)[2].plan
     assert plan[5].source is StateSource.PEER
     assert plan[5].peer == 2
     assert plan[4].sends_to == (3,)
@@ -56,7 +56,7 @@ def test_two_nodes_lost_and_too_few_left() -> None:
     assert "node" in driver.timers
     assert driver.phase is Phase.REGROUPING
     driver.arrive([4, 5], finished=5)
-    assert not driver.told(p.FormGeneration)
+    assert not driver.sent_by_node(p.FormGeneration)
     driver.hello(0)
     driver.store_up()
     assert driver.spawned_now() == [0, 1]
@@ -73,7 +73,7 @@ def test_start_with_fewer_nodes() -> None:
     assert not driver.unstarted
     driver.fire("late")
     driver.store_up()
-    spawns = driver.told(p.Spawn)
+    spawns = driver.sent_by_node(p.Spawn)
     assert {n: (s.world_size, s.first) for n, s in spawns.items()} == {0: (4, 0), 2: (4, 2)}
     driver.spawned()
     driver.arrive([0, 1, 4, 5])
@@ -93,7 +93,7 @@ def test_an_untouched_script_starts_anew_with_those_who_are_there() -> None:
     driver.killed()
     driver.fire("late")
     driver.store_up()
-    spawn = driver.told(p.Spawn)[0]
+    spawn = driver.sent_by_node(p.Spawn)[0]
     assert (spawn.ranks, spawn.world_size, spawn.first) == ((0, 1), 2, 0)
     driver.spawned()
     driver.hello(1)
@@ -126,12 +126,12 @@ def test_rank_lost_in_the_smaller_world() -> None:
     driver.step_of([0, 1, 4, 5], 6)
     driver.exits(5, signal=SIGKILL, finished=6)
     assert driver.last(journal.Decided).strategy is Strategy.RECOVER_IN_PLACE
-    spawn = driver.told(p.Spawn)[2]
+    spawn = driver.sent_by_node(p.Spawn)[2]
     assert (spawn.ranks, spawn.world_size, spawn.first) == ((5,), 4, 2)
     driver.spawned()
     driver.arrive([0, 1, 4], finished=6)
     driver.arrive([5])
-    assert driver.told(p.FormGeneration)[2].ranks == {4: 2, 5: 3}
+    assert driver.sent_by_node(p.FormGeneration)[2].ranks == {4: 2, 5: 3}
     assert journal.incidents(driver.history)[-1].cause.kind is FaultKind.PROCESS
 
 

@@ -216,7 +216,7 @@ def test_goodbye() -> None:
     driver, (spare,) = trained()
     driver.stop()
     driver.killed()
-    assert spare in [command.connection for command in driver.sent(p.Bye)]
+    assert spare in [command.connection for command in driver.sent(p.EndAgent)]
 
 
 def test_job_that_ends_needs_no_spare() -> None:

@@ -99,7 +99,9 @@ def test_it_is_checked_beside_reference_and_replaced() -> None:
     job = slowed(REPLACE)
     stand(job)
     assert job.examinations == [(SLOW, 0, 2)]
-    assert not job.told(p.FormGeneration), "training goes on before it is known how the node is"
+    assert not job.sent_by_node(p.FormGeneration), (
+        "training goes on before it is known how the node is"
+    )
     examined(job, node1=Health.STRAGGLER)
     assert strategies(job) == [Strategy.RECOVER]
     fault = job.recorded(journal.FaultSeen)[0].fault
@@ -115,7 +117,7 @@ def test_a_node_that_is_healthy_stays() -> None:
     job = slowed(REPLACE)
     stand(job)
     examined(job)
-    assert len(job.told(p.FormGeneration)) == 4
+    assert len(job.sent_by_node(p.FormGeneration)) == 4
     assert not job.recorded(journal.Decided)
     job.ready(job.ranks)
     job.step(61)

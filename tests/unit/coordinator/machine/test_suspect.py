@@ -37,13 +37,13 @@ def suspected(*snapshots: int, checkpoints: tuple[int, ...] = ()) -> Driver:
     job.say(0, p.Snapshots(kept=at(*snapshots)))
     for step in checkpoints:
         job.say(0, p.CheckpointWritten(step=step, generation=1, path="there"))
-    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
     return job
 
 
 def arrive(job: Driver) -> None:
     """Let rank 0 arrive with its state, and rank 1 without a state after a repair of its device."""
-    job.arrive([0], finished=9, made=1)
+    job.arrive([0], finished=9, state_generation=1)
     job.arrive([1], finished=9, torn=True)
 
 
@@ -57,14 +57,14 @@ def test_all_go_back_to_what_is_clean() -> None:
     assert "after step 7 may be wrong on all ranks" in job.last(journal.Decided).reason
     arrive(job)
     assert sources(job) == {0: StateSource.SNAPSHOT, 1: StateSource.PEER}
-    assert job.told(p.FormGeneration)[0].step == 6
+    assert job.sent_by_node(p.FormGeneration)[0].step == 6
     assert not job.doomed
     job.ready(job.ranks)
     job.step(7)
     (incident,) = journal.incidents(job.history)
     assert incident.steps_lost == 3
     assert job.recorded(journal.Suspected) == [
-        journal.Suspected(seq=ANY, at=ANY, generation=1, clean=CLEAN, rank=1)
+        journal.Suspected(seq=ANY, at=ANY, generation=1, valid_steps=CLEAN, rank=1)
     ]
 
 
@@ -103,7 +103,7 @@ def test_what_was_made_anew_is_clean() -> None:
     job.exits(1, signal=SIGKILL, finished=9)
     job.spawned()
     job.arrive([1])
-    job.arrive([0], finished=9, made=2)
+    job.arrive([0], finished=9, state_generation=2)
     assert sources(job) == {0: StateSource.SELF, 1: StateSource.PEER}
     assert job.last(journal.Formed).step == 9
 
@@ -113,7 +113,7 @@ def test_a_rank_that_did_not_come_to_take_its_state() -> None:
     job = suspected(6)
     arrive(job)
     job.fail_step(0)
-    job.arrive([0], finished=9, made=1)
+    job.arrive([0], finished=9, state_generation=1)
     job.arrive([1], finished=9, torn=True)
     assert job.last(journal.Formed).step == 6
 
@@ -132,18 +132,23 @@ def test_a_coordinator_that_did_not_hear_it() -> None:
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     take_over(job, snapshots=at(6, 8))
-    job.arrive([0], finished=9, made=1)
-    job.arrive([1], finished=9, made=1, clean=CLEAN)
+    job.arrive([0], finished=9, state_generation=1)
+    job.arrive([1], finished=9, state_generation=1, valid_steps=CLEAN)
     job.store_up()
     assert job.last(journal.Formed).step == 6
     assert len(job.recorded(journal.Suspected)) == 1
 
 
-@pytest.mark.parametrize(("clean", "kept"), [(CLEAN, True), (None, False)])
-def test_what_an_agent_tells_the_next_coordinator(clean: int | None, kept: bool) -> None:
+@pytest.mark.parametrize(("valid_steps", "kept"), [(CLEAN, True), (None, False)])
+def test_what_an_agent_tells_the_next_coordinator(valid_steps: int | None, kept: bool) -> None:
     """An agent repeats a failed step at a new coordinator only if states may be wrong."""
     failed = p.StepFailed(
-        rank=1, generation=1, kind=FaultKind.DEVICE_MEMORY, error="ECC", finished=9, clean=clean
+        rank=1,
+        generation=1,
+        kind=FaultKind.DEVICE_MEMORY,
+        error="ECC",
+        finished=9,
+        valid_steps=valid_steps,
     )
     assert failed.lasting == kept
 
@@ -154,14 +159,14 @@ def test_snapshots_that_come_behind_the_hello() -> None:
     arrive(job)
     take_over(job, snapshots=at(6, 8))  # the order of generation 2 never reached the agent
     job.say(0, p.Snapshots(kept=at(6, 8)))
-    job.arrive([0], finished=9, made=1, generation=1)
+    job.arrive([0], finished=9, state_generation=1, generation=1)
     job.arrive([1], finished=9, torn=True, generation=1)
     job.store_up()
     assert job.last(journal.Formed).step == 6
     job.stop()
     job.killed()
-    (order,) = job.told(p.WriteFinalCheckpoint).values()
-    assert (order.step, order.made, order.suspicions) == (6, 1, ((1, CLEAN),))
+    (order,) = job.sent_by_node(p.WriteFinalCheckpoint).values()
+    assert (order.step, order.generation, order.suspicions) == (6, 1, ((1, CLEAN),))
 
 
 @pytest.mark.parametrize("ends", ["restart", "stuck"])
@@ -173,9 +178,9 @@ def test_a_rank_that_is_being_ended(ends: str) -> None:
         job.raises(0, "RuntimeError: the loss is no number")
     else:
         job.fail_step(0)
-        job.arrive([0], finished=9, made=1)
+        job.arrive([0], finished=9, state_generation=1)
         job.fire("leave")
-    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
     job.killed()
     if ends == "restart":
         job.store_up()
@@ -189,18 +194,18 @@ def test_a_job_that_is_being_stopped() -> None:
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6, 8)))
     job.stop()
-    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
     job.killed()
-    assert job.told(p.WriteFinalCheckpoint)[0].step == 6
+    assert job.sent_by_node(p.WriteFinalCheckpoint)[0].step == 6
 
 
 def test_the_end_of_training() -> None:
     """If the final state may be wrong, the job does not dismiss the ranks."""
     job = trained(9)
     job.say(0, p.Snapshots(kept=at(6)))
-    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
     job.arrive(job.ranks, finished=9, done=True)
-    assert not job.told(p.Dismiss)
+    assert not job.sent_by_node(p.EndSession)
     assert job.last(journal.Formed).step == 6
 
 
@@ -209,8 +214,10 @@ def test_a_node_on_trial() -> None:
     job = elastic.grown()
     job.ready(job.ranks)
     job.step_of([0, 1, 2, 4, 5], 10)
-    job.fail_step(2, kind=FaultKind.DEVICE_MEMORY, clean=9)
-    assert [(event.rank, event.clean) for event in job.recorded(journal.Suspected)] == [(2, 9)]
+    job.fail_step(2, kind=FaultKind.DEVICE_MEMORY, valid_steps=9)
+    assert [(event.rank, event.valid_steps) for event in job.recorded(journal.Suspected)] == [
+        (2, 9)
+    ]
 
 
 def test_a_node_that_the_world_goes_on_without() -> None:
@@ -218,22 +225,22 @@ def test_a_node_that_the_world_goes_on_without() -> None:
     job = Driver(nodes=2, processes=1, least=1)
     job.train(5)
     job.lose(1)  # the connection broke; the agent and its snapshots remain
-    job.arrive([0], finished=9, made=1)
+    job.arrive([0], finished=9, state_generation=1)
     job.ready([0])
     job.step_of([0], 10)
     job.say(0, p.Snapshots(kept={0: ((6, 1), (10, 2))}))
     job.pids[1] = 901
     alive = (p.LiveRank(rank=1, pid=901, training=True),)
     job.hello(1, generation=1, ranks=alive, snapshots={1: ((6, 1), (8, 1))})
-    job.fail_step(0, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
-    job.arrive([0], finished=10, made=2)
+    job.fail_step(0, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
+    job.arrive([0], finished=10, state_generation=2)
     assert job.last(journal.Formed).step == 6
     job.say(0, p.Snapshots(kept=at(6)))
     job.ready([0])
     job.step_of([0], 7)
     job.stop()
     job.killed()
-    assert {order.step for order in job.told(p.WriteFinalCheckpoint).values()} == {6}
+    assert {order.step for order in job.sent_by_node(p.WriteFinalCheckpoint).values()} == {6}
 
 
 def test_a_rank_outside_that_comes_to_say_it() -> None:
@@ -242,16 +249,16 @@ def test_a_rank_outside_that_comes_to_say_it() -> None:
     job.train(9)
     job.say(0, p.Snapshots(kept=at(6)))
     job.lose(1)
-    job.arrive([0], finished=9, made=1)
+    job.arrive([0], finished=9, state_generation=1)
     job.ready([0])
     job.step_of([0], 10)
     job.pids[1] = 901
     alive = (p.LiveRank(rank=1, pid=901, training=True),)
     job.hello(1, generation=1, ranks=alive)
-    said = {"generation": 1, "made": 1, "clean": CLEAN}
-    job.arrive([1], finished=9, **said)
-    assert set(job.told(p.GenerationEnded)) == {0}
-    job.arrive([0], finished=10, made=2)
+    fields = {"generation": 1, "state_generation": 1, "valid_steps": CLEAN}
+    job.arrive([1], finished=9, **fields)
+    assert set(job.sent_by_node(p.GenerationEnded)) == {0}
+    job.arrive([0], finished=10, state_generation=2)
     assert job.last(journal.Formed).step == 6
 
 
@@ -270,8 +277,8 @@ def test_final_checkpoint_are_clean() -> None:
         ),
     )
     job.say(0, p.CheckpointWritten(step=8, generation=1, path="there"))
-    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, clean=CLEAN)
+    job.fail_step(1, kind=FaultKind.DEVICE_MEMORY, valid_steps=CLEAN)
     job.raises(0)
     job.killed()
-    (order,) = job.told(p.WriteFinalCheckpoint).values()
-    assert (order.step, order.made, order.suspicions) == (6, 1, ((1, CLEAN),))
+    (order,) = job.sent_by_node(p.WriteFinalCheckpoint).values()
+    assert (order.step, order.generation, order.suspicions) == (6, 1, ((1, CLEAN),))

@@ -24,14 +24,14 @@ def test_a_job_that_never_began_fails_at_once(settings: dict[str, object]) -> No
     assert job.outcome is False
     assert job.last(journal.FaultSeen).fault.kind is FaultKind.LAUNCH
     assert job.last(journal.Ended).reason == TEXT
-    assert job.sent(p.Bye)[0].message.status == 1
+    assert job.sent(p.EndAgent)[0].message.status == 1
 
 
 def test_the_agents_that_can_work_end_too() -> None:
     job = Driver(nodes=2)
     job.hello(0)
     job.hello(1, host="host-1", unable=REASON)
-    assert job.told(p.Bye)[0].status == 1
+    assert job.sent_by_node(p.EndAgent)[0].status == 1
     assert job.last(journal.Ended).reason == TEXT
 
 

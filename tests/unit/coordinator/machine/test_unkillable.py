@@ -28,7 +28,7 @@ def unkillable(policy: Policy | None = None) -> Driver:
     driver = Driver(nodes=2, processes=1, policy=policy or Policy())
     driver.train(finished=5)
     driver.say(1, p.RankStalled(rank=1, generation=driver.machine.job.generation))
-    for node, order in driver.told(p.InspectRanks).items():
+    for node, order in driver.sent_by_node(p.InspectRanks).items():
         seen = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True}
         look = p.RankInspection(rank=node, waiting=node != 1, **seen)
         driver.say(node, p.RanksInspected(serial=order.serial, looks=(look,)))
@@ -43,7 +43,9 @@ def test_a_culprit_that_the_kernel_holds_costs_its_node() -> None:
     assert driver.timers["end"] == KILLED_S
     line = driver.nodes[1]
     driver.fire("end")
-    assert [(c.connection, c.message) for c in driver.sent(p.Bye)] == [(line, p.Bye(status=1))]
+    assert [(c.connection, c.message) for c in driver.sent(p.EndAgent)] == [
+        (line, p.EndAgent(status=1))
+    ]
     fault = driver.last(journal.FaultSeen).fault
     assert (fault.kind, fault.node) == (FaultKind.NODE_LOST, 1)
     assert "rank 1 did not end within 30 s of SIGKILL" in fault.message
@@ -88,14 +90,14 @@ def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
     assert driver.phase is Phase.STOPPING
     driver.fire("end")
     assert driver.phase is Phase.ENDED
-    assert len(driver.sent(p.Bye)) == 2
+    assert len(driver.sent(p.EndAgent)) == 2
 
 
 def test_an_agent_ends_without_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An agent stops waiting for the rank after the time limit, and logs it."""
-    nothing: Any = SimpleNamespace(dump=print, write_parts=print, commit=print)
+    nothing: Any = SimpleNamespace(write_final_checkpoint=print, write_parts=print, commit=print)
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), nothing, print, {}, NodeState(1))
     held: Any = SimpleNamespace(rank=0, signal=lambda number: None)
     ranks._ranks[0] = held

@@ -25,10 +25,12 @@ from rekindle.engines.kubernetes.preflight.preflight import NODES, needed, usefu
 def objects(folder: str) -> list[dict[str, Any]]:
     """Return the objects in the files of one kustomization."""
     place = ROOT / "deploy" / folder
-    told = yaml.safe_load((place / "kustomization.yaml").read_text())
-    listed = told["resources"]
+    content = yaml.safe_load((place / "kustomization.yaml").read_text())
+    listed = content["resources"]
     files = [place / name for name in listed if name.endswith(".yaml")]
-    made = {name for each in told.get("configMapGenerator", ()) for name in each.get("files", ())}
+    made = {
+        name for each in content.get("configMapGenerator", ()) for name in each.get("files", ())
+    }
     assert {path.name for path in place.iterdir()} == {f.name for f in files} | made | {
         "kustomization.yaml"
     }

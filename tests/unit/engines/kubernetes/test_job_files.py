@@ -72,7 +72,7 @@ def test_all_objects_are_printed_without_secrets(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         (("name: charlm", "name: charlm\nname: x"), "job.yaml:2: name occurs twice; keep one"),
         (("image:", "imag:"), "job.yaml:9: kubernetes.imag: Extra inputs are not permitted"),
@@ -105,12 +105,12 @@ def test_all_objects_are_printed_without_secrets(
     ],
 )
 def test_mistakes_are_told_with_file_line_and_field(
-    change: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: tuple[str, str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The error has the file, the line and the field, and never shows the environment."""
     status, out, err = rendered(tmp_path, JOB.replace(*change), capsys=capsys)
     assert status == 2
-    assert said in err
+    assert text in err
     assert "hush" not in err
     assert not out
 
@@ -158,7 +158,7 @@ def test_paths_are_those_of_the_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"working_directory": ""}, "working_directory is ''; give an absolute path in the image"),
         (
@@ -169,9 +169,9 @@ def test_paths_are_those_of_the_image() -> None:
         ({"checkpoint": {"path": "s3://bucket/p?secret=x"}}, "a location may have .* after the"),
     ],
 )
-def test_a_description_that_cannot_be(changes: dict[str, Any], said: str) -> None:
+def test_a_description_that_cannot_be(changes: dict[str, Any], text: str) -> None:
     """to_spec() refuses mistakes that it can find without the image."""
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=text):
         job(**changes).to_spec("charlm-1")
 
 

@@ -30,13 +30,13 @@ def test_what_passes_says_nothing_of_another_rank_of_its_host() -> None:
 
     A check of the host settles the other finding.
     """
-    told = [slowed(0), slowed(1), over(1)]
-    assert precision(told) == Precision(wrong=1, unknown=1)
-    assert precision([*told, examined(Health.STRAGGLER)]) == Precision(right=1, wrong=1)
-    assert precision([*told, examined(Health.HEALTHY)]) == Precision(wrong=2)
+    events = [slowed(0), slowed(1), over(1)]
+    assert precision(events) == Precision(wrong=1, unknown=1)
+    assert precision([*events, examined(Health.STRAGGLER)]) == Precision(right=1, wrong=1)
+    assert precision([*events, examined(Health.HEALTHY)]) == Precision(wrong=2)
 
 
 def test_a_check_tells_of_all_ranks_of_its_host_alone() -> None:
-    told = [slowed(0), slowed(1), slowed(2, "other"), slowed(2, "other")]
-    assert precision([*told, examined(Health.FAULTY)]) == Precision(right=2, unknown=2)
-    assert precision([*told, over(2)]) == Precision(unknown=4)
+    events = [slowed(0), slowed(1), slowed(2, "other"), slowed(2, "other")]
+    assert precision([*events, examined(Health.FAULTY)]) == Precision(right=2, unknown=2)
+    assert precision([*events, over(2)]) == Precision(unknown=4)

@@ -19,7 +19,7 @@ from rekindle.recovery.journal import journal
 def report(job: Driver, **sign: object) -> None:
     """Report an Ascend code."""
     assert (
-        job.machine.health.on_sign(
+        job.machine.health.on_health_event(
             HealthEvent(source=EventSource.ASCEND, **{"node": 1} | sign), job.now
         )
         == ""
@@ -58,7 +58,7 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
     job = trained(5, nodes=2)
     report(job, what="03000099")
     report(job, what="80FF0001", device=0, severity=Severity.MINOR)
-    assert {seen.urgency for seen in job.recorded(journal.SignSeen)} == {Urgency.NONE}
+    assert {seen.urgency for seen in job.recorded(journal.HealthEventSeen)} == {Urgency.NONE}
     assert job.recorded(journal.Isolated) == job.recorded(journal.Decided) == []
     report(job, what="81FF0001", device=0, origin=FaultOrigin.NETWORK)
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]

@@ -29,7 +29,7 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
         decision = decide(policy, case)
         told = incidents.decided(case, decision)
         assert (decision.strategy, told.strategy) == (expected, expected)
-    assert (told.approval, told.lighter) == (True, False)
+    assert (told.approval, told.outweighed) == (True, False)
 
 
 def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:

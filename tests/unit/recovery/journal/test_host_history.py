@@ -106,18 +106,18 @@ def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:
     coded = Fault(
         kind=FaultKind.DEVICE, message="memory (80E01801)", node=1, host="a", code="80E01801"
     )
-    told = [
+    events = [
         journal.FaultSeen(seq=number, at=float(number), incident=incident, fault=fault)
         for number, (incident, fault) in enumerate([(1, memory), (1, coded), (2, memory)])
     ]
-    learned = [hosts.learned_from(job, event) for job in ("x", "y") for event in told[:2]]
+    learned = [hosts.learned_from(job, event) for job in ("x", "y") for event in events[:2]]
     known = hosts.fold([event for event in learned if event])["a"]
     assert [(fault.job_id, fault.code) for fault in known.faults] == [
         ("x", "80E01801"),
         ("y", "80E01801"),
     ]
     assert not known.is_lemon(10.0)
-    again = hosts.learned_from("y", told[2])
+    again = hosts.learned_from("y", events[2])
     assert hosts.fold([*filter(None, learned), *filter(None, [again])])["a"].is_lemon(10.0)
 
 

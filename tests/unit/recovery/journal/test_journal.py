@@ -52,7 +52,7 @@ def killed(rank: int = 1, **more: Any) -> Fault:
 def story() -> list[journal.Event]:
     """Return a job with a recovered incident, an incident of storage, and an open incident."""
     raised = Fault(kind=FaultKind.USER_CODE, message="rank 0 raised", rank=0, at=29.0)
-    told: list[journal.Event] = [
+    events: list[journal.Event] = [
         journal.JobStarted(job_id="j", attempt=0, nodes=1, processes_per_node=2, pid=1),
         journal.Formed(generation=1, world_size=2, step=0, sources={"fresh": 2}, newest=0),
         journal.FirstStep(generation=1, step=1),
@@ -78,7 +78,7 @@ def story() -> list[journal.Event]:
     ]
     return [
         msgspec.structs.replace(event, seq=number, at=100.0 + number)
-        for number, event in enumerate(told, start=1)
+        for number, event in enumerate(events, start=1)
     ]
 
 
@@ -204,9 +204,9 @@ def test_the_lost_steps_of_an_incident(later: list[journal.Event], lost: int | N
 
 def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
     """After a fault during recovery, the incident shows the last generation that formed."""
-    told = story()[:7]
-    again = msgspec.structs.replace(told[-1], generation=3, step=6, seq=8, at=120.0)
-    [incident] = journal.incidents([*told, again])
+    events = story()[:7]
+    again = msgspec.structs.replace(events[-1], generation=3, step=6, seq=8, at=120.0)
+    [incident] = journal.incidents([*events, again])
     assert (incident.generation, incident.resumed_at, incident.steps_lost) == (3, 6, 3)
     assert incident.regrouped == 120.0
 

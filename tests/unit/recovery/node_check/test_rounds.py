@@ -76,14 +76,14 @@ def test_halves_that_do_not_reach_each_other(size: int) -> None:
     at_the_line = {0, 1, 2, 3, middle - 1, middle, size - 1}
     assert all(found[node].health is UNKNOWN for node in at_the_line)
     assert found[middle].part is Measurement.LINK
-    said = found[middle - 1].reason
-    assert f"node {middle - 1} do not reach node {middle} and" in said
+    output = found[middle - 1].reason
+    assert f"node {middle - 1} do not reach node {middle} and" in output
 
 
 def test_all_eight_are_told_that_they_are_two_times_four() -> None:
     """All nodes have the same reason, which names both blocks."""
-    said = {each.reason for each in checked(8, halves(8, CUT))}
-    assert said == {
+    fields = {each.reason for each in checked(8, halves(8, CUT))}
+    assert fields == {
         "node 0 and node 1 and node 2 and node 3 do not reach node 4 and node 5 and node 6 and "
         "node 7, because all 4 collectives between these two blocks failed: time-out"
     }
@@ -96,8 +96,8 @@ def test_a_slow_network_between_blocks_is_said(size: int, between: float) -> Non
     of = {node: number for number, block in enumerate(blocks(range(size))) for node in block}
     found = checked(size, lambda a, b: 1.0 if of[a] == of[b] else between)
     assert {each.health for each in found} == {OK}
-    told = {each.node for each in found if f"takes {between:.2f} times as long" in each.reason}
-    assert told == {node for edge in across(range(size)) for node in edge}
+    fields = {each.node for each in found if f"takes {between:.2f} times as long" in each.reason}
+    assert fields == {node for edge in across(range(size)) for node in edge}
 
 
 def test_one_path_that_fails_across_is_of_two_nodes() -> None:

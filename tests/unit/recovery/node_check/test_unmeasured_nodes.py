@@ -114,8 +114,8 @@ def test_others_are_judged_all_the_same() -> None:
 )
 def test_two_of_a_kind_are_wanted(answers: list[str], health: Health) -> None:
     """A verdict needs two failures of one kind. One failure and one other answer are not enough."""
-    said = {"": well(), "slow": well(2.0)}
-    own = [said.get(each) or Alone(error=each) for each in answers]
+    fields = {"": well(), "slow": well(2.0)}
+    own = [fields.get(each) or Alone(error=each) for each in answers]
     assert checked({0: [well()], 1: own, 2: [well()]})[1].health is health
 
 

@@ -8,9 +8,12 @@ from rekindle.recovery.policy.plan import is_clean
 
 
 @pytest.mark.parametrize(
-    ("made", "clean"), [((7, 1), True), ((8, 1), False), ((8, 2), False), ((8, 3), True)]
+    ("state", "clean"), [((7, 1), True), ((8, 1), False), ((8, 2), False), ((8, 3), True)]
 )
-def test_what_a_rank_says_to_be_wrong(made: tuple[int, int], clean: bool) -> None:
+def test_what_a_rank_says_to_be_wrong(state: tuple[int, int], clean: bool) -> None:
     """A report excludes later steps of its generation and of earlier ones, not of later ones."""
-    told = [Suspected(generation=2, clean=7, rank=1), Suspected(generation=1, clean=9, rank=0)]
-    assert is_clean(made, earlier(told).suspicions) == clean
+    events = [
+        Suspected(generation=2, valid_steps=7, rank=1),
+        Suspected(generation=1, valid_steps=9, rank=0),
+    ]
+    assert is_clean(state, earlier(events).suspicions) == clean

@@ -100,18 +100,18 @@ def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "text"),
     [
         (raised("rekindle.errors.JobFailedError: job a failed"), "ended by its own policy"),
         (RunEnd(message="Validation of flow parameters failed with error: x"), "Validation"),
         (crashed("Execution was aborted by an interrupt signal."), "a person"),
     ],
 )
-def test_what_another_run_cannot_change_is_final(end: RunEnd, said: str) -> None:
+def test_what_another_run_cannot_change_is_final(end: RunEnd, text: str) -> None:
     """Some ends are final, whatever the budget, and the reason states the cause."""
     decision = decide_run(Policy(max_restarts=9, max_reschedules=9), [end], TABLES)
     assert decision.strategy is Strategy.FAIL
-    assert said in decision.reason
+    assert text in decision.reason
 
 
 @pytest.mark.parametrize("error", ["UsageError: no such script", "JobError: process 1 died"])

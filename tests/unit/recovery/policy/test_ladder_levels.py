@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.recovery.faults.classification import EventSource, HealthEvent, fault_of_sign
+from rekindle.recovery.faults.classification import EventSource, HealthEvent, fault_of_event
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.policy import annotations as a
@@ -46,6 +46,6 @@ def test_minor_and_major_faults_reset_and_critical_ones_cannot(
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency) == (level, Urgency.NOW)
     sign = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)
-    fault = fault_of_sign(sign, verdict, rank=0, finished=5, at=1.0)
+    fault = fault_of_event(sign, verdict, rank=0, finished=5, at=1.0)
     case = Situation(fault=fault, session=False, formed=True, newest=5)
     assert decide(AUTO, case).strategy is strategy

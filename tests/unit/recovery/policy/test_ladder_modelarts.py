@@ -15,8 +15,8 @@ from rekindle.recovery.faults.classification import (
     EventSource,
     HealthEvent,
     explained,
+    fault_of_event,
     fault_of_exit,
-    fault_of_sign,
     verdict_of,
 )
 from rekindle.recovery.faults.fault import ErrorRecord, Exit, Fault, FaultKind
@@ -57,7 +57,7 @@ def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) 
     """Return the fault for a reported code of a chip, as the tables judge it."""
     sign = HealthEvent(source=EventSource.ASCEND, what=code, node=1, device=device)
     at = NOW - hours_ago * HOUR_S
-    fault = fault_of_sign(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
+    fault = fault_of_event(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
     return msgspec.structs.replace(fault, **({"host": "host-1"} | more))
 
 
@@ -74,7 +74,7 @@ def crash(hours_ago: float = 0.0, step: int = 5, code: int = 1, error: str = "")
 
 LOST = Fault(kind=FaultKind.NODE_LOST, message="node 1 was lost", node=1, host="host-1", at=NOW)
 DEADLOCK = HealthEvent(source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1)
-SICK = fault_of_sign(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
+SICK = fault_of_event(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=5, at=NOW)
 URGENT = chip("80E18402")  # SeparateNPU
 NOT_RESET = chip(reset_helps=False, reset_failed=True)  # the agent reports a failed reset
 ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."

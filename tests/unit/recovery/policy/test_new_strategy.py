@@ -19,7 +19,7 @@ from rekindle.recovery.policy.policy import (
     Policy,
     Strategy,
 )
-from rekindle.recovery.policy.strategies import RUNGS, STARTS_NO_PROCESS
+from rekindle.recovery.policy.strategies import STARTS_NO_PROCESS, STRATEGIES
 from rekindle.reporting.run_state import STATES
 from rekindle.settings import declared
 from rekindle.simulation.costs import load
@@ -40,8 +40,8 @@ def edits_of(strategy: Strategy) -> dict[str, bool]:
         f"name it in the description of Policy.strategies in {POLICY}": strategy.value
         in described()
         or strategy is Strategy.FAIL,
-        "add its rung to RUNGS in rekindle/recovery/policy/strategies.py": strategy
-        in {*RUNGS, *LAST},
+        "add its rung to STRATEGIES in rekindle/recovery/policy/strategies.py": strategy
+        in {*STRATEGIES, *LAST},
         "add it to Recovery.ways in rekindle/coordinator/machine/recovery.py": strategy
         in Driver().machine.recovery.ways,
         "name the job's state in STATES in rekindle/reporting/run_state.py": strategy in STATES,
@@ -90,7 +90,7 @@ def test_a_dead_rank_needs_a_process(strategy: Strategy, kind: FaultKind) -> Non
     """A strategy that starts no process does not help against the end of a rank."""
     fault = Fault(kind=kind, message="it ended", rank=1, node=0)
     case = Situation(fault=fault, session=True, formed=True, newest=5, dead=True)
-    assert RUNGS[strategy](Policy(strategies=ALLOWABLE), case) is None
+    assert STRATEGIES[strategy](Policy(strategies=ALLOWABLE), case) is None
 
 
 def test_the_enumeration_has_the_order_of_the_ladder() -> None:

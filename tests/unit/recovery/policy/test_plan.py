@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.policy.plan import AvailableState, Made, RankPlan, StateSource, make_plan
+from rekindle.recovery.policy.plan import AvailableState, RankPlan, StateId, StateSource, make_plan
 
 states = st.tuples(st.integers(0, 6), st.integers(0, 2))  # step, and generation
 kept = st.lists(states, max_size=3).map(tuple)
@@ -24,16 +24,16 @@ holdings = st.lists(
 ).map(lambda found: dict(enumerate(found)))
 
 
-def at(*steps: int) -> tuple[Made, ...]:
+def at(*steps: int) -> tuple[StateId, ...]:
     """Return states of one generation."""
     return tuple((step, 1) for step in steps)
 
 
-def live(held: dict[int, AvailableState]) -> set[Made]:
+def live(held: dict[int, AvailableState]) -> set[StateId]:
     return {h.live for h in held.values() if h.live is not None}
 
 
-def anywhere(held: dict[int, AvailableState]) -> set[Made]:
+def anywhere(held: dict[int, AvailableState]) -> set[StateId]:
     lists = [(*h.snapshots, *h.checkpoints, *(s for _, s in h.copies)) for h in held.values()]
     return live(held).union(*lists)
 
@@ -45,8 +45,8 @@ def groups(held: dict[int, AvailableState]) -> list[dict[int, AvailableState]]:
 
 
 def common(
-    held: dict[int, AvailableState], where: Callable[[dict[int, AvailableState]], set[Made]]
-) -> set[Made]:
+    held: dict[int, AvailableState], where: Callable[[dict[int, AvailableState]], set[StateId]]
+) -> set[StateId]:
     """Return the states that all replica groups have at this kind of source."""
     return set.intersection(*(where(group) for group in groups(held)))
 
@@ -57,7 +57,7 @@ def test_live_state_wins_and_the_newest_of_it(held: dict[int, AvailableState]) -
     states = common(held, live)
     if states:
         plan = make_plan(held)
-        assert (plan.step, plan.made) == max(states)
+        assert (plan.step, plan.state_generation) == max(states)
         assert {own.source for own in plan.ranks} <= {StateSource.SELF, StateSource.PEER}
 
 
@@ -65,28 +65,28 @@ def test_live_state_wins_and_the_newest_of_it(held: dict[int, AvailableState]) -
 def test_every_rank_gets_the_planned_step(held: dict[int, AvailableState]) -> None:
     """Each source holds exactly the planned state, including its generation."""
     plan = make_plan(held)
-    made = plan.step, plan.made
+    state = plan.step, plan.state_generation
     for rank, own in enumerate(plan.ranks):
         giver = held[rank] if own.source is not StateSource.PEER else None
         match own.source:
             case StateSource.SELF:
                 assert giver is not None
-                assert giver.live == made
+                assert giver.live == state
             case StateSource.SNAPSHOT:
                 assert giver is not None
-                assert made in giver.snapshots
+                assert state in giver.snapshots
             case StateSource.REPLICA:
                 assert giver is not None
-                assert (own.node, made) in giver.copies
+                assert (own.node, state) in giver.copies
             case StateSource.CHECKPOINT:
                 assert giver is not None
-                assert made in giver.checkpoints
+                assert state in giver.checkpoints
             case StateSource.PEER:
                 assert rank in plan.ranks[own.peer].sends_to
                 assert plan.ranks[own.peer].source is not StateSource.PEER
                 assert held[own.peer].shard == held[rank].shard
             case StateSource.FRESH:
-                assert made == (0, 0)
+                assert state == (0, 0)
 
 
 @given(holdings)
@@ -107,7 +107,7 @@ def test_without_live_state_the_newest_complete_copy_wins(held: dict[int, Availa
     plan = make_plan(held)
     if not common(held, live):
         states = common(held, anywhere)
-        assert (plan.step, plan.made) == max(states, default=(0, 0))
+        assert (plan.step, plan.state_generation) == max(states, default=(0, 0))
         fresh = {own.source for own in plan.ranks} == {StateSource.FRESH}
         assert fresh == (not states)
 
@@ -123,7 +123,7 @@ def test_each_group_takes_the_nearest_source(held: dict[int, AvailableState]) ->
         nearer = order[: order.index(sources.pop())]
         for rank, holding in group.items():
             alone = make_plan({0: holding})
-            same = (alone.step, alone.made) == (plan.step, plan.made)
+            same = (alone.step, alone.state_generation) == (plan.step, plan.state_generation)
             assert not same or alone.ranks[0].source not in nearer, rank
 
 
@@ -165,9 +165,9 @@ def test_of_equals_the_snapshot() -> None:
 def test_a_rank_one_step_behind_gets_the_newer_state() -> None:
     """A rank one step behind takes the newer state, although its own is complete."""
     live = [(5, 1), (4, 1), (5, 1)]
-    held = {rank: AvailableState(node=0, live=made) for rank, made in enumerate(live)}
+    held = {rank: AvailableState(node=0, live=state) for rank, state in enumerate(live)}
     plan = make_plan(held)
-    assert (plan.step, plan.made) == (5, 1)
+    assert (plan.step, plan.state_generation) == (5, 1)
     sources = [rank.source for rank in plan.ranks]
     assert sources == [StateSource.SELF, StateSource.PEER, StateSource.SELF]
     assert plan.ranks[plan.ranks[1].peer].sends_to == (1,)
@@ -180,11 +180,11 @@ def test_two_ways_to_do_a_step_are_two_states() -> None:
         1: AvailableState(node=1, shard=1, snapshots=((8, 3), (5, 1))),
     }
     plan = make_plan(held)
-    assert (plan.step, plan.made) == (5, 1)
+    assert (plan.step, plan.state_generation) == (5, 1)
     held[0] = AvailableState(node=0, shard=0, snapshots=((8, 1), (8, 3)))
     held[1] = AvailableState(node=1, shard=1, checkpoints=((8, 3), (8, 1)))
     plan = make_plan(held)
-    assert (plan.step, plan.made) == (8, 3)
+    assert (plan.step, plan.state_generation) == (8, 3)
 
 
 def test_a_lost_shard_takes_all_back_to_its_snapshot() -> None:

@@ -22,7 +22,7 @@ class Rank:
 
     def __init__(self) -> None:
         self.done: list[Any] = []
-        self.repairs, self.joins = True, False
+        self.repairs, self.joins_running_ranks = True, False
 
     def report(self, state: ReportState, code: str, error: BaseException | None) -> None:
         self.done.append((state.name, code, str(error)))
@@ -178,7 +178,7 @@ def test_only_a_process_that_joins_others_says_so(rank: Rank) -> None:
     for state in ("RS_INIT_FINISH", "RS_PREREPAIR_FINISH"):
         with pytest.raises(SessionError, match=f"{state}: this process does not join other ranks"):
             framework.tft_report_error(ReportState[state].value)
-    rank.joins = True
+    rank.joins_running_ranks = True
     assert framework.tft_is_reboot_node()
     framework.tft_report_error(ReportState.RS_PREREPAIR_FINISH)
     assert [done[0] for done in rank.done] == ["RS_PREREPAIR_FINISH"]

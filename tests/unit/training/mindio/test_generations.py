@@ -25,7 +25,7 @@ class Device:
 
 def thread_of_brake() -> threading.Thread:
     """Return the thread that waits to stop the device."""
-    return next(thread for thread in threading.enumerate() if thread.name == "rekindle-brake")
+    return next(thread for thread in threading.enumerate() if thread.name == "rekindle-device-stop")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.errors import SessionError
 from rekindle.training.mindio.enums import RepairType
-from rekindle.training.mindio.repairs import Said, repair_of, replicas_of
+from rekindle.training.mindio.repairs import RepairRequest, repair_of, replicas_of
 
 
 def info(
@@ -26,7 +26,7 @@ def info(
 
 def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
     """Senders and receivers get calls that match: their own pairs, and all ranks in any pair."""
-    heard = [Said(((0, 2),)), Said(((0, 5),)), Said(((1, 3),))]
+    heard = [RepairRequest(((0, 2),)), RepairRequest(((0, 5),)), RepairRequest(((1, 3),))]
     ranks = [0, 1, 2, 3, 5]
     sends = repair_of(0, 9, heard, rebuild=False, types=1)
     assert sends == (9, False, [2, 5], info(RepairType.RT_SEND, [(0, 2), (0, 5)], ranks))
@@ -40,7 +40,7 @@ def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
 
 def test_each_optimizer_is_repaired() -> None:
     """With two optimizers, such as attention and experts, the call has each pair twice."""
-    call = repair_of(0, 9, [Said(((0, 2),))], rebuild=False, types=2)
+    call = repair_of(0, 9, [RepairRequest(((0, 2),))], rebuild=False, types=2)
     assert call is not None
     assert call.repair_info == info(RepairType.RT_SEND, [(0, 2)], [0, 2], types=2)
 
@@ -50,7 +50,7 @@ def test_one_that_asks_for_a_checkpoint_has_all_load_it() -> None:
 
     A rank with damaged memory also rebuilds its model.
     """
-    heard = [Said(loads=True), Said(((0, 2),))]
+    heard = [RepairRequest(loads=True), RepairRequest(((0, 2),))]
     call = repair_of(1, 9, heard, rebuild=False, types=1)
     assert call == (9, False, [1], info(RepairType.RT_LOAD_CKPT, [(1, 1)], [1]))
     call = repair_of(2, 9, heard, rebuild=True, types=1)

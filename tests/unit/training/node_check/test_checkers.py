@@ -78,7 +78,7 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nmore"), ""),
         (MemoryError(), "MemoryError"),
@@ -87,7 +87,7 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
     ],
 )
 def test_what_a_checker_says_of_memory_is_understood(
-    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checker's memory error has the line that names the lack, even if it is not the first.
 
@@ -100,7 +100,7 @@ def test_what_a_checker_says_of_memory_is_understood(
         done = msgspec.msgpack.decode(ours.recv(1 << 16), type=Done)
     assert done.serial == 3
     assert lacks_memory(done.error)
-    assert done.error.startswith(said)
+    assert done.error.startswith(text)
     assert "\n" not in done.error
 
 
@@ -119,7 +119,7 @@ class Pretended:
 
 
 @pytest.mark.parametrize(
-    ("answers", "said", "device"),
+    ("answers", "text", "device"),
     [
         (["connection reset", NO_MEMORY, None], NO_MEMORY, 1),
         ([None, NO_MEMORY, "connection reset"], NO_MEMORY, 1),
@@ -129,7 +129,7 @@ class Pretended:
     ],
 )
 def test_who_has_no_memory_is_heard_though_others_fail_with_it(
-    answers: list[str | float | None], said: str, device: int, monkeypatch: pytest.MonkeyPatch
+    answers: list[str | float | None], text: str, device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If several checkers fail, the error of one without memory counts, otherwise the first.
 
@@ -138,7 +138,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
     monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
     checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
     checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
-    with pytest.raises(CheckerError, match=said) as raised:
+    with pytest.raises(CheckerError, match=text) as raised:
         asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
     assert raised.value.device == device
 

@@ -192,7 +192,7 @@ def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "restart", "policies"),
+    ("fields", "restart", "policies"),
     [
         ({}, "OnFailure", None),
         ({"recovery": "mindcluster"}, "Never", ["PodEvicted RestartJob"]),
@@ -209,9 +209,11 @@ def test_a_job_of_mindspore_is_one_to_the_operator_too() -> None:
         ({"recovery": "mindcluster", "ascend": {"pod_rescheduling": True}}, "Never", None),
     ],
 )
-def test_volcanos_policies(said: dict[str, Any], restart: str, policies: list[str] | None) -> None:
+def test_volcanos_policies(
+    fields: dict[str, Any], restart: str, policies: list[str] | None
+) -> None:
     """The restart policy and Volcano's policies follow from the settings of the recovery."""
-    found = rendered("volcano-job", **said)
+    found = rendered("volcano-job", **fields)
     (template,) = templates(found, "volcano-job")
     assert template["spec"]["restartPolicy"] == restart
     written = found.workload["spec"].get("policies")

@@ -71,10 +71,10 @@ def test_who_may_reach_whom() -> None:
     assert rule == {"from": [{"podSelector": {"matchLabels": JOB}}]}
 
 
-@pytest.mark.parametrize("said", [{"host_network": True}, {"network_policy": False}])
-def test_no_policy_where_none_can_hold(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"host_network": True}, {"network_policy": False}])
+def test_no_policy_where_none_can_hold(fields: dict[str, Any]) -> None:
     """With the host network there is no NetworkPolicy, because it would exclude the job's pods."""
-    found = rendered(**said)
+    found = rendered(**fields)
     assert not [one for one in found.every if one["kind"] == "NetworkPolicy"]
 
 

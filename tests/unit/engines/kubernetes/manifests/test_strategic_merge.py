@@ -143,7 +143,7 @@ def test_a_field_is_removed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patch", "said"),
+    ("patch", "text"),
     [
         ({"spec": []}, "the patch has a list at spec, but the manifest has a map; write a map"),
         ({"spec": "x"}, "the patch has the value 'x' at spec, but the manifest has a map"),
@@ -171,8 +171,8 @@ def test_a_field_is_removed() -> None:
     ],
 )
 def test_a_patch_that_does_not_fit_is_refused_with_its_place(
-    patch: dict[str, Any], said: str
+    patch: dict[str, Any], text: str
 ) -> None:
     """The error has the place, the existing value and the remedy."""
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=text):
         merge(POD, patch)

@@ -21,7 +21,7 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("fields", "text"),
     [
         ({"image": ""}, "image is ''; name the image that holds the training script"),
         ({"image": "a b"}, "image is 'a b'; name the image"),
@@ -117,26 +117,26 @@ def volume(name: str = "data", mount_path: str = "/data", **others: Any) -> dict
         ({"ascend": {"accelerator": "a b"}}, "ascend.accelerator is 'a b'; give at most 63"),
     ],
 )
-def test_wrong_words(said: dict[str, Any], text: str) -> None:
+def test_wrong_words(fields: dict[str, Any], text: str) -> None:
     """check_pods() refuses each wrong value, and the error has its field and the remedy."""
     with pytest.raises(UsageError, match=text):
-        check_pods(pods(said.pop("kind", "indexed-job"), **said), spec())
+        check_pods(pods(fields.pop("kind", "indexed-job"), **fields), spec())
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("fields", "text"),
     [
         ({"fault_retry_times": 101}, "ascend: fault_retry_times is 101; give at most 100"),
         ({"wait_reschedule_timeout_s": 5}, "timeout_s is 5; give at least 30"),
         ({"sp_block": 0}, "ascend: sp_block is 0; give at least 1"),
     ],
 )
-def test_numbers_outside_of_their_limits(said: dict[str, Any], text: str) -> None:
+def test_numbers_outside_of_their_limits(fields: dict[str, Any], text: str) -> None:
     """The reader refuses such a number in a file, and check_pods() refuses it from Python code."""
     with pytest.raises(UsageError, match=text):
-        check_pods(KubernetesSettings(image="x", ascend=Ascend(**said)), spec())
-    with pytest.raises(msgspec.ValidationError, match=next(iter(said))):
-        pods(ascend=said)
+        check_pods(KubernetesSettings(image="x", ascend=Ascend(**fields)), spec())
+    with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):
+        pods(ascend=fields)
     with pytest.raises(UsageError, match="kubernetes: devices_per_node is -1; give at least 0"):
         check_pods(KubernetesSettings(image="x", devices_per_node=-1), spec())
 
@@ -150,29 +150,29 @@ def test_a_grace_may_be_short_where_final_checkpoint_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("store", "said"),
+    ("store", "fields"),
     [
         ("/data/ckpt", {"volumes": [volume(claim="data")]}),
         ("s3://bucket/prefix", {}),
         ("/anywhere", {"pod_overrides": {"spec": {"volumes": []}}}),
     ],
 )
-def test_checkpoints_that_last(store: str, said: dict[str, Any]) -> None:
+def test_checkpoints_that_last(store: str, fields: dict[str, Any]) -> None:
     """Checkpoints go to a mounted volume or an object store; the check ignores patches."""
-    check_pods(pods(**said), spec(checkpoint_store=store, checkpoint_every=5))
+    check_pods(pods(**fields), spec(checkpoint_store=store, checkpoint_every=5))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [{}, {"volumes": [volume(empty_dir=True)]}, {"volumes": [volume(mount_path="/da", claim="a")]}],
 )
-def test_checkpoints_that_would_be_lost(said: dict[str, Any]) -> None:
+def test_checkpoints_that_would_be_lost(fields: dict[str, Any]) -> None:
     """check_pods() refuses checkpoints in the files of a container, unless the job writes none."""
     with pytest.raises(
         UsageError, match="the job would write checkpoints to /data in each container"
     ):
-        check_pods(pods(**said), spec(checkpoint_store="/data", checkpoint_every=5))
-    check_pods(pods(**said), spec(checkpoint_store="/data"))
+        check_pods(pods(**fields), spec(checkpoint_store="/data", checkpoint_every=5))
+    check_pods(pods(**fields), spec(checkpoint_store="/data"))
 
 
 def test_an_ascendjob_has_a_largest_size() -> None:

@@ -232,8 +232,8 @@ class Command:
         where = ["--kubeconfig", str(self._cluster.kubeconfig)]
         with pytest.raises(SystemExit) as ended:
             cli.main(["kubernetes", "trace", "demo", *where, *more])
-        said = self._capsys.readouterr()
-        return int(ended.value.code or 0), said.out.strip(), said.err
+        output = self._capsys.readouterr()
+        return int(ended.value.code or 0), output.out.strip(), output.err
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["--on", "everything"], "everything is not a kind of record"),
         (["--on", ""], "is not a kind of record"),
@@ -267,11 +267,11 @@ def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -
         (["--on", "step", "--off"], "not allowed with"),
     ],
 )
-def test_commands_that_cannot_be(options: list[str], said: str, trace: Command) -> None:
+def test_commands_that_cannot_be(options: list[str], text: str, trace: Command) -> None:
     """The command refuses wrong options with the reason."""
     status, _, error = trace(*options)
     assert status == 2
-    assert said in error
+    assert text in error
 
 
 def test_pods_that_would_not_look(cluster: Simulated, trace: Command) -> None:

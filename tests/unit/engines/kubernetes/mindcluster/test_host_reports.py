@@ -25,7 +25,7 @@ from mindcluster import (
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.host_reports import HostReports, read
-from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Told, Topic
+from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Topic, TopicReport
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 SWITCH = "[0x00f1fef5,155912,npu,na]"
@@ -201,7 +201,7 @@ HOSTILE = [
 def test_hostile_text(name: str, key: str, text: Any) -> None:
     """For invalid text, read() returns no report and raises only DamagedError."""
     thing = configmap(name, {} if text is None else {key: text})
-    told: tuple[Told, ...] = ()
+    told: tuple[TopicReport, ...] = ()
     with contextlib.suppress(DamagedError):
         told = read(thing)
     assert all(one.report is None for one in told)

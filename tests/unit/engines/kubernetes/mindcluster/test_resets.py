@@ -19,10 +19,10 @@ from rekindle.engines.kubernetes.mindcluster.resets import (
 )
 from rekindle.engines.kubernetes.mindcluster.watch import (
     Placed,
+    health_events,
     placed,
-    recovery_signs,
+    recovery_events,
     remarks,
-    signs,
 )
 from rekindle.recovery.faults.classification import EventSource, HealthEvent, verdict_of
 from rekindle.recovery.faults.tables.tables import Tables
@@ -117,7 +117,7 @@ def test_pods_with_ranks() -> None:
 
 
 def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, int]]:
-    found = signs(place, [Report(faults)], 3, ranks)
+    found = health_events(place, [Report(faults)], 3, ranks)
     assert {one.node for one in found} <= {3}
     return [(one.what, one.device) for one in found]
 
@@ -156,7 +156,7 @@ def test_codes_that_no_table_lists() -> None:
     place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
     mild = ActiveCode("80999999", 0, FaultOrigin.CHIP, Severity.MINOR)
     grave = ActiveCode("80999999", 1, FaultOrigin.CHIP)
-    found = signs(place, [Report((mild, grave))], 0, 2)
+    found = health_events(place, [Report((mild, grave))], 0, 2)
     urgencies = [verdict_of(tables, one).urgency for one in found]
     assert urgencies == [Urgency.NONE, Urgency.NOW]
 
@@ -165,7 +165,7 @@ def test_ranks_that_mindcluster_lists() -> None:
     """A rank of MindCluster's list is an event of the node with the same pod index."""
     info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
     place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
-    (sign,) = recovery_signs(place, info, node=3, ranks=2)
+    (sign,) = recovery_events(place, info, node=3, ranks=2)
     expected = HealthEvent(
         source=EventSource.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
     )
@@ -173,7 +173,7 @@ def test_ranks_that_mindcluster_lists() -> None:
     assert verdict_of(Tables.load(), sign).urgency is Urgency.WATCH
     for index in (1, -1):
         other = Placed("u", "a", "10.0.0.1", (4, 6), index=index)
-        assert recovery_signs(other, info, node=3, ranks=2) == []
+        assert recovery_events(other, info, node=3, ranks=2) == []
 
 
 def group(result: str = "", switch: str = "on", owner: str = "job") -> dict[str, Any]:

@@ -31,7 +31,7 @@ from rekindle.engines.kubernetes.mindcluster.watch import ReportHandlers, watch_
 from rekindle.errors import JobError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Urgency
-from rekindle.recovery.journal.journal import AnyEvent, SignSeen
+from rekindle.recovery.journal.journal import AnyEvent, HealthEventSeen
 
 Object = dict[str, Any]
 
@@ -185,10 +185,10 @@ def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
         run.heard(("80E01801", 0, 0, False))
 
 
-def seen(host: str, what: str, **more: Any) -> SignSeen:
+def seen(host: str, what: str, **more: Any) -> HealthEventSeen:
     sign = HealthEvent(source=EventSource.ASCEND, what=what, node=7, device=0, by="mindcluster")
     sign = msgspec.structs.replace(sign, **more)
-    return SignSeen(sign=sign, host=host, urgency=Urgency.NONE, explanation="")
+    return HealthEventSeen(health_event=sign, host=host, urgency=Urgency.NONE, explanation="")
 
 
 def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> None:

@@ -37,19 +37,19 @@ def test_nobody_waits_for_it_and_the_order_stays() -> None:
 
 def test_what_fails_is_told() -> None:
     """The queue reports failed work, and continues with the next work."""
-    told: list[str] = []
+    messages: list[str] = []
     done: list[int] = []
     mine = RetryQueue()
-    with mine.open(told.append):
+    with mine.open(messages.append):
         mine.do("it is not done", refuse)
         mine.do("it is", lambda: done.append(1))
-    assert (told, done) == (["it is not done: no"], [1])
+    assert (messages, done) == (["it is not done: no"], [1])
 
 
 def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle queue tries failed work again, and reports the failure once."""
     monkeypatch.setattr(chores, "AGAIN_S", 0.001)
-    told: list[str] = []
+    messages: list[str] = []
     tries: list[int] = []
     done = threading.Event()
 
@@ -60,10 +60,10 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         done.set()
 
     mine = RetryQueue()
-    with mine.open(told.append):
+    with mine.open(messages.append):
         mine.do("it is not done", fails_at_first)
         wait_set(done)
-    assert (len(tries), told) == (3, ["it is not done: the disk is full"])
+    assert (len(tries), messages) == (3, ["it is not done: the disk is full"])
 
 
 def test_what_fails_until_the_end_is_tried_once_more_then() -> None:
@@ -80,15 +80,15 @@ def test_what_fails_until_the_end_is_tried_once_more_then() -> None:
 
 
 def test_what_cannot_work_is_not_tried_again() -> None:
-    told: list[str] = []
+    messages: list[str] = []
 
     def cannot() -> None:
         raise UsageError("never")
 
     mine = RetryQueue()
-    with mine.open(told.append):
+    with mine.open(messages.append):
         mine.do("it is not done", cannot)
-    assert told == ["it is not done: never"]
+    assert messages == ["it is not done: never"]
 
 
 def test_it_is_done_at_once_while_nobody_looks() -> None:
@@ -108,7 +108,7 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     The work itself can read that it was abandoned.
     """
     monkeypatch.setattr(chores, "CLOSE_S", 0.1)
-    told: list[str] = []
+    messages: list[str] = []
     seen: list[bool] = []
     gate, begun, over = threading.Event(), threading.Event(), threading.Event()
     mine = RetryQueue()
@@ -120,14 +120,14 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
         seen.append(mine.is_given_up)
         over.set()
 
-    with mine.open(told.append):
+    with mine.open(messages.append):
         mine.do("node 1 is not replaced", stuck)
         mine.do("nor is node 2", lambda: seen.append(True))
         wait_set(begun)
-    with mine.open(told.append):  # the later queue has its own thread
+    with mine.open(messages.append):  # the later queue has its own thread
         gate.set()
         wait_set(over)
     assert seen == [False, True]
-    assert told == [
+    assert messages == [
         "Rekindle abandoned this work after 0.1 s, and all later work: node 1 is not replaced"
     ]

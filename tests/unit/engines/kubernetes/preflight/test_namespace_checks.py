@@ -60,7 +60,7 @@ def test_a_leader_that_is_different() -> None:
 
 def test_what_pods_name() -> None:
     """mentions() returns all necessary objects, without optional ones."""
-    told = {
+    fields = {
         "priority_class": "high",
         "service_account": "runner",
         "image_pull_secrets": ["pull"],
@@ -77,7 +77,7 @@ def test_what_pods_name() -> None:
             }
         },
     }
-    (pod, coordinator) = pod_templates(WorkloadKind.INDEXED_JOB, rendered(**told))
+    (pod, coordinator) = pod_templates(WorkloadKind.INDEXED_JOB, rendered(**fields))
     named = {(each.kind, each.name) for each in mentions(pod["spec"])}
     assert named == {
         ("PriorityClass", "high"),

@@ -11,13 +11,13 @@ _DENIED = 'admission webhook "validator.trainjob.trainer.kubeflow.org" denied th
 
 
 @pytest.mark.parametrize(
-    ("said", "premature"),
+    ("text", "premature"),
     [
         ("specified trainingRuntime must be created before the TrainJob is created", True),
         ("runtime 'demo' not found", True),
         ("spec.trainer.numProcPerNode: Invalid value: must be auto, cpu, gpu, or int", False),
     ],
 )
-def test_a_runtime_that_is_not_there_yet(said: str, premature: bool) -> None:
+def test_a_runtime_that_is_not_there_yet(text: str, premature: bool) -> None:
     """A missing runtime is not a fault of the TrainJob; every other refusal is."""
-    assert is_premature(_DENIED + said) is premature
+    assert is_premature(_DENIED + text) is premature

@@ -43,25 +43,25 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_not_heard_is_said_again_in_its_order() -> None:
     """The queue repeats unanswered events in order, and sends a refused event once."""
-    told: list[str] = []
+    messages: list[str] = []
     there = Coordinator(away=3)
-    with HealthEventQueue(there.hear, told.append).open() as say:
+    with HealthEventQueue(there.hear, messages.append).open() as say:
         for what in ("first", "strange", "last"):
             say(sign(what))
         wait_set(there.all)
-    assert (there.heard, told) == (["first", "strange", "last"], [])
+    assert (there.heard, messages) == (["first", "strange", "last"], [])
 
 
 def test_what_is_late_is_left_out_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "LATE_S", 0.0)
-    told: list[str] = []
+    messages: list[str] = []
     there = Coordinator(away=1)
-    with HealthEventQueue(there.hear, told.append).open() as say:
+    with HealthEventQueue(there.hear, messages.append).open() as say:
         say(sign("first"))
         say(sign("last"))
         wait_set(there.all)
     assert there.heard == ["last"]
-    assert told == [
+    assert messages == [
         "pod-reason first on node 0: Rekindle could not report it, because the coordinator did "
         "not answer for too long"
     ]

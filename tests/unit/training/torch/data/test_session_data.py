@@ -336,7 +336,7 @@ def test_what_is_told_arrives() -> None:
     assert found["a"] == state["a"]
     assert torch.equal(found["t"], state["t"])
     assert found["e"].shape == (0,)
-    assert Sharing().tell(b"word") == [b"word"]
+    assert Sharing().all_gather(b"word") == [b"word"]
 
 
 @pytest.mark.process

@@ -9,10 +9,10 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import Repairs
 
 
-def clean_after(repairs: Repairs, error: BaseException) -> int | None:
+def valid_steps_after(repairs: Repairs, error: BaseException) -> int | None:
     """Return the newest clean step that the rank knows after this error."""
     repairs.note(FaultKind.DEVICE_MEMORY, error)
-    return repairs.clean
+    return repairs.valid_steps
 
 
 def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -> None:
@@ -27,9 +27,9 @@ def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -
     told = RuntimeError("HBM MULTI BIT ECC ERROR")  # no time: it may be older than the newest
     wrapped = ValueError("no luck")
     wrapped.__cause__ = told
-    assert clean_after(repairs, told) == 1
+    assert valid_steps_after(repairs, told) == 1
     repairs.took_state(2)
-    assert clean_after(repairs, ValueError("no luck")) is None
+    assert valid_steps_after(repairs, ValueError("no luck")) is None
     repairs.times.begin(3)
-    assert clean_after(repairs, wrapped) == 2
-    assert clean_after(repairs, ValueError("no luck")) == 2
+    assert valid_steps_after(repairs, wrapped) == 2
+    assert valid_steps_after(repairs, ValueError("no luck")) == 2

@@ -65,13 +65,13 @@ def test_a_refusal_of_cuda_makes_snapshots_slow_and_nothing_else(
     """
 
     def refuse(*_: object, **__: object) -> None:
-        told.append("CUDA error: part or all of the requested memory range is already mapped")
-        raise RuntimeError(told[-1])
+        messages.append("CUDA error: part or all of the requested memory range is already mapped")
+        raise RuntimeError(messages[-1])
 
-    told: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(torch, "zeros", refuse)
     pinned = PinnedMemory(Cudart(ALREADY_REGISTERED))
     pinned.add(memoryview(bytearray(64)))
-    assert len(told) == 1  # the script's next operation gets no error
+    assert len(messages) == 1  # the script's next operation gets no error
     pinned.release()
     assert "CUDA cannot register 64 bytes (error 712)" in caplog.text

@@ -67,7 +67,7 @@ class Rank:
     def seal(self, step: int) -> None:
         """Seal the snapshot of a step, like the agent after it has written a due checkpoint."""
         for buffer in self.agent:
-            if buffer.made == (step, 1):
+            if buffer.state == (step, 1):
                 buffer.seal()
 
     def close(self) -> None:
@@ -95,10 +95,10 @@ def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
     assert not rank.take(15)  # neither is sealed
     rank.seal(5)
     assert rank.take(20)
-    assert [buffer.made for buffer in rank.agent] == [(5, 1), (20, 1)]
+    assert [buffer.state for buffer in rank.agent] == [(5, 1), (20, 1)]
     rank.seal(20)
     assert rank.take(25)
-    assert [buffer.made for buffer in rank.agent] == [(25, 1), (20, 1)]
+    assert [buffer.state for buffer in rank.agent] == [(25, 1), (20, 1)]
 
 
 def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> None:
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> 
     rank.seal(5)
     rank.take(10, checkpoint=True)
     rank.take(12)
-    assert [buffer.made for buffer in rank.agent] == [(5, 1), (12, 1)]
+    assert [buffer.state for buffer in rank.agent] == [(5, 1), (12, 1)]
     assert [(t.step, t.checkpoint) for t in rank.taken] == [(5, False), (10, True), (12, True)]
     rank.seal(12)
     rank.take(15)
@@ -161,7 +161,7 @@ def test_a_snapshot_that_fails_is_not_in_the_way(
         patched.setattr(private, "copy_all", fail)
         with pytest.raises(RuntimeError, match="a device was lost"):
             rank.take(2)
-    assert [buffer.made for buffer in rank.agent] == [(1, 1), None]
+    assert [buffer.state for buffer in rank.agent] == [(1, 1), None]
     assert rank.agent[1].lock(write=True)
     rank.agent[1].unlock()
     assert rank.take(3)

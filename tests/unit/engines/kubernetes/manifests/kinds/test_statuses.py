@@ -89,7 +89,7 @@ def test_the_message_is_passed_on(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "text"),
     [
         ("indexed-job", "batch.kubernetes.io/job-name=demo"),
         ("jobset", "jobset.sigs.k8s.io/jobset-name=demo"),
@@ -99,9 +99,9 @@ def test_the_message_is_passed_on(kind: str) -> None:
         ("volcano-job", "volcano.sh/job-name=demo"),
     ],
 )
-def test_selectors(kind: str, said: str) -> None:
+def test_selectors(kind: str, text: str) -> None:
     """The engine finds pods by the label that the kind's controller sets."""
-    assert f"{adapter_of(kind).pods_label}=demo" == said
+    assert f"{adapter_of(kind).pods_label}=demo" == text
 
 
 @pytest.mark.parametrize(("min_nodes", "least"), [(0, 2), (1, 1)])
