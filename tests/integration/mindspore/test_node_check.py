@@ -13,7 +13,7 @@ import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
-from rekindle.protocol.node_check import DeviceWork, Done, Open, RepairRequest
+from rekindle.protocol.node_check import Answer, DeviceWork, Done, Open
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import Measurement, lacks_memory
 
@@ -58,9 +58,9 @@ def lines() -> Iterator[Lines]:
         yield {name: ours for name, (ours, _) in pairs.items()}
 
 
-def heard(line: socket.socket) -> RepairRequest:
+def heard(line: socket.socket) -> Answer:
     """Return the checker's next message."""
-    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=RepairRequest)
+    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Answer)
 
 
 def answer(line: socket.socket) -> Done:
