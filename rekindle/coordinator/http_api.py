@@ -1,14 +1,14 @@
 """The coordinator's HTTP API, for users and flows.
 
-GET  /spec     the job's description, for nodes that join
-GET  /job      the present state of the job, as JSON
-GET  /events   the journal since event `since`, then live, as JSON lines; follow=0: not live
-GET  /steer    like /events, with the lease to steer the job while the connection is open
-POST /approve  a user's answer to a strategy that waits for it
-POST /stop     a user ends the job, also if another process steers it
-POST /inject   a fault to inject into a rank
-POST /profile  the kinds of times that ranks record
-POST /signs    a health event from a monitor, an engine or a user
+GET  /spec           the job's description, for nodes that join
+GET  /job            the present state of the job, as JSON
+GET  /events         the journal since event `since`, then live, as JSON lines; follow=0: not live
+GET  /steer          like /events, with the lease to steer the job while the connection is open
+POST /approve        a user's answer to a strategy that waits for it
+POST /stop           a user ends the job, also if another process steers it
+POST /inject         a fault to inject into a rank
+POST /profile        the kinds of times that ranks record
+POST /health-events  a health event from a monitor, an engine or a user
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import pytest
 from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
+from rekindle import names
 from rekindle.protocol.node_check import Answer, DeviceWork, Done, Open
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import Measurement, lacks_memory
@@ -32,10 +33,10 @@ print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
 
 # The checkers by name: MindSpore's name of the kind of device, and the simulated error.
 CHECKERS = {
-    "sound": "CPU:",
-    "product": "CPU:product",
-    "copy": "CPU:copy",
-    "Ascend": "Ascend:",
+    "sound": ("CPU", ""),
+    "product": ("CPU", "product"),
+    "copy": ("CPU", "copy"),
+    "Ascend": ("Ascend", ""),
 }
 Lines = Mapping[str, socket.socket]
 
@@ -43,19 +44,18 @@ Lines = Mapping[str, socket.socket]
 @pytest.fixture(scope="module")
 def lines() -> Iterator[Lines]:
     """Start the checkers; return the connections to them."""
-    pairs = {n: socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for n in CHECKERS}
-    theirs = {name: pair[1].fileno() for name, pair in pairs.items()}
-    arguments = [f"{theirs[name]}:{checked}" for name, checked in CHECKERS.items()]
-    own = {"LOCAL_RANK": "1"}
-    command = [str(PYTHON), str(SCRIPT), *arguments]
+    own: dict[str, socket.socket] = {}
     with contextlib.ExitStack() as kept:
-        kept.enter_context(
-            subprocess.Popen(command, env=ENVIRONMENT | own, pass_fds=[*theirs.values()])
-        )
-        for ours, other in pairs.values():
-            kept.enter_context(ours)  # a checker ends when its connection closes
-            other.close()
-        yield {name: ours for name, (ours, _) in pairs.items()}
+        for name, (target, wrong) in CHECKERS.items():
+            own[name], other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            more = {"LOCAL_RANK": "1", names.ENV_CHANNEL_FD: str(other.fileno())}
+            command = [str(PYTHON), str(SCRIPT), target, wrong]
+            with other:
+                kept.enter_context(
+                    subprocess.Popen(command, env=ENVIRONMENT | more, pass_fds=[other.fileno()])
+                )
+            kept.enter_context(own[name])  # a checker ends when its connection closes
+        yield own
 
 
 def heard(line: socket.socket) -> Answer:

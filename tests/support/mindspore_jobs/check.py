@@ -1,19 +1,16 @@
-"""Checkers of devices through MindSpore. The program runs in MindSpore's environment for a test.
+"""A checker of a device through MindSpore. The program runs in MindSpore's environment for a test.
 
-It imports MindSpore once. It forks one checker for each argument LINE:TARGET:WRONG: the descriptor
-of the checker's connection, MindSpore's name of the kind of device, and the fault of the device.
+Its arguments are MindSpore's name of the kind of device, and the fault of the device.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from types import SimpleNamespace
 
 import mindspore as ms
 from mindspore import ops
 
-from rekindle import names
 from rekindle.training.node_check import mindspore_device
 from rekindle.training.node_check.mindspore_device import MindSporeDevice
 from rekindle.training.node_check.numpy_checker import PlainKit
@@ -33,7 +30,7 @@ def wrong_copy(self: ms.Tensor, source: ms.Tensor) -> ms.Tensor:
 
 
 def check(target: str, wrong: str) -> None:
-    """Run a checker with a fault, and end the process."""
+    """Run the checker with a fault."""
     if wrong == "copy":
         ms.Tensor.copy_ = wrong_copy
     elif wrong == "product":
@@ -46,16 +43,5 @@ def check(target: str, wrong: str) -> None:
     serve(kit)
 
 
-def main(*checkers: str) -> None:
-    """Fork the checkers and wait for their ends."""
-    for each in checkers:
-        line, target, wrong = each.split(":")
-        if os.fork() == 0:
-            os.environ[names.ENV_CHANNEL_FD] = line
-            check(target, wrong)
-    for _ in checkers:
-        os.wait()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    check(*sys.argv[1:])
