@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
+from rekindle import names
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
+from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
 from rekindle.job.ascend import ascend_environment
 from rekindle.job.spec import Framework, JobSpec
@@ -202,7 +204,10 @@ class ForkServer:
             self._reserve.line.close()
             self._reserve = None
         self.process.kill()
-        self.process.wait()
+        try:
+            self.process.wait(names.KILLED_S)
+        except subprocess.TimeoutExpired:  # a read of a file system that hangs delays the end
+            say(f"the fork server {self.process.pid} did not end after SIGKILL")
 
 
 def _give(blank: Child, data: bytes, fds: list[int]) -> bool:

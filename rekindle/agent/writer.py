@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import io
 import os
 import queue
+import select
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 HANGS_S = 10.0  # a stream or file that accepts nothing for so long hangs
 END_S = 2.0  # The agent waits no longer for a writer without progress.
 _MOST_SHOWN = 64 << 20  # bytes of ranks that wait for a stream of the agent
 _MOST_SAID = 1 << 20  # bytes of the agent that wait in addition
 _LOOK_S = 0.1  # between two looks at a worker
+_LOCK_S = 0.5  # a caller without the lock continues after this time; the counts may then be wrong
 
 
 class Worker:
@@ -99,11 +102,24 @@ class Target:
         left = memoryview(data)
         try:
             while left:
-                left = left[os.write(self.fd, left) :]
+                left = left[self._write_some(left) :]
                 self.progress = time.monotonic()
         except OSError as error:
             self.lose(str(error.strerror))
         self._written += len(data)
+
+    def _write_some(self, data: memoryview) -> int:
+        """Write a part of the data; return its length. The descriptor may be a terminal of others.
+
+        Another process may have set it to not blocking.
+        """
+        while True:
+            try:
+                return os.write(self.fd, data)
+            except BlockingIOError:
+                ready = select.poll()
+                ready.register(self.fd, select.POLLOUT)
+                ready.poll()
 
 
 class Console:
@@ -111,7 +127,8 @@ class Console:
 
     They may lead to a held terminal, or to a file on a file system that hangs. The console never
     waits for them. If too much waits, it drops whole lines, and later writes their number. Any
-    thread may call the methods.
+    thread may call the methods. A destructor that prints may interrupt a thread that holds other
+    locks, so the wait for the console's own lock has a limit.
     """
 
     def __init__(self) -> None:
@@ -120,19 +137,28 @@ class Console:
         self._dropped: Counter[int] = Counter()  # lines, by stream
         self._lock = threading.RLock()  # a destructor that prints may interrupt a caller
 
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[None]:
+        locked = self._lock.acquire(timeout=_LOCK_S)
+        try:
+            yield
+        finally:
+            if locked:
+                self._lock.release()
+
     def show(self, fd: int, lines: bytes) -> None:
         """Write lines of a rank, which also has a file; drop them while the stream hangs."""
-        with self._lock:
+        with self._counting():
             self._put(fd, lines, 0 if self._targets[fd].hangs else _MOST_SHOWN)
 
     def say(self, fd: int, lines: bytes) -> None:
         """Write lines of the agent, which exist nowhere else, as long as there is room."""
-        with self._lock:
+        with self._counting():
             self._put(fd, lines, _MOST_SHOWN + _MOST_SAID)
 
     def flush(self, limit_s: float) -> None:
         """Wait until all lines are written, or for limit_s seconds without progress."""
-        with self._lock:
+        with self._counting():
             for fd, target in self._targets.items():
                 if self._dropped[fd] and not target.hangs:
                     self._put(fd, b"", _MOST_SHOWN + _MOST_SAID)
@@ -150,31 +176,36 @@ class Console:
 
 
 class _Text(io.TextIOBase):
-    """A stream for `print`. It passes complete lines on, and at `flush` also the rest."""
+    """A stream for `print`. It passes complete lines on, and at `flush` also the thread's rest.
+
+    Each thread has its own rest. A destructor that prints may interrupt each method, so the rest is
+    taken before it is used.
+    """
 
     encoding = "utf-8"
 
     def __init__(self, console: Console, fd: int) -> None:
         self._console, self._fd = console, fd
-        self._rest = ""
-        self._lock = threading.RLock()
+        self._local = threading.local()
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str, /) -> int:
-        with self._lock:
-            lines, end, self._rest = (self._rest + text).rpartition("\n")
-            if end:
-                self._pass_on(lines + end)
+        lines, end, rest = (self._take() + text).rpartition("\n")
+        self._local.rest = rest + self._take()
+        if end:
+            self._pass_on(lines + end)
         return len(text)
 
     def flush(self) -> None:
         """Pass the rest on as a line. This does not wait until it is written."""
-        with self._lock:
-            rest, self._rest = self._rest, ""
-            if rest:
-                self._pass_on(rest + "\n")
+        if rest := self._take():
+            self._pass_on(rest + "\n")
+
+    def _take(self) -> str:
+        rest, self._local.rest = getattr(self._local, "rest", ""), ""
+        return rest
 
     def _pass_on(self, lines: str) -> None:
         self._console.say(self._fd, lines.encode(errors="backslashreplace"))

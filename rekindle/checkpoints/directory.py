@@ -363,7 +363,7 @@ class DirectoryStore:
 
 
 def _reported_chunks(part: CheckpointFile) -> Iterator[Bytes]:
-    """Yield the chunks of a part. Report each chunk to part.told when the next one is requested."""
+    """Yield the chunks of a part. Report each chunk when the next one is requested."""
     for chunk in part.chunks:
         yield chunk
         part.on_bytes(memoryview(chunk).nbytes)

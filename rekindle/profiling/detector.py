@@ -303,6 +303,11 @@ class OnlineDetector:
         self._holding: dict[_Key, Finding] = {}
         self._away: dict[_Key, int] = {}  # number of steps in which a finding has not been seen
 
+    @property
+    def holding(self) -> list[Finding]:
+        """Return the reported findings that have not ended."""
+        return list(self._holding.values())
+
     def change(self, ranks: Collection[int], others: Collection[int]) -> None:
         """Change the world to these ranks; `others` are those on new nodes.
 

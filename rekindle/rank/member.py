@@ -128,8 +128,8 @@ class Member:
     and the journal call `rank`.
     generation: the newest one that the rank entered; 0: none.
 
-    dismissed: the coordinator has let all ranks leave since the last call of `join`. passed: the
-    finished steps at that time.
+    dismissed: the coordinator has let all ranks leave since the last call of `join`.
+    ended_step: the finished steps at that time.
     """
 
     def __init__(

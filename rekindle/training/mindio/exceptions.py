@@ -68,9 +68,14 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def state_of(text: str) -> ReportState:
-    """Return the ReportState for an error with this text."""
+    """Return the ReportState for an error with this text.
+
+    A registered pattern may be any part of the text. The own ones begin with a word: "REDUCE ERROR"
+    is not "UCE ERROR".
+    """
     for pattern, handle in _handles.items():
-        if re.search(rf"(?<!\w){re.escape(pattern)}", text):  # "REDUCE ERROR" is not "UCE ERROR"
+        border = r"(?<!\w)" if pattern in _OWN else ""
+        if re.search(border + re.escape(pattern), text):
             return ReportState[_states[handle(text)]]
     return ReportState.RS_UNKNOWN
 
@@ -112,6 +117,7 @@ _handles: dict[str, Callable[[str], str]] = {
     **{pattern: lambda _, same=pattern: same for pattern in _WORDS},  # type: ignore[misc]
     **{pattern: _if_repairs(pattern) for pattern in _LINKS},
 }
+_OWN = frozenset(_handles)
 _states = {
     "UCE ERROR": "RS_UCE",
     _REPAIRABLE: "RS_UCE",

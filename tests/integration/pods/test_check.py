@@ -55,7 +55,7 @@ def test_a_job_file_is_checked(
     )
     options = ("--kubeconfig", lean.kubeconfig, "--namespace", space)
     status, found = checked(capsys, path, *options)
-    wrong = {each["what"]: each["said"] for each in found if each["state"] == "missing"}
+    wrong = {each["what"]: each["result"] for each in found if each["state"] == "missing"}
     assert status == 1
     assert set(wrong) == {"device example.com/npu", "dry run of Job llama"}
     assert wrong["device example.com/npu"] == "none of 2 nodes has 8"

@@ -183,7 +183,9 @@ def test_who_may_not_create_pods_is_let_through(
     api.close()
     (pod,) = [each for each in found if each.what == "dry run of pods"]
     assert (pod.state, pod.optional) == (FindingState.UNKNOWN, True)
-    assert pod.said.startswith("the user has no right to create: only the run shows whether quotas")
+    assert pod.result.startswith(
+        "the user has no right to create: only the run shows whether quotas"
+    )
 
 
 def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) -> None:
@@ -197,7 +199,7 @@ def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) 
         found = survey(api, wanted.kind, render(spec(), wanted, secret="-"))
     finally:
         api.close()
-    refused = [each for each in found if "exceeded quota" in each.said]
+    refused = [each for each in found if "exceeded quota" in each.result]
     assert [each.what for each in refused] == [
         "dry run of a worker pod",
         "dry run of a coordinator pod",
@@ -207,7 +209,8 @@ def test_a_quota_that_is_used_up(placing: Placing, lean: Simulated, space: str) 
         for each in refused
     )
     assert (
-        "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0" in refused[0].said
+        "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0"
+        in refused[0].result
     )
 
 

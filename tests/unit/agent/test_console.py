@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import TextIO
 
 import pytest
 from waiting import bound_s, join, run_command
@@ -17,7 +18,7 @@ from rekindle.agent.writer import Console, Target
 class Held:
     """A console whose streams lead to full pipes, until the test reads from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, blocking: bool = True) -> None:
         self.console = Console()
         self._reads: dict[int, int] = {}
         self._writes: dict[int, int] = {}
@@ -28,7 +29,7 @@ class Held:
                 while True:
                     os.write(self._writes[fd], b"\0")
             except BlockingIOError:
-                os.set_blocking(self._writes[fd], True)
+                os.set_blocking(self._writes[fd], blocking)
             self.console._targets[fd] = Target(self._writes[fd])
 
     def read(self) -> list[bytes]:
@@ -65,6 +66,45 @@ def test_lines_wait_for_a_held_stream(held: Held) -> None:
     shown, said = held.read()
     assert shown == b"".join(b"rank %d\n" % number for number in range(1000))
     assert said == b"".join(b"agent %d\n" % number for number in range(1000))
+
+
+def test_a_stream_that_does_not_block_loses_no_line() -> None:
+    """A full stream with O_NONBLOCK, as a terminal of another process, gets all lines later."""
+    held = Held(blocking=False)
+    held.console.show(1, b"rank\n")
+    held.console.say(2, b"agent\n")
+    assert held.read() == [b"rank\n", b"agent\n"]
+
+
+class Printing:
+    """A text that prints two lines when a stream appends it, as a destructor may do there."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __radd__(self, text: str) -> str:
+        self.stream.write("inner one\ninner two\n")
+        return text + "outer\n"
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_a_destructor_prints_while_its_thread_prints(held: Held) -> None:
+    """A print inside of a print of the same thread loses and repeats nothing."""
+    stream = writer._Text(held.console, 2)
+    stream.write("part of the ")
+    stream.write(Printing(stream))
+    assert sorted(held.read()[1].splitlines()) == [b"inner one", b"inner two", b"part of the outer"]
+
+
+def test_a_thread_that_keeps_the_lock_delays_nobody_for_long(held: Held) -> None:
+    """A print that cannot get the console's lock continues. Its holder may wait for the printer."""
+    printing = threading.Thread(target=held.console.say, args=(2, b"agent\n"))
+    with held.console._lock:
+        printing.start()
+        join(printing)
+    assert held.read()[1] == b"agent\n"
 
 
 def test_too_many_lines_are_dropped_and_counted(

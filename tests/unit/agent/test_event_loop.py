@@ -44,7 +44,7 @@ ALLOWED = {
     "stacks._listens": _THREAD,
     "stacks._py_spy": _THREAD,
     "stacks._size": _THREAD,
-    "writer.Target._write": _THREAD,
+    "writer.Target._write_some": _THREAD,
     "writer.say": "the stream passes the text on to a thread",
 }
 IN_THREADS = {name for name, reason in ALLOWED.items() if reason == _THREAD}

@@ -63,7 +63,7 @@ def check_words(pods: KubernetesSettings) -> None:
         check_limits(pods.ascend, "ascend")
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if not pods.image.strip() or any(health_event.isspace() for health_event in pods.image):
+    if not pods.image.strip() or any(character.isspace() for character in pods.image):
         raise UsageError(f"image is {pods.image!r}; name the image that holds the training script")
     _check_choices(pods)
     _check_choices(pods.ascend, "ascend.")

@@ -120,13 +120,15 @@ _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.
 _EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.IGNORECASE)
 
 # An exception's message, "TYPE: TEXT", and the types by which Python, torch, torchrun, MindSpore,
-# NVML and clients of services report a fault of the system. `Connect`: ConnectionResetError of
-# Python, ConnectError of httpx and gRPC, ClientConnectorError of aiohttp, and others.
+# CuPy, Ray, NVML and clients of services report a fault of the system. `Connect`:
+# ConnectionResetError of Python, ConnectError of httpx, ClientConnectorError of aiohttp.
 _TYPED = re.compile(r"(?:\w{1,64}\.){0,8}[A-Z]\w{0,64}[a-z]\w{0,64}: ")
 _OF_SYSTEM = re.compile(
-    r"(?:^|[ .])(?:RuntimeError|OSError|IOError|SystemError|TimeoutError|BrokenPipeError"
-    r"|AcceleratorError|CudaError|DistError|Dist(?:Backend|Network|Store)Error|ChildFailedError"
-    r"|NVMLError\w{0,64}|MaxRetryError|\w{0,64}Connect\w{0,64}): "
+    r"(?:^|[\s.])(?:\w{0,32}RuntimeError|\w{0,32}OSError|IOError|SystemError|TimeoutError"
+    r"|BrokenPipeError|AcceleratorError|CudaError|Deferred\w{1,16}CallError|ChildFailedError"
+    r"|DistError|Dist(?:Backend|Network|Store)Error|NVMLError\w{0,64}|MaxRetryError|URLError"
+    r"|ProtocolError|ChunkedEncodingError|Actor\w{1,16}Error|CheckpointError"
+    r"|\w{0,64}Connect\w{0,64}): "
 )
 _OF_HARDWARE = (FaultKind.LINK, *SICK)
 

@@ -93,6 +93,24 @@ def test_an_error_of_the_script_is_not_a_fault_of_the_system(message: str) -> No
         ("ConnectError: [Errno 111] Connection refused", FaultKind.LINK),
         ("StepError: step 7: RuntimeError: NCCL error in: NCCLUtils.cpp:94", FaultKind.LINK),
         ("NVMLError_GpuIsLost: GPU is lost", FaultKind.DEVICE),
+        (
+            "DeferredCudaCallError: CUDA call failed lazily at initialization with error: CUDA "
+            "error: uncorrectable ECC error encountered",
+            FaultKind.DEVICE_MEMORY,
+        ),
+        (
+            "BackendCompilerFailed: backend='inductor' raised:\nRuntimeError: CUDA error: "
+            "uncorrectable ECC error encountered",
+            FaultKind.DEVICE_MEMORY,
+        ),
+        (
+            "ProcessRaisedException: -- Process 0 terminated:\nRuntimeError: "
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Read error",
+            FaultKind.LINK,
+        ),
+        ("RuntimeError: [gloo/transport/tcp/tls/pair.cc:99] SSL_read failed", FaultKind.LINK),
+        ("ClientOSError: [Errno 104] Connection reset by peer", FaultKind.LINK),
+        ("URLError: <urlopen error [Errno 111] Connection refused>", FaultKind.LINK),
         ("AcceleratorError: CUDA error: uncorrectable ECC error", FaultKind.DEVICE_MEMORY),
         ("RuntimeError: UCE ERROR", FaultKind.DEVICE_MEMORY),
         ("DiskError: mdb_put: No space left on device", FaultKind.STORAGE),

@@ -152,7 +152,8 @@ def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
 
     exceptions.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", handle)
     assert exceptions.state_of("a PRECISION ERROR") is ReportState.RS_RETRY
-    assert seen == ["a PRECISION ERROR"]
+    assert exceptions.state_of("IMPRECISION ERROR") is ReportState.RS_RETRY
+    assert seen == ["a PRECISION ERROR", "IMPRECISION ERROR"]
 
 
 def test_what_is_not_there_is_refused(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
