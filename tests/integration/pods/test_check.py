@@ -92,7 +92,7 @@ def test_a_wrong_kubeconfig(
     """An unusable kubeconfig is a finding with status 1."""
     status, found = checked(capsys, "--kubeconfig", lean.kubeconfig, *arguments)
     assert (status, [each["what"] for each in found]) == (1, [what])
-    assert text in found[0]["text"]
+    assert text in found[0]["result"]
 
 
 def test_a_server_that_is_away(

@@ -57,7 +57,7 @@ def test_between_two_steps_the_newest_is_kept(rank: Pretended) -> None:
     """Between two steps the final snapshot has the state after the last step."""
     rank.words.begin_step(3)
     end_step(rank, 4)
-    rank.words._say()
+    rank.words._keep_newest()
     assert rank.kept == [(4, False)]
 
 
@@ -65,7 +65,7 @@ def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
     """Before the update of a step the final snapshot has the state before that step."""
     rank.begun = 3
     rank.words.begin_step(3)
-    rank.words._say()
+    rank.words._keep_newest()
     assert rank.kept == [(3, True)]
 
 
@@ -95,7 +95,7 @@ def test_what_changes_a_state_is_waited_for(
     monkeypatch.setattr(
         snapshot_schedule, "Moment", lambda *of: looks.append(Moment(*of)) or looks[-1]
     )
-    saying = threading.Thread(target=rank.words._say)
+    saying = threading.Thread(target=rank.words._keep_newest)
     saying.start()
     wait_until(lambda: len(looks) > 5, "looks at a state that changes")
     assert (saying.is_alive(), rank.kept) == (True, [])
@@ -109,7 +109,7 @@ def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) ->
     rank.begun = 3
     rank.words.begin_step(3)
     rank.meanwhile = [lambda: end_step(rank, 4)]
-    rank.words._say()
+    rank.words._keep_newest()
     assert rank.kept == [(4, False)]
 
 
@@ -121,7 +121,7 @@ def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
     begins.start()
     wait_asleep(begins)
     assert begins.is_alive()
-    rank.words._say()
+    rank.words._keep_newest()
     assert rank.kept == [(4, False)]
 
 
@@ -131,8 +131,8 @@ def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
     other = Pretended()
     other.words = FinalSnapshot(other, other.keep)
     end_step(other, 4)
-    rank.meanwhile = [other.words._say]
-    rank.words._say()
+    rank.meanwhile = [other.words._keep_newest]
+    rank.words._keep_newest()
     assert (rank.kept, other.kept) == ([(4, False)], [])
 
 
