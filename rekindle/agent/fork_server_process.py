@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
-from rekindle.parent_death import die_with_parent, outlive_parent
 from rekindle.rank import program
+from rekindle.rank.program import die_with_parent, outlive_parent
 
 MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
 

@@ -157,12 +157,18 @@ class Console:
             self._put(fd, lines, _MOST_SHOWN + _MOST_SAID)
 
     def flush(self, limit_s: float) -> None:
-        """Wait until all lines are written, or for limit_s seconds without progress."""
-        with self._counting():
-            for fd, target in self._targets.items():
-                if self._dropped[fd] and not target.hangs:
-                    self._put(fd, b"", _MOST_SHOWN + _MOST_SAID)
+        """Wait until all lines are written, or for limit_s seconds without progress.
+
+        Then write the numbers of dropped lines that no later line has shown.
+        """
         self._worker.flush(limit_s)
+        with self._counting():
+            late = [fd for fd, target in self._targets.items() if not target.waiting]
+            late = [fd for fd in late if self._dropped[fd]]
+            for fd in late:
+                self._put(fd, b"", 1)
+        if late:
+            self._worker.flush(limit_s)
 
     def _put(self, fd: int, lines: bytes, room: int) -> None:
         target = self._targets[fd]

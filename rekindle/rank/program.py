@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import io
 import json
@@ -24,6 +25,24 @@ from rekindle import names
 STACK_SIGNAL = signal.SIGRTMIN + 8
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+def die_with_parent(parent: int) -> None:
+    """Kill this process when its parent dies, also if the parent is dead already.
+
+    parent: its process id, from before this process could lose it.
+    """
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def outlive_parent() -> None:
+    """Undo die_with_parent()."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
 
 
 def take_streams(stdout: int, stderr: int) -> None:

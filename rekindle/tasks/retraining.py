@@ -33,7 +33,7 @@ from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory
-from rekindle.parent_death import die_with_parent
+from rekindle.rank.program import die_with_parent
 from rekindle.tasks import job_access as jobs
 
 _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes

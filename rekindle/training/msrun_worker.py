@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from rekindle.parent_death import die_with_parent
+from rekindle.rank.program import die_with_parent
 
 ENV_MSRUN = "REKINDLE_MSRUN"  # msrun's process
 ENV_PATH = "REKINDLE_MSRUN_PATH"  # the user's PATH

@@ -9,7 +9,7 @@ from waiting import run_command
 
 _CHILD = """
 import os, select, sys
-from rekindle.parent_death import die_with_parent, outlive_parent
+from rekindle.rank.program import die_with_parent, outlive_parent
 
 parent, when = int(sys.argv[1]), sys.argv[2]
 death = os.pidfd_open(parent)
