@@ -144,8 +144,9 @@ class Generations:
             return
         generation = max(message.generation, self._job.generation)
         suspicions.append((generation, valid_steps))
-        told = {"generation": generation, "valid_steps": valid_steps, "rank": message.rank}
-        self._job.record(journal.Suspected(**told))
+        self._job.record(
+            journal.Suspected(generation=generation, valid_steps=valid_steps, rank=message.rank)
+        )
         # If a rank of the world suspects a state in StepFailed, that fault leads to the rollback.
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:

@@ -131,7 +131,10 @@ class Injector:
         self._all = faults
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
         self.life = earlier + 1
-        (folder / "processes" / f"{rank}-{self.life}").write_text(str(os.getpid()))
+        path = folder / "processes" / f"{rank}-{self.life}"
+        unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+        unfinished.write_text(str(os.getpid()))  # a fault may end this process at any time
+        unfinished.rename(path)
         self._mine = [
             (number, fault)
             for number, fault in enumerate(faults)
