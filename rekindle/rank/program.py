@@ -31,7 +31,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent(parent: int) -> None:
-    """Kill this process when its parent dies, also if the parent is dead already.
+    """Let the kernel kill this process when its parent dies. An earlier death counts, too.
 
     parent: its process id, from before this process could lose it.
     """

@@ -110,7 +110,7 @@ class NodeCheckRun:
         self._waiting: list[_Candidate] = []  # not being checked yet
         self._candidates: dict[int, _Candidate] = {}  # being checked, by number
         self._evidence: Evidence | None = None
-        self._todo: list[tuple[_Candidate, ...]] = []
+        self._unmeasured: list[tuple[_Candidate, ...]] = []
         self._items: dict[int, _Item] = {}  # under way, by serial
         self._serial = 0
         self._numbers = 0
@@ -212,7 +212,7 @@ class NodeCheckRun:
         """Order the measurements that are possible now. Judge the nodes after the last one."""
         while self._evidence is not None:
             self._give_out()
-            if self._items or self._todo:
+            if self._items or self._unmeasured:
                 return
             self._do(CancelTimer(self._limit_timer))
             planned = next_round(self._evidence, self._limits)
@@ -220,16 +220,18 @@ class NodeCheckRun:
                 self._judge(self._evidence)
                 return
             edges: Iterable[Edge | tuple[int]] = planned.pairs or ((n,) for n in planned.alone)
-            self._todo = [tuple(self._candidates[number] for number in edge) for edge in edges]
+            self._unmeasured = [
+                tuple(self._candidates[number] for number in edge) for edge in edges
+            ]
 
     def _give_out(self) -> None:
         under_way = (candidate for item in self._items.values() for candidate in item.candidates)
         busy = {where for candidate in under_way for where in candidate.machine}
-        for candidates in list(self._todo):
+        for candidates in list(self._unmeasured):
             machines = {where for candidate in candidates for where in candidate.machine}
             if machines & busy:
                 continue
-            self._todo.remove(candidates)
+            self._unmeasured.remove(candidates)
             self._serial += 1
             item = self._items[self._serial] = _Item(self._serial, candidates, {})
             lost = [candidate for candidate in candidates if candidate.gone]

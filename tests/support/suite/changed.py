@@ -86,16 +86,16 @@ class Tree:
     def reach(self, test: str) -> set[str]:
         """Return all units that a test file needs, and the test file itself."""
         parents = [str(parent) for parent in Path(test).parents]
-        todo = [test, *(f"{parent}/conftest.py" for parent in parents)]
+        pending = [test, *(f"{parent}/conftest.py" for parent in parents)]
         starts = not test.startswith(UNIT) or PROCESS in self.texts.get(test, "")
         reached: set[str] = set()
-        while todo:
-            unit = todo.pop()
+        while pending:
+            unit = pending.pop()
             if unit in self._imports and unit not in reached:
                 reached.add(unit)
-                todo += self._imports[unit]
+                pending += self._imports[unit]
                 if starts:  # a started process imports the modules that the test names
-                    todo += self._names[unit]
+                    pending += self._names[unit]
         return reached
 
     def _units(self, names: Iterable[str]) -> set[str]:

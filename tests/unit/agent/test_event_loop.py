@@ -70,16 +70,15 @@ _METHODS = {  # of a path
 
 def calls(tree: ast.AST, function: str) -> Iterator[tuple[str, ast.Call, bool]]:
     """Yield each call, with the name of its function and whether the caller awaits it."""
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            child.parent = node  # type: ignore[attr-defined]
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            around, names = node, list[str]()
-            while (around := getattr(around, "parent", None)) is not None:
+            around, names = parents.get(node), list[str]()
+            while around is not None:
                 if isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                     names.insert(0, around.name)
-            awaited = isinstance(getattr(node, "parent", None), ast.Await)
+                around = parents.get(around)
+            awaited = isinstance(parents.get(node), ast.Await)
             yield ".".join((function, *names)), node, awaited
 
 
