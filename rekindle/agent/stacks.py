@@ -15,7 +15,7 @@ from pathlib import Path
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.threads import in_thread
 from rekindle.agent.writer import say
-from rekindle.rank.program import STACK_SIGNAL
+from rekindle.rank.program import stack_signal
 
 LIMIT_S = 0.8
 _TICK_S = 0.02
@@ -70,7 +70,7 @@ def _ask(pid: int, process: int, path: Path) -> str:
         if not _listens(pid):
             return ""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, STACK_SIGNAL)
+            signal.pidfd_send_signal(process, stack_signal())
     finally:
         os.close(process)
     deadline = time.monotonic() + LIMIT_S
@@ -129,7 +129,7 @@ def _listens(pid: int) -> bool:
     except OSError:
         return False
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return caught is not None and bool(int(caught[1], 16) >> (stack_signal() - 1) & 1)
 
 
 def _size(path: Path) -> int:

@@ -20,14 +20,19 @@ from typing import NoReturn
 
 from rekindle import names
 
-# The agent requests the stacks of this process with it. Scripts and libraries use the signals that
-# have names, and no shell sends this one.
-STACK_SIGNAL = signal.SIGRTMIN + 8
-
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
+
+
+def stack_signal() -> int:
+    """Return the signal with which the agent requests the stacks of a rank.
+
+    Scripts and libraries use the signals that have names, and no shell sends this one. It is a
+    function because a client may run on a system without real-time signals.
+    """
+    return signal.SIGRTMIN + 8
 
 
 def die_with_parent(parent: int) -> None:
@@ -127,7 +132,7 @@ def reseed() -> None:
 
 
 def answer_signals(path: Path) -> None:
-    """Make this process append its stacks to a file at each STACK_SIGNAL.
+    """Make this process append its stacks to a file at each stack_signal().
 
     The handler is faulthandler's. It runs in C, even if the interpreter waits or another thread
     holds the GIL. A process does not answer while it is stopped, or in a system call that nothing
@@ -138,7 +143,7 @@ def answer_signals(path: Path) -> None:
     except OSError as error:  # a full disk must not stop the training
         print(f"rekindle: the rank cannot write its stacks: {error}", file=sys.stderr, flush=True)
         return
-    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+    faulthandler.register(stack_signal(), file=fd, all_threads=True, chain=False)
 
 
 def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> None:

@@ -42,10 +42,11 @@ def test_the_package_imports_nothing_by_itself() -> None:
 
 @pytest.mark.process
 def test_a_client_needs_no_signal_of_linux() -> None:
-    """A client on another system, which has no real-time signals, imports the command line."""
+    """A client on another system, which has no real-time signals, imports commands and flows."""
     script = (
         "import signal; del signal.SIGRTMIN, signal.SIGRTMAX;"
-        "import rekindle.cli.main, rekindle.engines.local, rekindle.job.spec"
+        "import rekindle.cli.main, rekindle.engines.local, rekindle.job.spec;"
+        "import rekindle.flows.retrain, rekindle.flows.train"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
