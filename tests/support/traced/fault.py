@@ -110,8 +110,13 @@ def trace_sigkill(place: Place) -> Trace:
 
 
 def _newest_rank(calls: Iterable[Call], known: Iterable[int]) -> int:
-    """Return the process id of the rank that replaces the killed rank."""
-    (new,) = {call.pid for call in calls if call.file == "rank/program.py"} - set(known)
+    """Return the process id of the rank that replaces the killed rank.
+
+    Only a rank runs a script. A host of a store calls other functions of the same file.
+    """
+    file = "rank/program.py"
+    lines = lines_of(file, "run")
+    (new,) = {call.pid for call in calls if call.file == file and call.line in lines} - set(known)
     return new
 
 
