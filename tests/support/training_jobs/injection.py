@@ -135,11 +135,14 @@ class Injector:
         unfinished = path.with_name(f".{path.name}-{os.getpid()}")
         unfinished.write_text(str(os.getpid()))  # a fault may end this process at any time
         unfinished.rename(path)
-        self._mine = [
+        mine = [
             (number, fault)
             for number, fault in enumerate(faults)
             if fault.rank == rank and fault.life in (0, self.life)
         ]
+        # Records come last: a fault that a record starts in another rank meets no `after` of this
+        # pass.
+        self._mine = sorted(mine, key=lambda each: each[1].do == "nothing")
 
     def at(self, place: str) -> None:
         """Cause the faults that are planned for this place."""

@@ -99,15 +99,27 @@ def _is_replaced(ended: Ended, incident: journal.Incident) -> None:
 def retried(how: str, rank: int, place: str, step: int, *, after: int = 0) -> Row:
     """Return a row with a fault before any rank has finished the step.
 
-    The same processes repeat it.
+    The same processes repeat it. The fault occurs after all other ranks have passed the place, so a
+    row that follows at the same place occurs in the repeated step.
     """
     pause, fault = held(Fault(rank, place, step, do=how, life=0))
+    passed = [dataclasses.replace(pause, rank=r, do="nothing") for r in EVERY - {rank}]
+    first = [
+        dataclasses.replace(each, after=after and after + n)
+        for n, each in enumerate((*passed, pause))
+    ]
+
+    def release(job: Job, number: int) -> None:
+        for n in range(len(passed)):
+            job.wait_fault(number + n)
+        job.release_abreast(number + len(passed), step)
+
     damaged = int(how == "uce")
     return Row(
         f"{how} at {place} of step {step}",
         step,
-        (dataclasses.replace(pause, after=after), dataclasses.replace(fault, after=1)),
-        lambda job, number: job.release_abreast(number, step),
+        (*first, dataclasses.replace(fault, after=1)),
+        release,
         strategies=RETRY,
         resumed=step,
         cause=(PASSING[how], rank),
