@@ -140,8 +140,8 @@ class Injector:
             for number, fault in enumerate(faults)
             if fault.rank == rank and fault.life in (0, self.life)
         ]
-        # Records come last: a fault that a record starts in another rank meets no `after` of this
-        # pass.
+        # Records come last. A test can cause another rank's fault as soon as it sees a record, and
+        # a fault of this rank that comes after that fault must wait for its next pass.
         self._mine = sorted(mine, key=lambda each: each[1].do == "nothing")
 
     def at(self, place: str) -> None:

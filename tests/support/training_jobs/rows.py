@@ -103,16 +103,16 @@ def retried(how: str, rank: int, place: str, step: int, *, after: int = 0) -> Ro
     row that follows at the same place occurs in the repeated step.
     """
     pause, fault = held(Fault(rank, place, step, do=how, life=0))
-    passed = [dataclasses.replace(pause, rank=r, do="nothing") for r in EVERY - {rank}]
-    first = [
+    records = [dataclasses.replace(pause, rank=r, do="nothing") for r in EVERY - {rank}]
+    first = [  # all of them come after the same earlier fault
         dataclasses.replace(each, after=after and after + n)
-        for n, each in enumerate((*passed, pause))
+        for n, each in enumerate((*records, pause))
     ]
 
     def release(job: Job, number: int) -> None:
-        for n in range(len(passed)):
+        for n in range(len(records)):
             job.wait_fault(number + n)
-        job.release_abreast(number + len(passed), step)
+        job.release_abreast(number + len(records), step)
 
     damaged = int(how == "uce")
     return Row(
