@@ -61,8 +61,9 @@ def place(store: DirectoryStore, step: int) -> Path:
 
 
 def flip(path: Path, at: int) -> None:
+    """Change the lowest bit of a byte. For each digit of a checksum, JSON text stays JSON text."""
     content = bytearray(path.read_bytes())
-    content[at] ^= 0x10
+    content[at] ^= 1
     path.write_bytes(content)
 
 
