@@ -1,4 +1,4 @@
-"""Measures the memory that this process can still take, and counts the kernel's OOM kills."""
+"""Measures the memory that this process can still take before the kernel's OOM killer ends it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def memory_cgroups(root: Path = ROOT, proc: Path = PROC) -> list[Path]:
     root: where the cgroup file systems are mounted.
     """
     folders: list[Path] = []
-    for line in _lines(proc / "cgroup"):
+    for line in read_lines(proc / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -34,7 +34,7 @@ def memory_cgroups(root: Path = ROOT, proc: Path = PROC) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _lines(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the lines of a file; empty: the kernel lacks it, and its values are unknown."""
     try:
         return path.read_text().splitlines()
@@ -63,42 +63,7 @@ def _number(cgroup: Path, *names: str) -> int | None:
 
 def _cached(cgroup: Path) -> int:
     """Return the bytes that the kernel can free, mainly of files; shared memory does not count."""
-    stat = dict(line.split() for line in _lines(cgroup / "memory.stat"))
+    stat = dict(line.split() for line in read_lines(cgroup / "memory.stat"))
     # In v1 the counts with "total" include the cgroups below, as the usage does.
     kinds = ("active_file", "inactive_file", "slab_reclaimable")
     return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
-
-
-_FILES = "memory.events", "memory.oom_control"  # cgroup v2, and v1
-_COUNT = "oom_kill"  # the line in both files; it counts kills by any out-of-memory killer
-
-NEAR_S = 2.0  # between a kill and the end of the process, which first frees its memory
-
-
-class OomCounter:
-    """Counts kills in the cgroup of this process. Ranks are in the same one, unless they move.
-
-    root: where the cgroup file systems are mounted.
-    """
-
-    def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
-        own = memory_cgroups(root, proc)[:1]  # the cgroups above also count other processes
-        files = (folder / name for folder in own for name in _FILES)
-        self._file = next((file for file in files if file.exists()), None)
-        self._count = self._read()
-        self._risen_at = -NEAR_S
-
-    def look(self, now: float) -> None:
-        """Record whether the kernel has killed since the last call; callers must call it often."""
-        before, self._count = self._count, self._read()
-        if self._count > before:
-            self._risen_at = now
-
-    def killed_lately(self, now: float) -> bool:
-        """Return whether a process that now ends by SIGKILL may be a victim of the OOM killer."""
-        self.look(now)
-        return now - self._risen_at < NEAR_S
-
-    def _read(self) -> int:
-        counts = map(str.split, _lines(self._file) if self._file is not None else ())
-        return next((int(words[1]) for words in counts if words[:1] == [_COUNT]), 0)

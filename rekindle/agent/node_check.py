@@ -16,7 +16,7 @@ import msgspec
 from rekindle import names
 from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import RunRank
-from rekindle.agent.memory_limits import OomCounter
+from rekindle.agent.watchdog import OomCounter
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.protocol.node_check import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from rekindle.agent import stacks
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.lateness import LONGEST_LOOK_S, LOOK_S, IdleTracker, LatenessTracker
-from rekindle.agent.memory_limits import OomCounter
+from rekindle.agent.memory_limits import PROC, ROOT, memory_cgroups, read_lines
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import Activity, activities
 from rekindle.agent.rank_process import RankProcess
@@ -23,6 +24,40 @@ CLOSE_LOOK_S = 0.6  # the time for which an inspection observes processes
 AGAIN_S, SELDOM_S = 1.5, 30.0  # the first and the longest pause between reports of late ranks
 _RESTS_PER_TIMEOUT = 20
 _SLOWEST_REST_S = 5.0
+
+_OOM_FILES = "memory.events", "memory.oom_control"  # cgroup v2, and v1
+_OOM_COUNT = "oom_kill"  # the line in both files; it counts kills by any out-of-memory killer
+
+NEAR_S = 2.0  # between a kill and the end of the process, which first frees its memory
+
+
+class OomCounter:
+    """Counts kills in the cgroup of this process. Ranks are in the same one, unless they move.
+
+    root: where the cgroup file systems are mounted.
+    """
+
+    def __init__(self, root: Path = ROOT, proc: Path = PROC) -> None:
+        own = memory_cgroups(root, proc)[:1]  # the cgroups above also count other processes
+        files = (folder / name for folder in own for name in _OOM_FILES)
+        self._file = next((file for file in files if file.exists()), None)
+        self._count = self._read()
+        self._risen_at = -NEAR_S
+
+    def look(self, now: float) -> None:
+        """Record whether the kernel has killed since the last call; callers must call it often."""
+        before, self._count = self._count, self._read()
+        if self._count > before:
+            self._risen_at = now
+
+    def killed_lately(self, now: float) -> bool:
+        """Return whether a process that now ends by SIGKILL may be a victim of the OOM killer."""
+        self.look(now)
+        return now - self._risen_at < NEAR_S
+
+    def _read(self) -> int:
+        counts = map(str.split, read_lines(self._file) if self._file is not None else ())
+        return next((int(words[1]) for words in counts if words[:1] == [_OOM_COUNT]), 0)
 
 
 class Watchdog:

@@ -30,10 +30,9 @@ ALLOWED = {
         "CPython holds its lock until the new process has executed the program, so a thread would "
         "not help; the program is the interpreter of this process"
     ),
-    "memory_limits.OomCounter.__init__": _KERNEL,
-    "memory_limits._lines": _KERNEL,
     "memory_limits._number": _KERNEL,
     "memory_limits.memory_cgroups": _KERNEL,
+    "memory_limits.read_lines": _KERNEL,
     "node_check.NodeCheckRunner._start": "it opens no file: `open` waits for a message",
     "output.open_logs": _THREAD,
     "process_activity._io_bytes": _THREAD,
@@ -46,6 +45,7 @@ ALLOWED = {
     "stacks._size": _THREAD,
     "writer.Target._write_some": _THREAD,
     "writer.say": "the stream passes the text on to a thread",
+    "watchdog.OomCounter.__init__": _KERNEL,
 }
 IN_THREADS = {name for name, reason in ALLOWED.items() if reason == _THREAD}
 

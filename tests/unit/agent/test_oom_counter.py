@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.agent.memory_limits import NEAR_S, OomCounter
+from rekindle.agent.watchdog import NEAR_S, OomCounter
 
 V2 = "low 0\nhigh 0\nmax 31\noom 1\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"

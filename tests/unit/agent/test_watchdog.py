@@ -16,10 +16,9 @@ from jobs.driver import spec_of
 from waiting import finished, turn_until, turns
 
 from rekindle.agent import stacks, watchdog
-from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.process_activity import MOVING_BYTES_PER_S, Activity, activities
-from rekindle.agent.watchdog import Watchdog
+from rekindle.agent.watchdog import OomCounter, Watchdog
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import BUSY_S, HeartbeatPage, RankActivity
 from rekindle.recovery.policy.policy import Policy

@@ -17,8 +17,8 @@ from waiting import bound_s, turns
 
 from rekindle.agent import node_check as checkers_module
 from rekindle.agent.fork_server import Child
-from rekindle.agent.memory_limits import OomCounter
 from rekindle.agent.node_check import Checker, CheckerError, NodeCheckRunner
+from rekindle.agent.watchdog import OomCounter
 from rekindle.protocol.node_check import DeviceWork, Done
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 from rekindle.training.node_check import serving
