@@ -114,6 +114,7 @@ class RankProcess:
             message=str(content.get("message", "")),
             traceback=str(extra.get("py_callstack", "")),
             at=_number(extra.get("timestamp")),
+            raised_by_script=content.get("raisedByScript") is True,
         )
 
     def _on_data(

@@ -16,9 +16,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rekindle import names
+from rekindle.rank.error_origin import is_raised_by_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -157,20 +158,37 @@ def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> 
 
 
 def record_error(error: BaseException) -> None:
-    """Write the error file that the agent reads, unless the script's own @record has written it."""
+    """Write the error file that the agent reads.
+
+    If the script's own @record has written it, this only adds whether the script raised the error.
+    """
     path = os.environ.get(_ERROR_FILE)
-    if not path or Path(path).exists():
+    if not path:
         return
+    try:
+        message = json.loads(Path(path).read_text())["message"]
+    except FileNotFoundError:
+        message = _message(error)
+    except (ValueError, KeyError, TypeError):
+        return  # another tool's format
+    if isinstance(message, dict):
+        message["raisedByScript"] = is_raised_by_script(error)
+    unfinished = Path(f"{path}.unfinished")
+    unfinished.write_text(json.dumps({"message": message}))
+    unfinished.replace(path)
+
+
+def _message(error: BaseException) -> dict[str, Any]:
+    """Describe the error in torchrun's format."""
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     # A message may have more lines; before that of a SyntaxError is the indented source.
-    message = {
+    return {
         "message": next((line for line in lines if line.lstrip() == line), type(error).__name__),
         "extraInfo": {
             "py_callstack": "".join(_frames_of_script(error)),
             "timestamp": str(time.time()),
         },
     }
-    Path(path).write_text(json.dumps({"message": message}))
 
 
 def _frames_of_script(error: BaseException) -> list[str]:

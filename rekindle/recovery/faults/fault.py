@@ -59,6 +59,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
     message: str  # "ValueError: ..."; one line
     traceback: str = ""
     at: float = 0.0  # seconds since the epoch, by the clock of the rank's node
+    raised_by_script: bool = False  # by a `raise` statement of the script
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

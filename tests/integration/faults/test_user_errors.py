@@ -62,10 +62,10 @@ def is_lasting(ended: Ended, incident: journal.Incident) -> None:
     assert len([at for at in births if begin <= at < end]) == 2
 
 
-def like_a_link(what: str, step: int) -> Row:
-    """Return the row: all ranks retry a step whose error looks like a broken link."""
+def broken_link(what: str, step: int) -> Row:
+    """Return the row: all ranks retry a step in which a library reports a broken link."""
     return Row(
-        f"error that reads like a broken link: {what}",
+        f"error of a broken link: {what}",
         step,
         (Fault(1, "forward", step, do=what, life=0),),
         strategies=(Strategy.RETRY,),
@@ -78,7 +78,7 @@ def lasting_link(step: int) -> Row:
     fault = Fault(1, "forward", step, do="link", life=0)
     again = Fault(1, "forward", step, do="link", life=0, after=1)
     return Row(
-        "lasting error that reads like a broken link",
+        "lasting error of a broken link",
         step,
         (fault, again, again, again),
         strategies=(*[Strategy.RETRY] * 3, Strategy.FAIL),
@@ -105,8 +105,8 @@ DDP = Plan(
         fails(fails_with([2], "forward", 0, after=1)),
         Attempt(
             (
-                like_a_link("link", 3),
-                like_a_link("wrapped", 6),
+                broken_link("link", 3),
+                broken_link("wrapped", 6),
                 broken_by_a_peer(9),
                 transient("forward", 17, (1, 2, 3)),
                 transient("update", 22, (1, 2, 3)),
@@ -123,7 +123,7 @@ DDP = Plan(
             ),
             {"snapshot_every": 0, "checkpoint_every": 5, "policy": patient(max_restarts=1)},
             outcome="failed",
-            reason="the script copies this text",
+            reason="RuntimeError: [/gloo/transport/tcp/pair.cc:553] injected",
         ),
         fails(
             fails_with(ALL, "updated", 56),

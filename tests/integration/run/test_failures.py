@@ -68,6 +68,33 @@ def test_all_ranks_raise(failed: Run) -> None:
     assert "the script is the likely cause" in reason, failed.story()
 
 
+COPIES = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+{decorator}
+def train():
+    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error in row 7")
+
+train()
+"""
+
+
+@pytest.mark.parametrize("decorator", ["", "@record"], ids=["plain", "@record"])
+def test_the_script_raises_an_error_with_a_librarys_text(place: Place, decorator: str) -> None:
+    """The job ends with the script's traceback, without a recovery.
+
+    Each of these texts is that of a broken link if a library raises it.
+    """
+    script = place.script(COPIES.format(decorator=decorator))
+    run = place.start("--nproc-per-node", "2", script).end(1)
+    assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.FAIL]
+    (incident,) = journal.incidents(run.events())
+    assert {fault.kind for fault in incident.faults} == {FaultKind.USER_CODE}
+    report = run.stderr[run.stderr.index("rekindle: the job failed") :]
+    assert f'{place.folder / "train.py"}", line 6, in train' in report
+    assert "RuntimeError: [/data/gloo/transport/tcp/pair.cc:553] Broken pipe" in report
+
+
 # Each attempt ends in another way without a traceback.
 ENDS = """
 import os, sys, time

@@ -264,3 +264,4 @@ def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], li
         content = json.loads(error_file.read_text())["message"]
         assert content["message"].startswith(message)
         assert content["extraInfo"]["py_callstack"] == errors
+        assert content["raisedByScript"] == ("raise" in line)

@@ -7,6 +7,7 @@ it is marked `again`.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import json
@@ -42,8 +43,8 @@ class Fault:
     `kill`, `segv`, `abrt`, `stop`: The process gets this signal.
     `raise`: The script raises an error.
     `raise together`: The same, once all ranks with this fault have reached it.
-    `link`: The script raises an error with the text of a broken link.
-    `wrapped`: The script raises an error that such an error caused.
+    `link`: A library raises an error with the text of a broken link.
+    `wrapped`: The script catches such an error and raises its own error from it.
     `hiccup`: The script raises an error that it declares as transient.
     `hang`: The process sleeps forever.
     `exit`: The process exits with status 3.
@@ -51,7 +52,7 @@ class Fault:
     `uce-temporary`: A memory error of the device has no lasting effect.
     `uce-fatal`: A memory error damages the device permanently.
     `flip`: The rank computes wrong values after it.
-    `ecc`: The script raises the error that reports a `flip` late.
+    `ecc`: A library raises the error that reports a `flip` late.
     `pause`: The rank waits until the test releases it.
     `compute`: The rank computes until the test releases it.
     `hold`: The rank waits until the agent asks it to pause for a growing world.
@@ -100,21 +101,24 @@ class HiccupError(Exception):
 
 
 def _own_error(what: str, text: str) -> Exception:
-    # The file name contains the name of a backend.
-    return (
-        HiccupError(text)
-        if what == "hiccup"
-        else RuntimeError(f"igloo/transport.csv: cannot produce error table: {text}")
-    )
+    # The text looks like that of a library.
+    return HiccupError(text) if what == "hiccup" else RuntimeError(f"NCCL error in table: {text}")
 
 
-def _link_error(what: str) -> Exception:
-    error = RuntimeError("[/gloo/transport/tcp/pair.cc:553] the script copies this text")
-    if what == "link":
-        return error
-    wrapped = ValueError("no luck")
-    wrapped.__cause__ = error
-    return wrapped
+def _library_raises(text: str) -> None:
+    """Raise a RuntimeError as a library does: not by a `raise` statement of the script."""
+    future = concurrent.futures.Future[None]()
+    future.set_exception(RuntimeError(text))
+    future.result()
+
+
+def _break_link(what: str) -> None:
+    try:
+        _library_raises("[/gloo/transport/tcp/pair.cc:553] injected")
+    except RuntimeError as error:
+        if what == "link":
+            raise
+        raise ValueError("no luck") from error
 
 
 class Injector:
@@ -163,17 +167,17 @@ class Injector:
                 self._meet(what)
                 raise _own_error(what, f"injected into step {self.step}")
             case "link" | "wrapped":
-                raise _link_error(what)
+                _break_link(what)
             case "uce" | "uce-temporary" | "uce-fatal":
                 CpuDevice.simulated_damage = _DAMAGE[what]
-                raise RuntimeError("UCE ERROR: injected")
+                _library_raises("UCE ERROR: injected")
             case "leave":
                 self.leaves = True
             case "flip":
                 self.flaw, self._flipped_us = 5.0, time.time_ns() // 1000
             case "ecc":
                 self.flaw, CpuDevice.simulated_damage = 0.0, Damage.STATE
-                raise RuntimeError(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
+                _library_raises(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
             case "hang":
                 while True:
                     time.sleep(1)

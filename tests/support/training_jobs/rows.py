@@ -18,7 +18,7 @@ from training_jobs.plans import Attempt, Row
 
 RETRY = (Strategy.RETRY,)
 NODE = (Strategy.RECOVER,)
-ERROR = "RuntimeError: igloo/transport.csv: cannot produce error table: injected into step"
+ERROR = "RuntimeError: NCCL error in table: injected into step"
 EVERY = frozenset(range(RANKS))  # all ranks
 PASSING = {
     "hiccup": FaultKind.TRANSIENT,

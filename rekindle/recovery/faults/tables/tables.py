@@ -200,15 +200,18 @@ class Tables:
         known = self._coded(message) or self._texts.search(message)
         return known or unlisted(FaultKind.UNKNOWN, "no table lists this message")
 
-    def exception(self, message: str) -> Verdict:
+    def exception(self, message: str, *, raised_by_script: bool = False) -> Verdict:
         """Return the verdict on the exception that ended a rank; `message` is "TYPE: TEXT".
 
-        The type decides first. Other types than those of the system and its libraries do not
-        report a link or a device: an entry for these counts only if it is the user's own.
+        The type decides first. Types of the system and its libraries can report a link or a
+        device. A script's own type cannot, and a RuntimeError that the script raised cannot. For
+        these, only the user's own entries of such kinds count.
         """
         verdict = self.text(message)
         if verdict.kind not in _OF_HARDWARE or self._own_texts.search(message):
             return verdict
+        if raised_by_script and message.startswith("RuntimeError: "):
+            return unlisted(FaultKind.USER_CODE, "the script raised a RuntimeError itself")
         if _TYPED.match(message) and not _OF_SYSTEM.search(_ends(message)):
             return unlisted(FaultKind.USER_CODE, "the script raised an exception of its own type")
         return verdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.error_origin import is_raised_by_script
 from rekindle.rank.member import UnusableError, chain_of, text_of
 from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
@@ -35,8 +36,7 @@ _TEXTS = {
     ),
     FaultKind.LINK: (
         r"(?-i:HCCL OP RETRY FAILED|SUSPECT REMOTE ERROR|(?:UB|HCCS) LINK ERROR|FORCE STOP)",
-        # Without errors that a script causes: different sizes, or a missing interface.
-        r"gloo/[\w/]+\.(?:cc|h):\d+\](?! op\.preamble| ifa != )",
+        r"gloo/[\w/]+\.(?:cc|h):\d+\]",
         r"Gloo connectFullMesh failed|failed to pass monitoredBarrier",
         r"NCCL error|NCCL communicator was aborted|collective operation timeout",
         r"HCCL error in|HCCL function error|call hccl api failed|Hccl\w+, error code is",
@@ -49,20 +49,32 @@ _PATTERNS = {
     kind: re.compile("|".join(rf"\b(?:{text})(?!\w)" for text in texts), re.IGNORECASE)
     for kind, texts in _TEXTS.items()
 }
+# Gloo's texts for errors that a script causes: wrong arguments of a collective, which gloo checks
+# outside of its transport; different sizes of the ranks; a missing interface.
+_ARGUMENTS = re.compile(
+    r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
+    r"|gloo/\S+\] (?:op\.preamble|ifa != )"
+)
+# Types that Python raises for mistakes in a program.
+_MISTAKES = (
+    *(TypeError, NameError, AttributeError, LookupError, ValueError, AssertionError),
+    *(ArithmeticError, ImportError, SyntaxError, NotImplementedError),
+)
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
 
 
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
     """Return the kind of fault that `error` reports; None: it is the script's own error.
 
-    The type decides first. Text counts only in RuntimeErrors, and not in a script's subclasses of
-    it. A system error inside a script's own error also counts.
+    The type decides first. Text counts only in RuntimeErrors that a library raised, and not in a
+    script's subclasses of it. A system error inside a script's own error also counts, unless the
+    script's error is of a type for mistakes in a program and does not name its cause.
 
     transient: exceptions after which the script wants to repeat the step. An exception inside a
     script's own error does not count as one.
     """
     ours = isinstance(error, SessionError)  # it reports an error of the script
-    found = set() if ours else {_kind_of_one(each) for each in chain_of(error)}
+    found = set() if ours else {_kind_of_one(each) for each in _causes_of(error)}
     for kind in (FaultKind.DEVICE_MEMORY, FaultKind.LINK):
         if kind in found:
             return kind
@@ -87,9 +99,24 @@ def may_come_from_peers(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
 
 
+def _causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors of the chain, up to a mistake in the script's handling of an error.
+
+    `raise ... from` names a cause. Without it, a KeyError after another error is a mistake of its
+    own.
+    """
+    for each in chain_of(error):
+        yield each
+        if isinstance(each, _MISTAKES) and each.__cause__ is None:
+            return
+
+
 def _kind_of_one(error: BaseException) -> FaultKind | None:
     package = type(error).__module__.partition(".")[0]
-    if type(error) is RuntimeError or (isinstance(error, RuntimeError) and package in _RAISERS):
+    raised_by_library = type(error) is RuntimeError and not is_raised_by_script(error)
+    if raised_by_library or (isinstance(error, RuntimeError) and package in _RAISERS):
+        if _ARGUMENTS.search(str(error)):
+            return None
         for kind, pattern in _PATTERNS.items():
             if pattern.search(str(error)):
                 return kind

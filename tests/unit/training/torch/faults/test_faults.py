@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import timedelta
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
+from rekindle.rank.error_origin import is_raised_by_script
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import check_use, kind_of, may_come_from_peers
 
@@ -42,6 +48,22 @@ class ScriptError(RuntimeError):
         (RuntimeError("EI0003: the arguments of ranks differ"), None),
         (RuntimeError("[enforce fail at gloo/tcp/pair.cc:446] op.preamble.length <= 8"), None),
         (RuntimeError("[enforce fail at gloo/tcp/device.cc:84] ifa != nullptr. eth7"), None),
+        (
+            RuntimeError(
+                "[enforce fail at ../third_party/gloo/gloo/alltoallv.cc:138] "
+                "inLengthPerRank[myRank] == outLengthPerRank[myRank]. 8 vs 12"
+            ),
+            None,
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:94] rv != -1. "
+                "getpeername: Transport endpoint is not connected"
+            ),
+            FaultKind.LINK,
+        ),
+        (RuntimeError("[/gloo/rendezvous/hash_store.cc:54] Wait timeout for key"), FaultKind.LINK),
+        (RuntimeError("[gloo/unbound_buffer.cc:81] Timed out waiting 1800000ms"), FaultKind.LINK),
         (RuntimeError("ERR02200 DIST call hccl api failed."), FaultKind.LINK),
         (RuntimeError("HCCL OP RETRY FAILED. error code 507057"), FaultKind.LINK),
         (RuntimeError("SUSPECT REMOTE ERROR"), FaultKind.LINK),
@@ -96,23 +118,42 @@ def test_what_is_known_goes_before_what_the_script_says(text: str, kind: FaultKi
     assert kind_of(RuntimeError(text), (Exception,)) is kind
 
 
-def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException:
-    """Return the script's own error, which it raises because of `origin`.
+def library_raises(error: BaseException) -> None:
+    """Raise the error in the standard library."""
+    future = Future[None]()
+    future.set_exception(error)
+    future.result()
 
-    hidden: it raises it from None.
-    """
+
+def caught(function: Callable[..., object], *arguments: object) -> BaseException:
+    """Return the error that the function raises."""
     try:
-        try:
-            raise origin
-        except type(origin) as error:
-            if hidden:
-                raise ValueError("no luck") from None
-            raise ValueError("no luck") from error
-    except ValueError as error:
+        function(*arguments)
+    except BaseException as error:
         return error
+    raise AssertionError("it raised nothing")
 
 
-@pytest.mark.parametrize("hidden", [False, True])
+def handle(origin: BaseException, *, how: Callable[[BaseException], None]) -> None:
+    """Run a script's handling of an error that a library raises."""
+    try:
+        library_raises(origin)
+    except BaseException as error:
+        how(error)
+
+
+def names_the_cause(error: BaseException) -> None:
+    raise ValueError("no luck") from error
+
+
+def hides_it_in_its_own_type(_: BaseException) -> None:
+    raise ScriptError("no luck") from None
+
+
+WRAPS = [names_the_cause, hides_it_in_its_own_type]
+
+
+@pytest.mark.parametrize("how", WRAPS)
 @pytest.mark.parametrize(
     ("origin", "kind"),
     [
@@ -125,10 +166,60 @@ def raised_from(origin: BaseException, *, hidden: bool = False) -> BaseException
     ids=repr,
 )
 def test_errors_that_the_script_has_wrapped(
-    origin: Exception, kind: FaultKind | None, hidden: bool
+    origin: Exception, kind: FaultKind | None, how: Callable[[BaseException], None]
 ) -> None:
     """A wrapped link or memory fault keeps its kind; a wrapped transient exception does not."""
-    assert kind_of(raised_from(origin, hidden=hidden), (ConnectionError,)) is kind
+    error = caught(functools.partial(handle, how=how), origin)
+    assert kind_of(error, (ConnectionError,)) is kind
+
+
+def test_a_mistake_in_the_handling_of_a_link_fault() -> None:
+    """A KeyError that a script raises while it handles a link fault is an error of the script."""
+
+    def forgets(_: BaseException) -> None:
+        raise KeyError("no label map was given; pass --labels")
+
+    def looks_up(_: BaseException) -> None:
+        {}["labels"]
+
+    for how in (forgets, looks_up):
+        error = caught(functools.partial(handle, how=how), dist.DistStoreError("wait timeout"))
+        assert error.__context__ is not None
+        assert kind_of(error) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GLOO,
+        "UCE ERROR",
+        "NCCL error in config.yaml line 3: unknown key nccl_timeout",
+        "HCCL error in table 3",
+        "row EI0002: bad label",
+        "the database query timed out in blocking wait",
+        "uncorrectable ECC error in zip archive",
+    ],
+)
+def test_text_counts_only_if_a_library_raised_the_error(text: str) -> None:
+    """A `raise` of the script is the script's error, also with the text of a library.
+
+    Libraries raise from C++, without a `raise` statement, or in their own files.
+    """
+
+    def script_raises(error: BaseException) -> None:
+        raise error
+
+    assert kind_of(caught(script_raises, RuntimeError(text))) is None
+    assert kind_of(caught(library_raises, RuntimeError(text))) is not None
+
+
+def test_a_real_error_of_torch_is_of_a_library() -> None:
+    """torch's C++ raises without a `raise` statement, so the text of its errors counts."""
+    error = caught(dist.TCPStore, "127.0.0.1", 1, 1, False, timedelta(milliseconds=1))
+    assert not is_raised_by_script(error)
+    product = caught(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
+    assert type(product) is RuntimeError
+    assert not is_raised_by_script(product)
 
 
 def test_the_graver_error_of_a_chain_counts() -> None:
