@@ -51,6 +51,7 @@ LAUNCH_LOCK_FILE = "launch.lock"
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form
+RAISED_BY_SCRIPT = "raisedByScript"  # a key of that file, which torchrun does not have
 STACK_FILE = "stacks.log"  # the stacks of a rank, written on request
 METRICS_DIRECTORY = "metrics"
 PROFILING_DIRECTORY = "profiling"  # records of light profiling

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -102,19 +103,18 @@ class RankProcess:
     def error(self) -> ErrorRecord | None:
         """Read the rank's error file, in torchrun's format. For a thread."""
         try:
-            content = json.loads(self._error_file.read_text())["message"]
-        except (OSError, ValueError, KeyError, TypeError):
+            record = json.loads(self._error_file.read_text())
+            content = record["message"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
-        if isinstance(content, str):
-            return ErrorRecord(message=content)
-        if not isinstance(content, dict):
-            return ErrorRecord(message=str(content))
-        extra = content.get("extraInfo", {})
+        details = content if isinstance(content, dict) else {"message": content}
+        extra = details.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
         return ErrorRecord(
-            message=str(content.get("message", "")),
-            traceback=str(extra.get("py_callstack", "")),
+            message=_text(details.get("message", "")),
+            traceback=_text(extra.get("py_callstack", "")),
             at=_number(extra.get("timestamp")),
-            raised_by_script=content.get("raisedByScript") is True,
+            raised_by_script=record.get(names.RAISED_BY_SCRIPT) is True,
         )
 
     def _on_data(
@@ -133,8 +133,14 @@ class RankProcess:
             on_message(self, message)
 
 
+def _text(value: object) -> str:
+    """Return a value of the error file as text that UTF-8 can encode."""
+    return str(value).encode(errors="backslashreplace").decode()
+
+
 def _number(text: object) -> float:
     try:
-        return float(str(text))
+        number = float(str(text))
     except ValueError:
         return 0.0
+    return number if math.isfinite(number) else 0.0

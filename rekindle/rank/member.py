@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from rekindle.protocol.rank import (
     StepFailed,
 )
 from rekindle.rank.channel import Channel
+from rekindle.rank.error_origin import chain_of
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
 
@@ -41,16 +42,6 @@ class UnusableError(RekindleError):
     """Only a new process can use the device of this rank again."""
 
 
-def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, then each error that it came from: a script may wrap an error."""
-    visited: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in visited:
-        visited.add(id(each))
-        yield each
-        each = each.__cause__ or each.__context__
-
-
 def text_of(error: BaseException) -> str:
     """Return the type and the first line of an error, and its lines with codes of CANN.
 
@@ -58,7 +49,9 @@ def text_of(error: BaseException) -> str:
     """
     first, *rest = str(error).splitlines() or [""]
     lines = [first, *(line.strip() for line in rest if _CANN.search(line))]
-    return f"{type(error).__name__}: {' / '.join(lines)}".removesuffix(": ")[:_LONGEST_TEXT]
+    text = f"{type(error).__name__}: {' / '.join(lines)}".removesuffix(": ")[:_LONGEST_TEXT]
+    # A text can contain a file name that is not UTF-8.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def free_frames(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle import names
-from rekindle.rank.error_origin import is_raised_by_script
+from rekindle.rank.error_origin import is_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -60,7 +60,9 @@ def take_streams(stdout: int, stderr: int) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     # Line by line, as torchrun's `python -u` shows it; a killed rank would lose a buffered block.
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True)
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True)
+    # As in Python: a text that is not UTF-8, for example a file name, must not raise another error.
+    error_file = io.FileIO(2, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(error_file, errors="backslashreplace", line_buffering=True)
 
 
 def run(
@@ -72,8 +74,8 @@ def run(
 ) -> NoReturn:
     """Run the user's program in this process, and end with its status.
 
-    For a Python exception this writes the rank's error file (torchrun's format), prints the
-    traceback, and ends the process with status 1.
+    For a Python exception this prints the traceback, writes the rank's error file (torchrun's
+    format), and ends the process with status 1.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -95,8 +97,11 @@ def run(
     except SystemExit as request:
         end(_status(request), orderly=True)
     except BaseException as error:
-        record_error(error)
         sys.stderr.write("".join(_frames_of_script(error)))
+        try:
+            record_error(error)
+        except Exception as failure:  # a full disk, or an unreadable file of @record
+            print(f"rekindle: the rank cannot write its error file: {failure!r}", file=sys.stderr)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
 
@@ -169,12 +174,9 @@ def record_error(error: BaseException) -> None:
         message = json.loads(Path(path).read_text())["message"]
     except FileNotFoundError:
         message = _message(error)
-    except (ValueError, KeyError, TypeError):
-        return  # another tool's format
-    if isinstance(message, dict):
-        message["raisedByScript"] = is_raised_by_script(error)
     unfinished = Path(f"{path}.unfinished")
-    unfinished.write_text(json.dumps({"message": message}))
+    content = {"message": message, names.RAISED_BY_SCRIPT: is_of_script(error)}
+    unfinished.write_text(json.dumps(content))
     unfinished.replace(path)
 
 

@@ -161,12 +161,13 @@ class Loop:
         return True
 
     def _ends_soon(self, member: Member, error: BaseException) -> bool:
-        """Return whether an accelerator's unknown error is the first sign of the generation's end.
+        """Return whether an unknown error is the first sign of the generation's end.
 
-        Drivers change their texts. A rank must survive a peer's failure even if the text is
-        unknown.
+        Drivers change their texts, and a script can make a mistake while it handles a fault. A rank
+        must survive a peer's failure also then.
         """
-        if self.generations.device.type == "cpu" or not may_come_from_peers(error):
+        accelerator = self.generations.device.type != "cpu"
+        if not may_come_from_peers(error, accelerator=accelerator):
             return False
         return member.channel.is_over_within(member.generation, NOTICE_S)
 

@@ -73,7 +73,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 {decorator}
 def train():
-    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error in row 7")
+    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error in row \\udcff")
 
 train()
 """
@@ -83,7 +83,8 @@ train()
 def test_the_script_raises_an_error_with_a_librarys_text(place: Place, decorator: str) -> None:
     """The job ends with the script's traceback, without a recovery.
 
-    Each of these texts is that of a broken link if a library raises it.
+    Each of these texts is that of a broken link if a library raises it. The last character, for
+    example of a file name, is not UTF-8.
     """
     script = place.script(COPIES.format(decorator=decorator))
     run = place.start("--nproc-per-node", "2", script).end(1)

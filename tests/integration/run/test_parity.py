@@ -208,6 +208,7 @@ BAD_ENDS = {
     "os._exit(7)": (7, "", ""),
     "os.kill(os.getpid(), 15)": (-15, "", ""),
     "raise KeyboardInterrupt": (1, "KeyboardInterrupt", "KeyboardInterrupt"),
+    "raise ValueError('\\udcff')": (1, "ValueError: \\udcff", "ValueError: \\udcff"),
     "raise ValueError('two\\nlines')": (1, "ValueError: two\nlines", "ValueError: two"),
     "f(": (1, "SyntaxError: '(' was never closed", "SyntaxError: '(' was never closed"),
     "import no_such": (1, "'no_such'", "ModuleNotFoundError: No module named 'no_such'"),
@@ -249,6 +250,11 @@ def ended_badly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int
     return dict(zip(BAD_ENDS, zip(json.loads(done.stdout), folders, strict=True), strict=True))
 
 
+def escaped(text: str) -> str:
+    """Return a text as Python prints it to stderr."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 @pytest.mark.parametrize("line", BAD_ENDS)
 def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], line: str) -> None:
     """Status, traceback and error file of a failed script equal those of a Python program."""
@@ -261,7 +267,8 @@ def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], li
     if message:
         assert str(folder / "bad.py") in errors, "the traceback names the script"
         assert "rekindle" not in errors, "the traceback shows frames that are not the user's"
-        content = json.loads(error_file.read_text())["message"]
-        assert content["message"].startswith(message)
-        assert content["extraInfo"]["py_callstack"] == errors
-        assert content["raisedByScript"] == ("raise" in line)
+        record = json.loads(error_file.read_text())
+        content = record["message"]
+        assert escaped(content["message"]).startswith(message)
+        assert escaped(content["extraInfo"]["py_callstack"]) == errors
+        assert record["raisedByScript"] == ("raise" in line)

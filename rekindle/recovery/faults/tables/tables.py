@@ -203,15 +203,17 @@ class Tables:
     def exception(self, message: str, *, raised_by_script: bool = False) -> Verdict:
         """Return the verdict on the exception that ended a rank; `message` is "TYPE: TEXT".
 
-        The type decides first. Types of the system and its libraries can report a link or a
-        device. A script's own type cannot, and a RuntimeError that the script raised cannot. For
-        these, only the user's own entries of such kinds count.
+        The type decides first. For a RuntimeError that the script raised, only the user's own
+        entries count. Types of the system and its libraries can report a link or a device. Other
+        types cannot: entries of these kinds do not count for them.
         """
         verdict = self.text(message)
-        if verdict.kind not in _OF_HARDWARE or self._own_texts.search(message):
+        if self._own_texts.search(message):
             return verdict
         if raised_by_script and message.startswith("RuntimeError: "):
             return unlisted(FaultKind.USER_CODE, "the script raised a RuntimeError itself")
+        if verdict.kind not in _OF_HARDWARE:
+            return verdict
         if _TYPED.match(message) and not _OF_SYSTEM.search(_ends(message)):
             return unlisted(FaultKind.USER_CODE, "the script raised an exception of its own type")
         return verdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
-from rekindle.rank.error_origin import is_raised_by_script
-from rekindle.rank.member import UnusableError, chain_of, text_of
+from rekindle.rank.error_origin import causes_of, chain_of, is_of_script, is_raised_by_script
+from rekindle.rank.member import UnusableError, text_of
 from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
@@ -55,11 +55,8 @@ _ARGUMENTS = re.compile(
     r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
     r"|gloo/\S+\] (?:op\.preamble|ifa != )"
 )
-# Types that Python raises for mistakes in a program.
-_MISTAKES = (
-    *(TypeError, NameError, AttributeError, LookupError, ValueError, AssertionError),
-    *(ArithmeticError, ImportError, SyntaxError, NotImplementedError),
-)
+# An error of a worker process, which torch raises again in the rank.
+_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
 
 
@@ -74,7 +71,7 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
     script's own error does not count as one.
     """
     ours = isinstance(error, SessionError)  # it reports an error of the script
-    found = set() if ours else {_kind_of_one(each) for each in _causes_of(error)}
+    found = set() if ours else {_kind_of_one(each) for each in causes_of(error)}
     for kind in (FaultKind.DEVICE_MEMORY, FaultKind.LINK):
         if kind in found:
             return kind
@@ -91,31 +88,24 @@ def check_use(error: BaseException) -> None:
         ) from error
 
 
-def may_come_from_peers(error: BaseException) -> bool:
-    """Return whether an unknown error on a device may be the first sign of a peer's failure.
+def may_come_from_peers(error: BaseException, *, accelerator: bool) -> bool:
+    """Return whether an error that is not known as a fault may be the result of a peer's failure.
 
-    A lack of device memory never is.
+    It may be if the script raised it while it handled a fault. An accelerator can also report a
+    peer's failure with an unknown text, but never as a lack of memory.
     """
-    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
-
-
-def _causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of the chain, up to a mistake in the script's handling of an error.
-
-    `raise ... from` names a cause. Without it, a KeyError after another error is a mistake of its
-    own.
-    """
-    for each in chain_of(error):
-        yield each
-        if isinstance(each, _MISTAKES) and each.__cause__ is None:
-            return
+    if any(_kind_of_one(each) for each in chain_of(error)):
+        return True
+    unknown = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    return accelerator and unknown and not is_of_script(error)
 
 
 def _kind_of_one(error: BaseException) -> FaultKind | None:
-    package = type(error).__module__.partition(".")[0]
+    package, _, rest = type(error).__module__.partition(".")
     raised_by_library = type(error) is RuntimeError and not is_raised_by_script(error)
-    if raised_by_library or (isinstance(error, RuntimeError) and package in _RAISERS):
-        if _ARGUMENTS.search(str(error)):
+    of_torch = package in _RAISERS and not rest.startswith("_dynamo")  # it quotes the script
+    if raised_by_library or (isinstance(error, RuntimeError) and of_torch):
+        if _ARGUMENTS.search(str(error)) or _WORKER.match(str(error)):
             return None
         for kind, pattern in _PATTERNS.items():
             if pattern.search(str(error)):

@@ -133,10 +133,11 @@ def test_an_error_of_the_system_keeps_its_kind(message: str, kind: FaultKind) ->
         ("RuntimeError: row 7: Broken pipe in column state", True, FaultKind.USER_CODE),
         ("ConnectionError: Connection refused by the feature store", True, FaultKind.LINK),
         ("DistBackendError: NCCL error in: x.cpp:1", True, FaultKind.LINK),
-        ("RuntimeError: no space left on device", True, FaultKind.STORAGE),
+        ("RuntimeError: CUDA out of memory", True, FaultKind.USER_CODE),
+        ("RuntimeError: Worker process 3 exit with exception", True, FaultKind.USER_CODE),
     ],
 )
-def test_a_runtime_error_of_the_script_is_no_fault_of_the_hardware(
+def test_a_runtime_error_of_the_script_is_no_fault_of_the_system(
     message: str, raised_by_script: bool, kind: FaultKind
 ) -> None:
     """The origin of a RuntimeError decides whether its text counts. Other types say enough."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.rank.error_origin import is_raised_by_script
+from rekindle.rank.error_origin import is_of_script, is_raised_by_script
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import check_use, kind_of, may_come_from_peers
 
@@ -150,6 +155,10 @@ def hides_it_in_its_own_type(_: BaseException) -> None:
     raise ScriptError("no luck") from None
 
 
+def quotes(error: BaseException) -> None:
+    raise RuntimeError(f"training failed: {error}") from error
+
+
 WRAPS = [names_the_cause, hides_it_in_its_own_type]
 
 
@@ -186,6 +195,21 @@ def test_a_mistake_in_the_handling_of_a_link_fault() -> None:
         error = caught(functools.partial(handle, how=how), dist.DistStoreError("wait timeout"))
         assert error.__context__ is not None
         assert kind_of(error) is None
+        assert may_come_from_peers(error, accelerator=False)
+
+
+def fails_in_a_worker(text: str, _: object) -> None:
+    raise RuntimeError(text)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("text", [GLOO, "UCE ERROR", "NCCL error in row 3"])
+def test_an_error_of_a_data_loaders_worker_is_of_the_script(text: str) -> None:
+    """torch raises the error of a worker again in the rank, with its text and its traceback."""
+    loader = DataLoader([0], collate_fn=functools.partial(fails_in_a_worker, text), num_workers=1)
+    error = caught(next, iter(loader))
+    assert text in str(error)
+    assert kind_of(error) is None
 
 
 @pytest.mark.parametrize(
@@ -222,12 +246,57 @@ def test_a_real_error_of_torch_is_of_a_library() -> None:
     assert not is_raised_by_script(product)
 
 
+def test_an_error_of_a_package_that_is_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code in site-packages is a library, but the package of `-m` is the script.
+
+    A framework is a library in any folder.
+    """
+    packages = tmp_path / "site-packages"
+    for name in ("trainer", "torch_npu"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").write_text("def fail(error):\n    raise error\n")
+    (packages / "torch_npu").rename(tmp_path / "torch_npu")
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    trainer, framework = map(importlib.import_module, ("trainer", "torch_npu"))
+    assert not is_raised_by_script(caught(trainer.fail, RuntimeError(GLOO)))
+    assert not is_raised_by_script(caught(framework.fail, RuntimeError(GLOO)))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", trainer.__spec__)
+    assert is_raised_by_script(caught(trainer.fail, RuntimeError(GLOO)))
+    monkeypatch.delitem(sys.modules, "torch_npu")
+
+
+def test_compiled_code_has_no_instructions() -> None:
+    """An error of compiled code is of a library, for example one of numpy's random numbers."""
+    error = caught(np.random.RandomState(1).choice, 3, 5, False)
+    assert isinstance(error, ValueError)
+    assert not is_of_script(error)
+
+
+def test_an_error_that_wraps_a_system_error_is_not_only_of_the_script() -> None:
+    """The coordinator judges such an error by its text, which quotes the system error."""
+    error = caught(functools.partial(handle, how=quotes), RuntimeError(GLOO))
+    assert is_raised_by_script(error)
+    assert not is_of_script(error)
+    missing = caught(functools.partial(handle, how=quotes), FileNotFoundError("gloo/cats.h"))
+    assert is_of_script(missing)
+
+
 def test_the_graver_error_of_a_chain_counts() -> None:
     """In a chain of errors, damaged memory counts more than a link, in either order."""
     for first, last in ((GLOO, "UCE ERROR"), ("UCE ERROR", GLOO)):
         error = RuntimeError(last)
-        error.__cause__ = RuntimeError(first)
+        error.__cause__ = caught(library_raises, RuntimeError(first))
         assert kind_of(error) is FaultKind.DEVICE_MEMORY
+
+
+def test_a_cause_that_nothing_raised() -> None:
+    """A script may create an exception and use it as a cause; no library raised it."""
+    error = RuntimeError("bad")
+    error.__cause__ = RuntimeError(GLOO)
+    assert kind_of(error) is None
 
 
 def test_what_a_session_says_of_a_script_is_no_fault() -> None:
@@ -271,6 +340,9 @@ def test_a_lack_of_device_memory_is_no_sign_of_a_peers_failure() -> None:
 
     For other errors of a device it waits two seconds for news of a peer.
     """
-    assert not may_come_from_peers(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
-    assert may_come_from_peers(RuntimeError("CUDA error: an unknown text of a new driver"))
-    assert not may_come_from_peers(ValueError("a planted error"))
+    on_device = functools.partial(may_come_from_peers, accelerator=True)
+    assert not on_device(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert on_device(RuntimeError("CUDA error: an unknown text of a new driver"))
+    assert not on_device(ValueError("a planted error"))
+    assert not on_device(caught(fails_in_a_worker, "raised by the script", None))
+    assert not may_come_from_peers(RuntimeError("mat1 and mat2"), accelerator=False)
