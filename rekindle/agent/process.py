@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.agent.coordinator_line import CONNECT_S, connect, decline, open_session
+from rekindle.agent.coordinator_connection import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment

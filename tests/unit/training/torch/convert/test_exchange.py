@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import format_utils
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.store import read_file
-from rekindle.training.torch.convert.whole import Loaded
+from rekindle.training.torch.convert.unsharded import Loaded
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.skeleton import tensor_specs
 from rekindle.training.torch.state.snapshot import load
