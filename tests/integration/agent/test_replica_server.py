@@ -62,7 +62,7 @@ def test_what_is_there_is_not_sent_again() -> None:
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
-        line = await kept.line()
+        connection = await kept.connection()
         with buffer_of(CONTENT, 5) as buffer:
             checksum = buffer.checksum
         request = Put(
@@ -75,9 +75,9 @@ def test_what_is_there_is_not_sent_again() -> None:
             bytes=len(CONTENT),
             checksum=checksum,
         )
-        await line.say(request)
-        assert await line.receive_message(replica_transport.ANSWERS) == Answer()
-        line._socket.close()
+        await connection.say(request)
+        assert await connection.receive_message(replica_transport.ANSWERS) == Answer()
+        connection._socket.close()
         kept.server.formed(form_of(9, 4))  # the snapshot was also sent for this generation
         assert kept.steps == {2: (5,)}
         await kept.put(5, b"another one", form=form_of(9, 5))

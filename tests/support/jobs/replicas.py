@@ -91,15 +91,15 @@ class Kept:
             with buffer.file as file:
                 return bytes(file)
 
-    async def line(self, known: Credentials = KNOWN) -> ReplicaConnection:
+    async def connection(self, known: Credentials = KNOWN) -> ReplicaConnection:
         """Return a connection of a client."""
         loop = asyncio.get_running_loop()
-        connection = socket.socket()
-        connection.setblocking(False)
-        await loop.sock_connect(connection, (self.at.host, self.at.port))
-        line = ReplicaConnection(connection, known.secret, serves=False)
-        await line.meet()
-        return line
+        sock = socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (self.at.host, self.at.port))
+        connection = ReplicaConnection(sock, known.secret, serves=False)
+        await connection.meet()
+        return connection
 
 
 @contextlib.contextmanager
