@@ -80,11 +80,11 @@ class Job:
 
     @contextlib.contextmanager
     def watched(self, recovery: Recovery = Recovery.REKINDLE) -> Iterator[None]:
-        ears = ReportHandlers(
+        handlers = ReportHandlers(
             self.report, self.told.append, lambda: self.pods, self.nodes.get, self.journal
         )
         pods = KubernetesSettings(image="i", device=RESOURCE, recovery=recovery)
-        with watch_hosts(self.api, pods, spec(processes_per_node=2), ears):
+        with watch_hosts(self.api, pods, spec(processes_per_node=2), handlers):
             yield
 
     def heard(self, *expected: tuple[str, int, int, bool]) -> None:
