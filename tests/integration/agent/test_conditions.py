@@ -42,8 +42,8 @@ class Node:
         found = DeviceReadings(devices=dict(enumerate(devices)), **more)
         self.runs(f"echo of the driver; echo '{msgspec.json.encode(found).decode()}'")
 
-    def look(self) -> bool:
-        return asyncio.run(self.watch.look())
+    def check(self) -> bool:
+        return asyncio.run(self.watch.check())
 
 
 @pytest.fixture
@@ -59,17 +59,17 @@ def test_what_is_well_and_stays_so_is_told_once(node: Node) -> None:
     It does so because an earlier agent may have reported codes that no longer exist.
     """
     node.says(WELL, WELL)
-    assert [node.look(), node.look()] == [True, True]
+    assert [node.check(), node.check()] == [True, True]
     assert node.told == [Conditions(devices={0: WELL, 1: WELL})]
 
 
 def test_codes_are_told_as_long_as_they_are_there_and_once_when_gone(node: Node) -> None:
     node.says(WELL, SICK)
-    node.look()
-    node.look()
+    node.check()
+    node.check()
     node.says(WELL, WELL)
-    node.look()
-    node.look()
+    node.check()
+    node.check()
     sick = Conditions(devices={0: WELL, 1: SICK})
     assert node.told == [sick, sick, Conditions(devices={0: WELL, 1: WELL})]
 
@@ -80,7 +80,7 @@ def test_devices_have_the_numbers_of_their_ranks(
     """If devices 2 and 9 are visible, the agent reports device 2 as device 0, and no other."""
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "2,9")
     node.says(SICK, SICK, WELL)
-    node.look()
+    node.check()
     assert node.told == [Conditions(devices={0: WELL})]
 
 
@@ -100,7 +100,7 @@ def test_what_was_read_while_a_process_came_is_not_told(
     node.pids[1] = 0
     monkeypatch.setattr(device_tools, "conditions", meanwhile)
     node.says(SICK, SICK)
-    node.look()
+    node.check()
     assert node.told == [Conditions(devices={1: SICK})]
 
 
@@ -118,7 +118,7 @@ def test_a_health_that_there_is_not_is_no_message() -> None:
 def test_nobody_is_asked_before_ranks_were_started(node: Node) -> None:
     """Without ranks the agent reports no devices: the coordinator would ignore a spare's report."""
     node.pids.clear()
-    assert node.look()
+    assert node.check()
     assert node.told == []
 
 
@@ -163,12 +163,12 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     """The agent logs once that DCMI's program crashes, prints garbage or hangs, and reads again."""
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", expires_s or bound_s())
     node.runs(script)
-    assert [node.look(), node.look()] == [True, True]
+    assert [node.check(), node.check()] == [True, True]
     output = capfd.readouterr().err
     assert (output.count("rekindle agent"), text in output) == (1, True)
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", bound_s())
     node.says(SICK)
-    node.look()
+    node.check()
     assert node.told == [Conditions(devices={0: SICK})]
 
 

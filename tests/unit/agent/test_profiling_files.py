@@ -34,17 +34,17 @@ def test_what_is_new_is_told_once(
     care: ProfilingFiles, told: list[Message], tmp_path: Path
 ) -> None:
     """The agent reports each change of the switch once, and a missing switch never."""
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     assert not told
     (tmp_path / "switch").write_text(text())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text(Step=True))
-    asyncio.run(care.look())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text(CommunicationOperator=True))
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     assert told == [
         ProfilingSwitchRead(switch=Switch()),
         ProfilingSwitchRead(switch=switch_of(("step",))),
@@ -65,9 +65,9 @@ def test_a_switch_that_a_mount_exchanges(
         link = tmp_path / "link"
         link.symlink_to(tmp_path / str(number))
         link.replace(tmp_path / "switch")
-        asyncio.run(care.look())
+        asyncio.run(care.report_switch())
         (tmp_path / str(number)).unlink()
-        asyncio.run(care.look())
+        asyncio.run(care.report_switch())
     assert told == [
         ProfilingSwitchRead(switch=switch_of(("step",))),
         ProfilingSwitchRead(switch=Switch()),
@@ -84,8 +84,8 @@ def test_a_switch_that_is_not_understood(
 ) -> None:
     """The agent reports an invalid switch once, and keeps the previous one."""
     (tmp_path / "switch").write_text(wrong)
-    asyncio.run(care.look())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
+    asyncio.run(care.report_switch())
     assert not told
     assert capsys.readouterr().err.count("is invalid and has no effect") == 1
 
