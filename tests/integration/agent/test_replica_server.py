@@ -33,7 +33,7 @@ def test_a_copy_is_kept_and_given_back() -> None:
         assert await kept.fetch(5) == CONTENT
         assert await kept.fetch(5) == CONTENT
 
-    assert run(body).told == [{2: (5,)}]
+    assert run(body).reported == [{2: (5,)}]
 
 
 def test_the_two_newest_are_kept() -> None:
@@ -104,7 +104,7 @@ def test_steps_that_are_done_again_are_forgotten() -> None:
         kept.server.formed(form_of(2, 5))  # the order is late: the other node was faster
         assert await kept.fetch(10) == b"the new one"
 
-    assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
+    assert run(body).reported == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
 
 
 def test_a_node_that_is_ahead() -> None:
@@ -121,7 +121,7 @@ def test_a_node_that_is_ahead() -> None:
         kept.server.formed(form_of(2, 5))
         assert await kept.fetch(5) == CONTENT
 
-    assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]
+    assert run(body).reported == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]
 
 
 def test_many_ranks_at_once() -> None:

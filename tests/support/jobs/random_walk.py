@@ -271,7 +271,7 @@ class RandomWalk:
             )
         )
         device = chance.randrange(-1, world.machine.job.spec.processes_per_node)
-        sign = HealthEvent(
+        event = HealthEvent(
             source=source,
             what=text,
             node=node,
@@ -280,7 +280,7 @@ class RandomWalk:
             by="walk",
         )
         world.met("sign")
-        world.machine.health.on_health_event(sign, world.now)
+        world.machine.health.on_health_event(event, world.now)
         world.collect()
 
     def _switch(self) -> None:

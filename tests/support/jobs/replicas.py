@@ -51,11 +51,11 @@ class Kept:
     """A replica server that listens, and the messages that it reported."""
 
     def __init__(self) -> None:
-        self.told: list[dict[int, tuple[int, ...]]] = []
+        self.reported: list[dict[int, tuple[int, ...]]] = []
         self.server = ReplicaServer(
             spec_of(nodes=2, processes=2),
             KNOWN,
-            lambda message: self.told.append(steps_of(message.kept)),
+            lambda message: self.reported.append(steps_of(message.kept)),
         )
         self.at = protocol.ReplicaAddress(host=LOOPBACK, port=self.server.listen(LOOPBACK))
 

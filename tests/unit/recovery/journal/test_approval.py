@@ -27,9 +27,9 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
         incidents.note(fault)
         situation = Situation(fault=fault, session=True, formed=True, newest=0, incident=1)
         decision = decide(policy, situation)
-        told = incidents.decided(situation, decision)
-        assert (decision.strategy, told.strategy) == (expected, expected)
-    assert (told.approval, told.outweighed) == (True, False)
+        decided = incidents.decided(situation, decision)
+        assert (decision.strategy, decided.strategy) == (expected, expected)
+    assert (decided.approval, decided.outweighed) == (True, False)
 
 
 def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:

@@ -269,19 +269,19 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
     If that does not help, the script is the cause, and the job fails.
     """
     policy, past = Policy(max_restarts=9), ()
-    told = []
+    decisions = []
     for resumed in (0, 4, 4, 3):  # the start; twice the checkpoint of step 4; the one of step 3
         situation = Situation(
             fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
             past=past,
         )  # fmt: skip
         decision = decide(policy, situation)
-        told.append((decision.strategy, decision.roll_back))
+        decisions.append((decision.strategy, decision.roll_back))
         past = (*past, Past(
             fault=USER, strategy=decision.strategy, newest=5, resumed=resumed,
             rolled_back=decision.roll_back,
         ))  # fmt: skip
-    assert told == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
+    assert decisions == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
     last = decide(policy, Situation(
         fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
     ))  # fmt: skip
