@@ -100,9 +100,7 @@ def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
     """
     program = "import os, subprocess, sys; env = os.environ; print(sorted(env), env['PATH'])\n"
     program += "if 'MS_NODE_ID' in env: subprocess.Popen(['sleep', '1000'])\n"
-    program += (
-        "if environment.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"
-    )
+    program += "if env.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"
     script = tmp_path / "starts_another"
     script.write_text(program)
     with MsrunJob(tmp_path, program=script) as job:

@@ -173,6 +173,5 @@ def _main(
     except BaseException:
         outcome = ("raised", traceback.format_exc())
     connection.send(outcome)
-    connection.poll(
-        bound_s()
-    )  # a process that ends would break its peers' sockets, so the test kills it
+    # A process that ends would break its peers' sockets, so the test kills it.
+    connection.poll(bound_s())
