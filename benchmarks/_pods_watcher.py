@@ -58,14 +58,14 @@ def main() -> None:
         if getattr(event, "address", "") and event.node >= 0
     }
     watched = Watched(kubeconfig, job, coordinator.report, nodes, int(wanted))
-    (_eyes if how == "engine" else _poll)(watched)
+    (_watch if how == "engine" else _poll)(watched)
 
 
 def _memory_mb() -> float:
     return round(psutil.Process().memory_info().rss / 1e6, 1)
 
 
-def _eyes(watched: Watched) -> None:
+def _watch(watched: Watched) -> None:
     kubeconfig, job, report, nodes, wanted = watched
 
     def node_of(pod: PodStatus) -> int | None:
@@ -74,9 +74,9 @@ def _eyes(watched: Watched) -> None:
     api = load(kubeconfig)
     pods = msgspec.json.decode(job.pods.read_bytes(), type=KubernetesSettings)
     placing = Placement(job, pods, api, Hosts(api, pods, job.path))
-    eyes = JobWatcher(api, placing, job.spec().job_id, node_of, report, lambda text: None)
-    with eyes.open(lambda pod, there: None):
-        while len(eyes.pods() or ()) < wanted:
+    watcher = JobWatcher(api, placing, job.spec().job_id, node_of, report, lambda text: None)
+    with watcher.open(lambda pod, there: None):
+        while len(watcher.pods() or ()) < wanted:
             time.sleep(0.05)
         print("ready", flush=True)
         sys.stdin.read()
@@ -102,8 +102,8 @@ def _poll(watched: Watched) -> None:
                 told.add(pod.metadata.uid)
                 node = nodes[pod.status.pod_ip]
                 what = pod.status.reason
-                sign = HealthEvent(source=EventSource.POD_REASON, what=what, node=node, by="poll")
-                report(msgspec.structs.replace(sign, address=pod.status.pod_ip))
+                event = HealthEvent(source=EventSource.POD_REASON, what=what, node=node, by="poll")
+                report(msgspec.structs.replace(event, address=pod.status.pod_ip))
     print(_memory_mb(), flush=True)
 
 

@@ -77,7 +77,7 @@ def main() -> None:
                 dist.barrier()
                 begin = time.perf_counter()
             took = {"rekindle": time.perf_counter() - begin}
-            if longest(session._loop._keeper._missed_checkpoint):
+            if longest(session._loop._snapshot_schedule._missed_checkpoint):
                 # The agent still makes the memory for the first checkpoint; training continues.
                 seconds.setdefault("rekindle_left_out", []).append(longest(took["rekindle"]))
                 time.sleep(STEP_S)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from rekindle import names
-from rekindle.agent.coordinator_line import PING_S
+from rekindle.agent.coordinator_connection import PING_S
 from rekindle.coordinator.process import tune_memory
 from rekindle.job.spec import bearer
 from rekindle.protocol import agent as p

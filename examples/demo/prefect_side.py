@@ -80,18 +80,18 @@ def served() -> Iterator[Served]:
 
 
 def until(
-    look: Callable[[], T | None],
+    read: Callable[[], T | None],
     what: str,
     seconds: float,
     process: subprocess.Popen[bytes] | None = None,
 ) -> T:
-    """Call `look` until it returns a true value, and return that value.
+    """Call `read` until it returns a true value, and return that value.
 
     Raises TimeoutError: the time is over; RuntimeError: `process` has ended.
     """
     deadline = time.monotonic() + seconds
     while True:
-        seen = look()
+        seen = read()
         if seen:
             return seen
         if process is not None and process.poll() is not None:

@@ -111,7 +111,7 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         if not data:
             end_sessions(forked)
             return None
-        line = socket.socket(fileno=fds[0])
+        connection = socket.socket(fileno=fds[0])
         try:
             child = fork_twice(agent)
         except OSError as error:
@@ -119,30 +119,30 @@ def serve(wire: socket.socket, agent: int) -> Callable[[], None] | None:
         else:
             if child is None:
                 wire.close()
-                return lambda: handle(line)
+                return lambda: handle(connection)
             forked.add(child)
             answer = ForkAnswer(pid=child)
-        line.close()
+        connection.close()
         with contextlib.suppress(ConnectionError):  # the agent died; the next read shows it
             wire.send(msgspec.msgpack.encode(answer))
 
 
-def handle(line: socket.socket) -> None:
+def handle(connection: socket.socket) -> None:
     """Wait for this process's order and carry it out."""
-    data, fds, _, _ = socket.recv_fds(line, MAX_ORDER, 3)
+    data, fds, _, _ = socket.recv_fds(connection, MAX_ORDER, 3)
     if not data:
         os._exit(0)  # the agent never used this process
     order = _ORDER.decode(data)
     match order:
         case RunStore():
-            host_store(line, order.port)
+            host_store(connection, order.port)
         case RunScheduler():
-            host_scheduler(line, order)
+            host_scheduler(connection, order)
         case RunRank():
             page, stdout, stderr = fds
             program.take_streams(stdout, stderr)
             descriptors = {
-                names.ENV_CHANNEL_FD: str(line.detach()),
+                names.ENV_CHANNEL_FD: str(connection.detach()),
                 names.ENV_HEARTBEAT_FD: str(page),
             }
             environment = order.environment | descriptors

@@ -25,7 +25,7 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.agent.coordinator_line import CONNECT_S, connect, decline, open_session
+from rekindle.agent.coordinator_connection import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
@@ -74,9 +74,9 @@ class Agent:
         self._hello = hello
         self.status = 1
         self._hurried = False  # the agent does not wait for a checkpoint that it is writing
-        self._line: aiohttp.ClientWebSocketResponse[bool] | None = None
+        self._connection: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
-        self._lines = 0  # connections to coordinators, so far
+        self._connection_count = 0  # connections to coordinators, so far
         self._handling = asyncio.Lock()
         self._store = store
         credentials = Credentials(spec.job_id, hello.attempt, secret)
@@ -94,7 +94,7 @@ class Agent:
         reader = ProfilingReader(records, environment, self.state, spec.world_size)
         cap = limits_in(environment, "rekindle agent").cap_bytes
         own = lambda: self.state.ranks  # noqa: E731
-        self._care = ProfilingFiles(records, own, self.send, reader.read, cap_bytes=cap)
+        self._profiling_files = ProfilingFiles(records, own, self.send, reader.read, cap_bytes=cap)
         self.ranks = RankSupervisor(
             spec,
             self._snapshots,
@@ -127,7 +127,12 @@ class Agent:
         self._hello = msgspec.structs.replace(self._hello, replica_port=port)
         await self._learn()  # while the fork server imports
         conditions = DeviceMonitor(self.ranks.devices, self.send)
-        beside = (self._beat(), self.ranks.watchdog.watch(), self._care.run(), conditions.run())
+        beside = (
+            self._beat(),
+            self.ranks.watchdog.watch(),
+            self._profiling_files.run(),
+            conditions.run(),
+        )
         tasks = [asyncio.create_task(each) for each in beside]
         orders: Orders = asyncio.Queue()
         limit_s = CONNECT_S
@@ -137,8 +142,8 @@ class Agent:
                 open_session(self._secret) as session,
             ):
                 while True:
-                    self._line = await connect(session, url, self._directory, limit_s)
-                    if await self._serve(self._line, orders):
+                    self._connection = await connect(session, url, self._directory, limit_s)
+                    if await self._serve(self._connection, orders):
                         return self.status
                     say("the agent lost its connection to the coordinator, and connects again")
                     limit_s = self.spec.policy.coordinator_timeout_s
@@ -149,19 +154,19 @@ class Agent:
 
     async def _serve(
         self,
-        line: aiohttp.ClientWebSocketResponse[bool],
+        connection: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
     ) -> bool:
         """Serve one coordinator; False: the connection was cut."""
-        self._lines += 1  # orders of an earlier coordinator do not start now
+        self._connection_count += 1  # orders of an earlier coordinator do not start now
         async with self._handling:
             await self._checkers.end()
             unsent = self._sort_outbox()
             described = protocol.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
-            await line.send_bytes(described)
-        async with alongside(self._send_all(line)):
-            return await self._listen(line, orders)
+            await connection.send_bytes(described)
+        async with alongside(self._send_all(connection)):
+            return await self._listen(connection, orders)
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep messages that a new coordinator needs, and drop those for the old one only."""
@@ -196,7 +201,7 @@ class Agent:
 
     async def _listen(
         self,
-        line: aiohttp.ClientWebSocketResponse[bool],
+        connection: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
     ) -> bool:
         """Read the connection until EndAgent (True) or until it is cut (False).
@@ -206,7 +211,7 @@ class Agent:
         Raises JobError: the coordinator refused this agent, or a message of it.
         """
         with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
-            async for frame in line:
+            async for frame in connection:
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
                 message = protocol.decode_to_agent(frame.data)
@@ -220,8 +225,8 @@ class Agent:
                         self.state.node = node
                         self._be(node)
                     case _:
-                        orders.put_nowait((self._lines, message))
-        if line.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
+                        orders.put_nowait((self._connection_count, message))
+        if connection.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
             raise JobError(
                 "the coordinator rejected a message of this agent as invalid for this job"
             )
@@ -229,9 +234,9 @@ class Agent:
 
     async def _handle_orders(self, orders: Orders) -> None:
         while True:
-            line, message = await orders.get()
+            number, message = await orders.get()
             async with self._handling:
-                if line != self._lines:
+                if number != self._connection_count:
                     continue
                 if isinstance(message, protocol.Promote):
                     await self._take_place(message.node)
@@ -254,11 +259,11 @@ class Agent:
         spare = self._hello.spare or node == names.SPARE
         self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
 
-    async def _send_all(self, line: aiohttp.ClientWebSocketResponse[bool]) -> None:
+    async def _send_all(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
                 _, encoded = await self._outbox.get()
-                await line.send_bytes(encoded)
+                await connection.send_bytes(encoded)
 
     async def _beat(self) -> None:
         last: protocol.Heartbeat | None = None
@@ -277,8 +282,8 @@ class Agent:
         if not self._hurried:
             await self._snapshots.close()
             await self._replica_server.close()
-        if self._line is not None:
-            await self._line.close()
+        if self._connection is not None:
+            await self._connection.close()
         # The agent started these processes, or adopted them as the subreaper of its descendants.
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -134,7 +134,7 @@ class ProfilingFiles:
         while True:
             await asyncio.sleep(_TICK_S)
             with self._outliving("the agent cannot read the profiling switch"):
-                await self.look()
+                await self.report_switch()
             with self._outliving("the agent cannot read the profiling records"):
                 news = await in_thread(self._read)
                 if news is not None:
@@ -144,7 +144,7 @@ class ProfilingFiles:
                 with self._outliving("the agent cannot search for old profiling records"):
                     await in_thread(age, self._folder, tuple(self._own()), self._cap_bytes)
 
-    async def look(self) -> None:
+    async def report_switch(self) -> None:
         """Send the position of the switch to the coordinator, at the start and after a change.
 
         Without a switch the agent sends nothing.

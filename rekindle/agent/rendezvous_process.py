@@ -105,12 +105,12 @@ class StoreProcess:
     """
 
     def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
-        self._pid, self._line = child.pid, child.line
+        self._pid, self._connection = child.pid, child.line
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
         self.restart: int | None = None
-        asyncio.get_running_loop().add_reader(self._line, self._readable)
+        asyncio.get_running_loop().add_reader(self._connection, self._readable)
 
     def live(self, restart: int) -> protocol.LiveStore | None:
         """Return its port if it listens and serves the ranks of this restart; None: otherwise.
@@ -123,7 +123,7 @@ class StoreProcess:
 
     def _readable(self) -> None:
         try:
-            data = self._line.recv(4096)
+            data = self._connection.recv(4096)
         except ConnectionError:
             data = b""
         if data:
@@ -131,7 +131,7 @@ class StoreProcess:
             self._answered, self._port = True, answer["port"]
             self._send(protocol.StoreUp(serial=self._order.serial, **answer))
             return
-        asyncio.get_running_loop().remove_reader(self._line)
+        asyncio.get_running_loop().remove_reader(self._connection)
         self._port = 0
         if self._answered:
             self._send(protocol.StoreDown(serial=self._order.serial))
@@ -141,8 +141,8 @@ class StoreProcess:
 
     async def end(self) -> None:
         """End the process and reap it. A scheduler may hang in a write to its log."""
-        asyncio.get_running_loop().remove_reader(self._line)
-        self._line.close()
+        asyncio.get_running_loop().remove_reader(self._connection)
+        self._connection.close()
         try:
             os.kill(self._pid, signal.SIGKILL)
             await asyncio.wait_for(in_thread(os.waitpid, self._pid, 0), names.KILLED_S)

@@ -64,7 +64,7 @@ class Target:
     def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
         self.fd = fd
         self._lost = lost
-        self._told = False
+        self._reported = False
         self._put = self._written = 0  # bytes; the caller counts the first, the thread the second
         self.progress = time.monotonic()
 
@@ -87,8 +87,8 @@ class Target:
 
     def lose(self, why: str) -> None:
         """Report lost data; any thread may call this."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._lost(why)
 
     def close(self) -> None:

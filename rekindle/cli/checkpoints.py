@@ -72,17 +72,17 @@ def unpin(options: argparse.Namespace) -> None:
 
 def export_state(options: argparse.Namespace) -> None:
     """Write a checkpoint's state for torch."""
-    from rekindle.training.torch.convert import whole
+    from rekindle.training.torch.convert import unsharded
 
     out = Path(options.out).absolute()
-    whole.check_out(out)
+    unsharded.check_out(out)
     with chosen(options.store, options.step) as checkpoint:
         step = checkpoint.manifest.step
-        states, skeleton = whole.read_states(checkpoint, options.only or ())
+        states, skeleton = unsharded.read_states(checkpoint, options.only or ())
     if options.format == "torch":
-        whole.save_torch(states, step, out)
+        unsharded.save_torch(states, step, out)
     else:
-        whole.save_dcp(states, step, skeleton, out)
+        unsharded.save_dcp(states, step, skeleton, out)
     print(f"step {step}: {', '.join(states)}: {out}")
 
 

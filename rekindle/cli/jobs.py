@@ -145,7 +145,7 @@ def profile(options: argparse.Namespace) -> None:
 def report_fault(options: argparse.Namespace) -> None:
     """Report a fault code, XID, kernel line or condition of a node to its job."""
     client = _client(options.job)
-    sign = HealthEvent(
+    event = HealthEvent(
         source=EventSource(options.source),
         what=options.what,
         node=options.node,
@@ -155,7 +155,7 @@ def report_fault(options: argparse.Namespace) -> None:
         severity=Severity[options.severity.upper()] if options.severity else None,
         origin=FaultOrigin(options.origin) if options.origin else None,
     )
-    client.report(sign)
+    client.report(event)
 
 
 def stop(options: argparse.Namespace) -> None:

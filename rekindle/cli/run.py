@@ -18,7 +18,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.checkpoints.location import absolute
-from rekindle.cli import foreground
+from rekindle.cli import terminal
 from rekindle.cli.run_spec import entry_kind, host_and_port, read_spec
 from rekindle.engines.client import JobClient
 from rekindle.engines.hosts import SimulatedHosts
@@ -54,7 +54,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.node_rank is not None:
         spec = msgspec.structs.replace(spec, engine=())  # it cannot reschedule nodes elsewhere
     directory = JobDirectory(spec.directory)
-    stop = foreground.Stop()
+    stop = terminal.Stop()
     with _only_launcher(directory, spec):
         nodes = None if options.node_rank is None else (options.node_rank,)
         engine = LocalEngine(
@@ -73,8 +73,8 @@ def launch(options: argparse.Namespace) -> int:
 
         attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
         if not (options.job_id or options.rdzv_id):
-            foreground.say(f"rekindle: job {spec.job_id} starts; files are in {directory.path}")
-        return foreground.run(engine, directory, stop, attempt=attempt, launched=launched)
+            terminal.say(f"rekindle: job {spec.job_id} starts; files are in {directory.path}")
+        return terminal.run(engine, directory, stop, attempt=attempt, launched=launched)
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
 
 
 def _tell_how_to_join(directory: JobDirectory, address: str) -> None:
-    foreground.say(
+    terminal.say(
         f"rekindle: the other nodes join with: {names.ENV_SECRET}=$(cat "
         f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {address} "
         "--node-rank R"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
-from rekindle.simulation import costs, mix
+from rekindle.simulation import costs, fault_mix
 from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
 from rekindle.simulation.report import as_json, as_text
@@ -76,7 +76,7 @@ def read_question(options: argparse.Namespace) -> Scenario:
             spares=options.spares,
             least_nodes=options.min_nodes,
         ),
-        mix=mix.load(options.faults),
+        mix=fault_mix.load(options.faults),
         costs=costs.load(options.times),
         days=options.days,
         runs=options.runs,

@@ -65,7 +65,7 @@ class AgentConnection:
         self._socket = socket
         self._transport = transport
         self._queue: asyncio.Queue[tuple[Send, bytes]] = asyncio.Queue()
-        self._looks = 0  # since the last frame
+        self._checks = 0  # since the last frame
 
     def tell(self, message: bytes) -> None:
         """Queue an encoded message. The connection sends messages in order."""
@@ -84,14 +84,14 @@ class AgentConnection:
 
     def note_message(self) -> None:
         """Note that a frame has arrived."""
-        self._looks = 0
+        self._checks = 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Count a check. Ping a silent agent, and close the connection if it remains silent."""
-        self._looks += 1
-        if self._looks == PING_AFTER:
+        self._checks += 1
+        if self._checks == PING_AFTER:
             self._queue.put_nowait((self._socket.ping, b""))
-        elif self._looks == LOST_AFTER and self._transport is not None:
+        elif self._checks == LOST_AFTER and self._transport is not None:
             text = (
                 "the coordinator closed a connection, because the agent sent nothing for "
                 f"{LOST_AFTER * LOOK_S:g} s"
@@ -100,12 +100,12 @@ class AgentConnection:
             self._transport.abort()
 
 
-async def watch(lines: Mapping[int, AgentConnection]) -> None:
+async def watch(connections: Mapping[int, AgentConnection]) -> None:
     """Check all connections every LOOK_S, without an end."""
     while True:
         await asyncio.sleep(LOOK_S)
-        for line in lines.values():
-            line.look()
+        for connection in connections.values():
+            connection.check()
 
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after EndAgent
@@ -154,7 +154,7 @@ class Coordinator:
         self.http_api = HttpApi(self.machine, self.journal_file, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
-        self._lines: dict[int, AgentConnection] = {}
+        self._agent_connections: dict[int, AgentConnection] = {}
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
 
     # ---- carrying out
@@ -165,12 +165,12 @@ class Coordinator:
         for command in self.machine.job.drain():
             match command:
                 case state.Send(connection, message):
-                    line = self._lines.get(connection)
-                    if line is None:
+                    agent_connection = self._agent_connections.get(connection)
+                    if agent_connection is None:
                         continue
                     if message is not last:
                         last, encoded = message, encode(message)
-                    line.tell(encoded)
+                    agent_connection.tell(encoded)
                 case state.Record(event):
                     self.journal_file.append(event)
                 case state.SetTimer(timer, seconds):
@@ -216,25 +216,27 @@ class Coordinator:
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
         await socket.prepare(request)
         connection = id(socket)
-        line = self._lines[connection] = AgentConnection(socket, request.transport)
-        sender = asyncio.create_task(line.send_all())
+        agent_connection = self._agent_connections[connection] = AgentConnection(
+            socket, request.transport
+        )
+        sender = asyncio.create_task(agent_connection.send_all())
         try:
             await self._listen(socket, connection)
         finally:
             sender.cancel()
-            del self._lines[connection]
+            del self._agent_connections[connection]
             self.machine.losses.on_agent_lost(connection, time.time())
             self.carry_out()
         return socket
 
     async def _listen(self, socket: web.WebSocketResponse, connection: int) -> None:
-        line = self._lines[connection]
+        agent_connection = self._agent_connections[connection]
         async for frame in socket:
-            line.note_message()
+            agent_connection.note_message()
             if frame.type is WSMsgType.PONG:
                 continue
             if frame.type is WSMsgType.PING:
-                line.answer(frame.data)
+                agent_connection.answer(frame.data)
                 continue
             try:
                 if frame.type is not WSMsgType.BINARY:
@@ -292,7 +294,7 @@ class Coordinator:
         self.machine.takeover.start(self._inherited)
         self.carry_out()
         progress = asyncio.create_task(self.report_progress())
-        watching = asyncio.create_task(watch(self._lines))
+        watching = asyncio.create_task(watch(self._agent_connections))
         await self.ended.wait()
         await self._see_agents_off()
         progress.cancel()
@@ -323,7 +325,7 @@ class Coordinator:
 
     async def _see_agents_off(self) -> None:
         deadline = time.monotonic() + FAREWELL_S
-        while self._lines and time.monotonic() < deadline:
+        while self._agent_connections and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
 

@@ -108,4 +108,4 @@ class RanksInspected(Message, frozen=True, kw_only=True):
     @property
     def ranks_named(self) -> tuple[int, ...]:
         """The ranks about which the sender reports."""
-        return tuple(look.rank for look in self.looks)
+        return tuple(result.rank for result in self.looks)

@@ -64,7 +64,7 @@ class Listener:
         self._socket = socket.create_server(("", 0), backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self._came = threading.Condition()
-        self._lines: dict[tuple[int, int, int], socket.socket] = {}
+        self._connections: dict[tuple[int, int, int], socket.socket] = {}
         self._oldest = 0
         threading.Thread(target=self._accept, name="rekindle-listener", daemon=True).start()
 
@@ -77,10 +77,10 @@ class Listener:
         """
         with self._came:
             key = generation, place, purpose
-            self._came.wait_for(lambda: key in self._lines or is_over())
-            if key not in self._lines:
+            self._came.wait_for(lambda: key in self._connections or is_over())
+            if key not in self._connections:
                 raise StaleError(f"generation {generation} ended before all ranks had formed it")
-            return self._lines.pop(key)
+            return self._connections.pop(key)
 
     def wake(self) -> None:
         """Wake the waiting threads, so that they call `is_over`."""
@@ -91,8 +91,8 @@ class Listener:
         """Close unused connections of earlier generations."""
         with self._came:
             self._oldest = generation
-            for key in [key for key in self._lines if key[0] < generation]:
-                self._lines.pop(key).close()
+            for key in [key for key in self._connections if key[0] < generation]:
+                self._connections.pop(key).close()
 
     def close(self) -> None:
         """Close the listener and all unused connections."""
@@ -103,25 +103,25 @@ class Listener:
     def _accept(self) -> None:
         while True:
             try:
-                line, _ = self._socket.accept()
+                connection, _ = self._socket.accept()
             except OSError:
                 return  # it was closed
-            threading.Thread(target=self._greet, args=(line,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
-    def _greet(self, line: socket.socket) -> None:
+    def _greet(self, connection: socket.socket) -> None:
         """Read who connects; close the connection if the caller is not a rank of this job."""
-        line.settimeout(_HELLO_S)
+        connection.settimeout(_HELLO_S)
         try:
-            magic, generation, place, purpose = _HELLO.unpack(receive(line, HELLO_BYTES))
+            magic, generation, place, purpose = _HELLO.unpack(receive(connection, HELLO_BYTES))
         except OSError:
-            line.close()
+            connection.close()
             return
-        line.settimeout(None)
+        connection.settimeout(None)
         with self._came:
             if magic != _MAGIC or generation < self._oldest:
-                line.close()
+                connection.close()
                 return
-            self._lines[generation, place, purpose] = line
+            self._connections[generation, place, purpose] = connection
             self._came.notify_all()
 
 
@@ -138,7 +138,7 @@ class StepVote:
         self._severed = False
         self._outgoing: list[socket.socket] = []
         self._incoming: list[socket.socket] = []
-        self._lines: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
 
     def form(self, generation: int, place: int, addresses: Sequence[Address]) -> None:
         """Connect to the next ranks of the barrier, and wait until the former ones connect.
@@ -215,15 +215,15 @@ class StepVote:
         """End all waits at this gate, now and later; the other ranks notice it."""
         with self._lock:
             self._severed = True
-            for line in self._lines:
-                _shut(line)
+            for connection in self._connections:
+                _shut(connection)
         self._listener.wake()
 
     def leave(self) -> None:
         """Sever the gate and close all connections."""
         self.sever()
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
         self._page.wait(False)
 
     def _lost(self, error: Exception) -> Exception:
@@ -231,14 +231,14 @@ class StepVote:
             return StaleError("the generation ended while its ranks agreed on a step")
         return PeerGoneError(f"the connection to another rank failed: {error}")
 
-    def _keep(self, line: socket.socket) -> socket.socket:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _keep(self, connection: socket.socket) -> socket.socket:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             if self._severed:
-                line.close()
+                connection.close()
                 raise StaleError("the generation ended before all ranks had formed it")
-            self._lines.append(line)
-        return line
+            self._connections.append(connection)
+        return connection
 
 
 class VotingGenerations:
@@ -299,30 +299,30 @@ def call(address: Address, generation: int, place: int, purpose: int) -> socket.
     """Connect to a listener, and identify this rank. Raises PeerGoneError: it cannot be reached."""
     host, port = address
     try:
-        line = socket.create_connection(address)
+        connection = socket.create_connection(address)
     except OSError as error:
         raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
     try:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        line.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
     except OSError as error:
-        line.close()
+        connection.close()
         raise PeerGoneError(f"the rank at {host}:{port} closed the connection: {error}") from error
-    return line
+    return connection
 
 
-def receive(line: socket.socket, size: int) -> bytearray:
+def receive(connection: socket.socket, size: int) -> bytearray:
     """Receive `size` bytes. Raises OSError: the connection fails or closes before."""
     data = bytearray(size)
     view, filled = memoryview(data), 0
     while filled < size:
-        count = line.recv_into(view[filled:])
+        count = connection.recv_into(view[filled:])
         if not count:
             raise PeerGoneError("it closed its connection")
         filled += count
     return data
 
 
-def _shut(line: socket.socket) -> None:
+def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the other side has done it already
-        line.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)

@@ -12,8 +12,8 @@ import msgspec
 from rekindle.recovery.policy.interval import best_interval
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation.costs import Costs
+from rekindle.simulation.fault_mix import Mix
 from rekindle.simulation.job import Setting
-from rekindle.simulation.mix import Mix
 from rekindle.simulation.outcome import Loss, Outcome, World
 from rekindle.simulation.progress import Cadence
 from rekindle.simulation.replay import replay

@@ -45,16 +45,16 @@ class RecoveryBudgets:
         """Reset budgets and past, because a person has started a new job."""
         self.policy, self.past = self._whole, []
 
-    def decide(self, case: Situation) -> Decision:
+    def decide(self, situation: Situation) -> Decision:
         """Decide about a case with this past, and store the decision."""
-        decision = decide(self.policy, case)
+        decision = decide(self.policy, situation)
         self.past.append(
             Past(
-                fault=case.fault,
+                fault=situation.fault,
                 strategy=decision.strategy,
-                newest=case.newest,
-                incident=case.incident,
-                resumed=case.resumed,
+                newest=situation.newest,
+                incident=situation.incident,
+                resumed=situation.resumed,
                 rolled_back=decision.roll_back,
             )
         )

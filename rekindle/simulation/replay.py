@@ -177,7 +177,7 @@ def replay(setting: Setting, strikes: Sequence[Strike], seconds: float) -> Outco
 class _Replay:
     def __init__(self, setting: Setting, strikes: Sequence[Strike], seconds: float) -> None:
         self._setting = setting
-        self._memory = RecoveryBudgets(setting.policy)
+        self._budgets = RecoveryBudgets(setting.policy)
         self._job = Job(setting, seconds)
         self._upcoming = Upcoming(strikes, self._job)
         self._incident = 0
@@ -255,7 +255,7 @@ class _Replay:
         repair.nodes_at(job.now)
         per_node = setting.world.per_node
         fault = one.fault(at=job.now, host=job.host(one.node), per_node=per_node)
-        decision = self._memory.decide(
+        decision = self._budgets.decide(
             Situation(
                 fault=fault,
                 session=setting.costs.job.session,
@@ -268,7 +268,7 @@ class _Replay:
                 engine=setting.world.engine,
                 final_step=job.progress.snapshot_step(),
                 incident=self._incident,
-                past=tuple(self._memory.past),
+                past=tuple(self._budgets.past),
             )
         )
         strategy, people = decision.strategy, 0.0
@@ -369,9 +369,9 @@ class _Replay:
         self._outcome.incidents[repair.heaviest] += 1
         if repair.ended:
             self._outcome.ended += 1
-            self._memory.begin_anew()
+            self._budgets.begin_anew()
             # these faults could not hit anything, because the job did not run
             self._upcoming.pass_over(job.now)
             return
         oldest = job.progress.step_of(job.progress.checkpoints - 2)
-        self._memory.forget(now=job.now, newest=job.newest, oldest=oldest)
+        self._budgets.forget(now=job.now, newest=job.newest, oldest=oldest)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.simulation.mix import FaultRow, Mix
+from rekindle.simulation.fault_mix import FaultRow, Mix
 
 DAY_S = 86_400.0
 

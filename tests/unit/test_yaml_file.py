@@ -103,7 +103,7 @@ MERGES = "a: &a {}\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"a: 1\nb: {c: 1,\n  c: 2}", ":3: b: c occurs twice; keep one"),
         (b"a: {<<: {b: 1}, <<: {b: 2}}", ":1: a: << occurs twice; keep one"),
@@ -127,14 +127,14 @@ MERGES = "a: &a {}\n" + "".join(
         (MERGES.encode(), "has more than 100000 values, with aliases expanded; use fewer"),
     ],
 )
-def test_what_cannot_be_meant(path: Path, content: bytes, said: str) -> None:
+def test_what_cannot_be_meant(path: Path, content: bytes, expected: str) -> None:
     """The error is one line with the file, the line, and the key if there is a key."""
     path.write_bytes(content)
     with pytest.raises(UsageError) as error:
         Document(path, "file")
     text = str(error.value)
     assert text.startswith(str(path))
-    assert said in text
+    assert expected in text
     assert "\n" not in text
     assert len(text) < 300
 

@@ -200,12 +200,12 @@ class DeviceMonitor:
         while goes_on:
             await asyncio.sleep(LOOK_S)
             try:
-                goes_on = await self.look()
-            except Exception as error:  # a bug of ours, which ends only this look
+                goes_on = await self.check()
+            except Exception as error:  # a bug of ours, which ends only this check
                 text = f"the agent could not read the fault codes of devices: {error!r}"
                 self._problems.report(text, text)
 
-    async def look(self) -> bool:
+    async def check(self) -> bool:
         """Report the conditions of devices after a change or with a fault; False: DCMI is absent.
 
         The agent drops a reading if the process on the device changed during it, because of a

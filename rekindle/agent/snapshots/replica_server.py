@@ -136,25 +136,25 @@ class ReplicaServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                sock, _ = await loop.sock_accept(listener)
             except OSError:  # too many open files, or the caller has ended
                 await asyncio.sleep(0.1)
                 continue
-            in_background(self._serve(connection), self._tasks)
+            in_background(self._serve(sock), self._tasks)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, sock: socket.socket) -> None:
         """Serve one caller. Refuse one from another attempt, and disconnect a silent one."""
-        with connection, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
-            line = ReplicaConnection(connection, self._credentials.secret, serves=True)
-            request = await within(_first(line), line.silence_s)
+        with sock, contextlib.suppress(OSError, asyncio.TimeoutError, ProtocolError):
+            connection = ReplicaConnection(sock, self._credentials.secret, serves=True)
+            request = await within(_first(connection), connection.silence_s)
             error = self._refusal(request)
             if error:
-                await line.say(Answer(error=error))
+                await connection.say(Answer(error=error))
             elif isinstance(request, Put):
                 async with self._busy[request.rank]:
-                    await self._take(line, request)
+                    await self._take(connection, request)
             else:
-                await self._give(line, request)
+                await self._give(connection, request)
 
     def _refusal(self, request: Put | Fetch) -> str:
         theirs, ours = (
@@ -166,21 +166,21 @@ class ReplicaServer:
         known = 0 <= request.rank < self._spec.world_size
         return "" if known else f"there is no rank {request.rank}"
 
-    async def _give(self, line: ReplicaConnection, request: Fetch) -> None:
+    async def _give(self, connection: ReplicaConnection, request: Fetch) -> None:
         try:
             async with self.reading(request.rank, StateId(*request.state)) as buffer:
                 with buffer.file as content:
-                    await line.say(Answer(bytes=len(content), checksum=buffer.checksum))
+                    await connection.say(Answer(bytes=len(content), checksum=buffer.checksum))
                     # The caller first makes its memory.
-                    line.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
-                    await line.send(content)
+                    connection.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
+                    await connection.send(content)
         except CheckpointError as error:
-            await line.say(Answer(error=str(error)))
+            await connection.say(Answer(error=str(error)))
 
-    async def _take(self, line: ReplicaConnection, put: Put) -> None:
+    async def _take(self, connection: ReplicaConnection, put: Put) -> None:
         self._forget_after(put.rank, put.generation, put.since)  # `formed` may be later
         if self._has(put):
-            await line.say(Answer())
+            await connection.say(Answer())
             return
         try:
             copy = await self._make_room(put)
@@ -189,13 +189,13 @@ class ReplicaServer:
                 f"the node does not have memory for a replica of {put.bytes} bytes: "
                 f"{error.strerror}"
             )
-            await line.say(Answer(error=text))
+            await connection.say(Answer(error=text))
             return
         answer = Answer(error="the transfer was interrupted")
         try:
-            await line.say(Answer(bytes=put.bytes))
+            await connection.say(Answer(bytes=put.bytes))
             with copy.buffer.data[: put.bytes] as content:
-                arrived = await line.receive(content)
+                arrived = await connection.receive(content)
             answer = self._judge(put, arrived)
         finally:
             if answer == Answer():
@@ -203,7 +203,7 @@ class ReplicaServer:
                 self._keep(put, copy)
             else:
                 self._room[put.rank].append(copy)
-        await line.say(answer)
+        await connection.say(answer)
 
     def _has(self, put: Put) -> bool:
         """Return whether the snapshot is here, or older than the states to keep."""
@@ -249,9 +249,9 @@ class ReplicaServer:
         return tuple(copy.state for copy in self._copies[rank])
 
 
-async def _first(line: ReplicaConnection) -> Put | Fetch:
-    await line.meet()
-    return await line.receive_message(REQUESTS)
+async def _first(connection: ReplicaConnection) -> Put | Fetch:
+    await connection.meet()
+    return await connection.receive_message(REQUESTS)
 
 
 # ---- the caller's end
@@ -282,11 +282,11 @@ async def put(
             checksum=buffer.checksum,
         )
         limit_s = patience_s(len(content))
-        async with _called(at, credentials) as line:
-            await line.say(request)
-            if (await _answer(line, limit_s)).bytes:
-                await line.send(content)
-                await _answer(line, limit_s)
+        async with _called(at, credentials) as connection:
+            await connection.say(request)
+            if (await _answer(connection, limit_s)).bytes:
+                await connection.send(content)
+                await _answer(connection, limit_s)
 
 
 async def fetch(
@@ -302,13 +302,13 @@ async def fetch(
     Raises CheckpointError: the copy is unavailable. Raises CorruptError: its checksum is wrong.
     """
     request = Fetch(job_id=credentials.job_id, attempt=credentials.attempt, rank=rank, state=state)
-    async with _called(at, credentials) as line:
-        await line.say(request)
-        answer = await _answer(line, 3 * SILENCE_S)  # a silent sender may block it
+    async with _called(at, credentials) as connection:
+        await connection.say(request)
+        answer = await _answer(connection, 3 * SILENCE_S)  # a silent sender may block it
         buffer = await make_room(answer.bytes)
         buffer.begin()
         with buffer.data[: answer.bytes] as content:
-            arrived = await line.receive(content)
+            arrived = await connection.receive(content)
         if arrived != answer.checksum:
             raise CorruptError(
                 f"the replica of rank {rank} after step {state.step} has checksum {arrived}, not "
@@ -328,11 +328,11 @@ async def _called(
     loop = asyncio.get_running_loop()
     try:
         [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
-        with socket.socket() as connection:
-            line = ReplicaConnection(connection, credentials.secret, serves=False)
-            await within(loop.sock_connect(connection, address), line.silence_s)
-            await line.meet()
-            yield line
+        with socket.socket() as sock:
+            connection = ReplicaConnection(sock, credentials.secret, serves=False)
+            await within(loop.sock_connect(sock, address), connection.silence_s)
+            await connection.meet()
+            yield connection
     except asyncio.TimeoutError as error:
         raise CheckpointError(f"the agent at {at.host}:{at.port} does not answer") from error
     except StaleError:
@@ -341,9 +341,9 @@ async def _called(
         raise CheckpointError(f"the agent at {at.host}:{at.port}: {error}") from error
 
 
-async def _answer(line: ReplicaConnection, limit_s: float) -> Answer:
+async def _answer(connection: ReplicaConnection, limit_s: float) -> Answer:
     """Wait for the answer. Raises CheckpointError or StaleError: it is a refusal."""
-    answer = await line.receive_message(ANSWERS, limit_s=limit_s)
+    answer = await connection.receive_message(ANSWERS, limit_s=limit_s)
     if answer.error:
         raise CheckpointError(answer.error)
     if answer.stale:

@@ -80,7 +80,7 @@ class Endings:
 
     def end_ranks(self, phase: Phase, reason: str, grace_s: float = STOP_GRACE_S) -> None:
         """End all ranks, to start them again (RESTARTING) or permanently (STOPPING)."""
-        self._job.stop_looking()
+        self._job.stop_inspection()
         if phase is Phase.STOPPING and not self.stop_reason:
             self.stop_reason = reason
             self._job.record(journal.Stopping(reason=reason, outcome=self.outcome))

@@ -175,7 +175,7 @@ class Generations:
             hold = p.PauseRequest(rank=first.rank, generation=self._job.generation)
             self._job.do(Send(self._roster.nodes[first.node].connection, hold))
 
-    def on_held(self, message: p.Paused) -> None:
+    def on_paused(self, message: p.Paused) -> None:
         """End the generation of a paused world. The next generation includes the new nodes."""
         if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
             return
@@ -410,7 +410,7 @@ class Generations:
 
     def declare_over(self) -> None:
         """End the current generation. Every rank in it gets the order to leave its collective."""
-        self._job.stop_looking()
+        self._job.stop_inspection()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self._job.enter(Phase.REGROUPING)

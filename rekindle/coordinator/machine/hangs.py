@@ -57,168 +57,177 @@ class HangDiagnosis(msgspec.Struct, frozen=True):
     more: tuple[HangDiagnosis, ...] = ()
 
 
-def judge(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
+def judge(results: Sequence[RankInspection]) -> HangDiagnosis | None:
     """Return the diagnosis if these ranks hang; None: they do not, or not yet.
 
     A stopped rank is the cause before any other rank. Otherwise the cause is a rank that is late
     with its own activity while others wait for it. If all ranks wait, one of them is in another
     collective than the others.
     """
-    stopped = [look for look in looks if look.stopped]
-    absent = [look for look in looks if not look.waiting]
-    late = [look for look in absent if look.late]
-    outside = all(look.doing is RankActivity.OUTSIDE for look in looks)
-    if not any(look.late for look in looks):
+    stopped = [result for result in results if result.stopped]
+    absent = [result for result in results if not result.waiting]
+    late = [result for result in absent if result.late]
+    outside = all(result.doing is RankActivity.OUTSIDE for result in results)
+    if not any(result.late for result in results):
         return None  # the late ranks have made progress
-    if outside and not all(look.late for look in looks):
+    if outside and not all(result.late for result in results):
         return None  # without a Session, the only sign is that all ranks rest
     if stopped:
-        first, *more = (_blame(look, "is stopped by a signal", looks) for look in stopped)
+        first, *more = (_blame(result, "is stopped by a signal", results) for result in stopped)
         return msgspec.structs.replace(first, more=tuple(more))
     if absent and not late:
         return None  # these ranks have time left, and all others wait for them
-    if not (outside or _waited_for(looks)):
-        return _judge_unwaited(looks)
+    if not (outside or _waited_for(results)):
+        return _judge_unwaited(results)
     if late:
-        return _judge_absent(late, looks)
-    if min(look.elapsed_s for look in looks) < MOVED_ON_S:
+        return _judge_absent(late, results)
+    if min(result.elapsed_s for result in results) < MOVED_ON_S:
         return None
-    return _judge_waiting(looks)
+    return _judge_waiting(results)
 
 
-def _waited_for(looks: Sequence[RankInspection]) -> bool:
+def _waited_for(results: Sequence[RankInspection]) -> bool:
     """Return whether some ranks wait for others."""
-    return any(look.waiting or look.doing is RankActivity.MEETING for look in looks)
+    return any(result.waiting or result.doing is RankActivity.MEETING for result in results)
 
 
-def _judge_unwaited(looks: Sequence[RankInspection]) -> HangDiagnosis | None:
+def _judge_unwaited(results: Sequence[RankInspection]) -> HangDiagnosis | None:
     """Judge ranks if none of them waits.
 
     All may need the same missing resource. They may also wait for a device, because a rank waits
     for other ranks on its device. Therefore one rank is the cause only if all others are late with
     a step, and it differs from all of them.
     """
-    if not all(look.late for look in looks):
+    if not all(result.late for result in results):
         return None
-    resting = [look for look in looks if not look.busy]
-    found = resting[0] if len(resting) == 1 else _only(looks, _where)
-    others = [look for look in looks if look is not found] or looks
-    if found is not None and all(look.doing in _STEPS for look in others):
-        return _blame(found, _does(found), looks)
-    return _judge_alike(looks, PAUSE_S if resting else BUSY_S)
+    resting = [result for result in results if not result.busy]
+    found = resting[0] if len(resting) == 1 else _only(results, _where)
+    others = [result for result in results if result is not found] or results
+    if found is not None and all(result.doing in _STEPS for result in others):
+        return _blame(found, _does(found), results)
+    return _judge_alike(results, PAUSE_S if resting else BUSY_S)
 
 
 def _judge_absent(
-    late: Sequence[RankInspection], looks: Sequence[RankInspection]
+    late: Sequence[RankInspection], results: Sequence[RankInspection]
 ) -> HangDiagnosis | None:
     """Find the cause among the late ranks that do not wait: the rank that differs."""
-    by_number = _waited_for(looks) or len(looks) == 1  # the waiting ranks wait for the few others
+    by_number = (
+        _waited_for(results) or len(results) == 1
+    )  # the waiting ranks wait for the few others
     found = late[0] if by_number and len(late) == 1 else _behind(late) or _odd(late, _where)
-    if found is None and by_number and 2 * len(late) <= len(looks):
+    if found is None and by_number and 2 * len(late) <= len(results):
         found = late[0]
     if found is None:
-        known = any(look.waiting or look.doing is RankActivity.OUTSIDE for look in looks)
+        known = any(result.waiting or result.doing is RankActivity.OUTSIDE for result in results)
         return _judge_alike(late, 0.0 if known else PAUSE_S)
-    return _blame(found, _does(found), looks)
+    return _blame(found, _does(found), results)
 
 
-def _does(look: RankInspection) -> str:
-    does = "computes without end" if look.busy else "makes no progress"
-    return f"{does}, {_AT[look.doing]}"
+def _does(result: RankInspection) -> str:
+    does = "computes without end" if result.busy else "makes no progress"
+    return f"{does}, {_AT[result.doing]}"
 
 
-def _judge_alike(looks: Sequence[RankInspection], limit_s: float) -> HangDiagnosis | None:
+def _judge_alike(results: Sequence[RankInspection], limit_s: float) -> HangDiagnosis | None:
     """Return a diagnosis without a cause if all ranks have done the same for `limit_s`."""
-    if min(look.elapsed_s for look in looks) < limit_s:
+    if min(result.elapsed_s for result in results) < limit_s:
         return None
-    return HangDiagnosis(-1, f"{_names(looks)} make no progress, {_AT[looks[0].doing]}")
+    return HangDiagnosis(-1, f"{_names(results)} make no progress, {_AT[results[0].doing]}")
 
 
-def _judge_waiting(looks: Sequence[RankInspection]) -> HangDiagnosis:
+def _judge_waiting(results: Sequence[RankInspection]) -> HangDiagnosis:
     """Find the rank that is in another collective than the others, or did not join theirs."""
-    for each in missed(looks):
-        there = [look for look in looks if look.rank in each.missing]
+    for each in missed(results):
+        there = [result for result in results if result.rank in each.missing]
         return HangDiagnosis(there[0].rank, f"{each.in_words()}; {_does(there[0])}")
-    found = _astray(looks) or _least(looks, _operations) or _odd(looks, _where) or _behind(looks)
+    found = (
+        _astray(results)
+        or _least(results, _operations)
+        or _odd(results, _where)
+        or _behind(results)
+    )
     if found is None:
-        return HangDiagnosis(-1, f"{_names(looks)} wait for each other in a collective")
-    return _blame(found, "waits in another collective than the others", looks)
+        return HangDiagnosis(-1, f"{_names(results)} wait for each other in a collective")
+    return _blame(found, "waits in another collective than the others", results)
 
 
-def missed(looks: Sequence[RankInspection]) -> list[Stuck]:
+def missed(results: Sequence[RankInspection]) -> list[Stuck]:
     """Return the collectives that some ranks have not joined, according to the ranks' records.
 
     A collective with fewer missing ranks comes first. The result is empty if a rank has no record.
     """
-    standings = {look.rank: look.standing for look in looks if look.standing is not None}
-    found = stuck(standings) if len(standings) == len(looks) else []
+    standings = {result.rank: result.standing for result in results if result.standing is not None}
+    found = stuck(standings) if len(standings) == len(results) else []
     return sorted(found, key=lambda each: len(each.missing))
 
 
-def _astray(looks: Sequence[RankInspection]) -> RankInspection | None:
+def _astray(results: Sequence[RankInspection]) -> RankInspection | None:
     """Return the rank that began another collective than most, at the first difference."""
-    begun: dict[int, dict[int, int]] = {}  # number of the collective -> place in looks -> mark
-    for place, look in enumerate(looks):
-        for number, mark in enumerate(look.recent, look.operations - len(look.recent)):
+    begun: dict[int, dict[int, int]] = {}  # number of the collective -> place in results -> mark
+    for place, result in enumerate(results):
+        for number, mark in enumerate(result.recent, result.operations - len(result.recent)):
             begun.setdefault(number, {})[place] = mark
     differ = [marks for _, marks in sorted(begun.items()) if len(set(marks.values())) > 1]
     odd = _odd(list(differ[0].items()), lambda item: item[1]) if differ else None
-    return looks[odd[0]] if odd else None
+    return results[odd[0]] if odd else None
 
 
-def described(look: RankInspection) -> str:
+def described(result: RankInspection) -> str:
     """Describe in one line the activity of an inspected rank."""
-    does = "stopped by a signal" if look.stopped else "waits for others" if look.waiting else ""
-    does = does or ("computes" if look.busy else "rests")
-    description = f"rank {look.rank}: {_AT[look.doing]} for {look.elapsed_s:.0f} s, {does}"
-    return f"{description}, at {look.where}" if look.where else description
+    does = "stopped by a signal" if result.stopped else "waits for others" if result.waiting else ""
+    does = does or ("computes" if result.busy else "rests")
+    description = f"rank {result.rank}: {_AT[result.doing]} for {result.elapsed_s:.0f} s, {does}"
+    return f"{description}, at {result.where}" if result.where else description
 
 
-def _blame(look: RankInspection, does: str, looks: Sequence[RankInspection]) -> HangDiagnosis:
-    others = [other for other in looks if other.waiting and other is not look]
-    description = f"rank {look.rank} {does}"
-    if others and not look.waiting:
+def _blame(result: RankInspection, does: str, results: Sequence[RankInspection]) -> HangDiagnosis:
+    others = [other for other in results if other.waiting and other is not result]
+    description = f"rank {result.rank} {does}"
+    if others and not result.waiting:
         description += f", and {_names(others)} wait for it"
-    innermost = look.where.partition(" < ")[0]
+    innermost = result.where.partition(" < ")[0]
     # Between steps a script may do anything, and may also rest for a moment.
-    certain = look.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or look.waiting)
+    certain = result.doing in (*_STEPS, RankActivity.OUTSIDE) and (bool(others) or result.waiting)
     why = f"{description}; it is at {innermost}" if innermost else description
-    return HangDiagnosis(look.rank, why, sure=look.stopped or certain)
+    return HangDiagnosis(result.rank, why, sure=result.stopped or certain)
 
 
-def _names(looks: Sequence[RankInspection]) -> str:
-    if len(looks) > 4:
-        return f"{len(looks)} ranks"
-    return ("rank " if len(looks) == 1 else "ranks ") + ", ".join(str(look.rank) for look in looks)
+def _names(results: Sequence[RankInspection]) -> str:
+    if len(results) > 4:
+        return f"{len(results)} ranks"
+    return ("rank " if len(results) == 1 else "ranks ") + ", ".join(
+        str(result.rank) for result in results
+    )
 
 
-def _where(look: RankInspection) -> str:
-    return look.where
+def _where(result: RankInspection) -> str:
+    return result.where
 
 
-def _operations(look: RankInspection) -> int:
-    return look.operations
+def _operations(result: RankInspection) -> int:
+    return result.operations
 
 
-def _behind(looks: Sequence[RankInspection]) -> RankInspection | None:
+def _behind(results: Sequence[RankInspection]) -> RankInspection | None:
     """Return the rank that has finished fewer steps than all others, or None."""
-    return _least(looks, lambda look: look.finished)
+    return _least(results, lambda result: result.finished)
 
 
 def _least(
-    looks: Sequence[RankInspection], number: Callable[[RankInspection], int]
+    results: Sequence[RankInspection], number: Callable[[RankInspection], int]
 ) -> RankInspection | None:
-    first, *others = sorted(looks, key=number)
+    first, *others = sorted(results, key=number)
     return first if others and number(first) < number(others[0]) else None
 
 
 def _only(
-    looks: Sequence[RankInspection], trait: Callable[[RankInspection], Hashable]
+    results: Sequence[RankInspection], trait: Callable[[RankInspection], Hashable]
 ) -> RankInspection | None:
     """Return the rank that differs in a trait from all others, if the others are alike."""
-    counts = Counter(map(trait, looks))
-    found = next((look for look in looks if counts[trait(look)] == 1), None)
-    return found if len(looks) > 2 and len(counts) == 2 else None
+    counts = Counter(map(trait, results))
+    found = next((result for result in results if counts[trait(result)] == 1), None)
+    return found if len(results) > 2 and len(counts) == 2 else None
 
 
 def _odd(those: Sequence[T], trait: Callable[[T], Hashable]) -> T | None:
@@ -282,84 +291,88 @@ class Hangs:
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
         """Handle a late rank. The others become late when they wait for it."""
         stale = self._job.session and message.generation != self._job.generation
-        busy = self._job.looking is not None or self._job.suspect is not None
+        busy = self._job.inspection is not None or self._job.suspect is not None
         at = self._job.generation, self._job.restarts, self._job.newest
         if busy or stale or not self._may_hang() or not self._pause.is_over(at, message.rank, now):
             return
         self._pause = self._pause.begun(at, message.rank, now)
-        self.look()
+        self.inspect()
 
-    def look(self) -> None:
+    def inspect(self) -> None:
         """Order an inspection of all ranks."""
         self._count += 1
         members = {node.node for node in self._roster.members}
-        self._job.looking = HangInspection(
+        self._job.inspection = HangInspection(
             self._count, (self._job.generation, self._job.restarts), members
         )
         self._fleet.tell_nodes(p.InspectRanks(serial=self._count))
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
-    def on_looked(self, node: int, message: p.RanksInspected, now: float) -> None:
+    def on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:
         """Handle the results of a node's inspection."""
-        looking = self._job.looking
-        if looking is None or looking.serial != message.serial:
+        inspection = self._job.inspection
+        if inspection is None or inspection.serial != message.serial:
             return
-        looking.wanted.discard(node)
+        inspection.wanted.discard(node)
         if message.error:
-            looking.blind.add(node)
-        looking.looks += [look for look in message.looks if self._roster.ranks[look.rank].inside]
-        if not looking.wanted:
+            inspection.blind.add(node)
+        inspection.results += [
+            result for result in message.looks if self._roster.ranks[result.rank].inside
+        ]
+        if not inspection.wanted:
             self.judge(now)
 
     def judge(self, now: float) -> None:
         """Judge the results that have arrived."""
-        looking = self._job.looking
-        if looking is None:
+        inspection = self._job.inspection
+        if inspection is None:
             return
-        looks = sorted(looking.looks, key=lambda look: look.rank)
-        unseen = looking.wanted | looking.blind
+        results = sorted(inspection.results, key=lambda result: result.rank)
+        unseen = inspection.wanted | inspection.blind
         # Otherwise only the missing results can show which rank the others wait for, or whether all
         # are alike.
-        enough = not unseen or 0 < sum(look.waiting for look in looks) < len(looks)
-        if not enough and looking.wanted and not looking.patient:
-            looking.patient = True
+        enough = not unseen or 0 < sum(result.waiting for result in results) < len(results)
+        if not enough and inspection.wanted and not inspection.patient:
+            inspection.patient = True
             self._job.do(SetTimer(Timer.LOOK, LONGEST_ANSWER_S - ANSWER_S))
             return
         suspect = self._job.suspect
-        self._job.stop_looking()
-        if looking.at != (self._job.generation, self._job.restarts) or not self._may_hang():
+        self._job.stop_inspection()
+        if inspection.at != (self._job.generation, self._job.restarts) or not self._may_hang():
             return
         still = self._job.spec.policy.hang_timeout_s
         without_progress = self._pause.without_progress | {
-            look.rank for look in looks if look.elapsed_s >= still
+            result.rank for result in results if result.elapsed_s >= still
         }
         self._pause = msgspec.structs.replace(self._pause, without_progress=without_progress)
-        verdict = judge(looks) if enough and looks else None
+        verdict = judge(results) if enough and results else None
         if verdict is None or (unseen and verdict.rank < 0):
             return
-        blamed = next((look for look in looks if look.rank == verdict.rank), None)
+        blamed = next((result for result in results if result.rank == verdict.rank), None)
         if blamed is not None and not verdict.sure and not _agree(suspect, blamed):
             if suspect is None:
                 self._job.suspect = blamed
                 self._job.do(SetTimer(Timer.AGAIN, AGAIN_S))
-        elif all(look.waiting for look in looks) and self._roster.any_is(Status.EXITED):
+        elif all(result.waiting for result in results) and self._roster.any_is(Status.EXITED):
             self._endings.blame_exited()
         else:
             for each in (verdict, *verdict.more):
-                self._blame(each, looks, now)
+                self._blame(each, results, now)
 
-    def _blame(self, verdict: HangDiagnosis, looks: Sequence[p.RankInspection], now: float) -> None:
-        blamed = [look for look in looks if look.rank == verdict.rank]
-        longest = max(look.elapsed_s for look in looks)
+    def _blame(
+        self, verdict: HangDiagnosis, results: Sequence[p.RankInspection], now: float
+    ) -> None:
+        blamed = [result for result in results if result.rank == verdict.rank]
+        longest = max(result.elapsed_s for result in results)
         text = f"the job hangs: {verdict.why} (no progress for {longest:.0f} s)"
-        rank = self._roster.ranks[verdict.rank if blamed else looks[0].rank]
+        rank = self._roster.ranks[verdict.rank if blamed else results[0].rank]
         if not rank.inside:
             return  # its node left the world because of another rank
-        collectives = [each.in_words() for each in missed(looks)]
+        collectives = [each.in_words() for each in missed(results)]
         descriptions = (
-            *(look.stack for look in blamed),
+            *(result.stack for result in blamed),
             *collectives,
-            *map(described, looks[:MOST_DESCRIBED]),
+            *map(described, results[:MOST_DESCRIBED]),
         )
         traceback = "\n".join(descriptions)
         fault = msgspec.structs.replace(

@@ -54,7 +54,7 @@ class HealthEvents:
         """
         self._job.health_events.recall(self._job.tables)
         self.events_unmet = unmet
-        self.look_again()
+        self.check_again()
 
     def take_over(self, hello: p.Hello) -> None:
         """Note the device faults that live ranks of this agent may still meet."""
@@ -102,7 +102,7 @@ class HealthEvents:
         )
         if news and (agent.host, health_event.device) not in worse:
             self._answer_event(health_event, verdict, now)
-        self.look_again()
+        self.check_again()
         return ""
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
@@ -170,13 +170,13 @@ class HealthEvents:
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
 
-    def look_at_events(self, now: float) -> None:
+    def check_events(self, now: float) -> None:
         """Answer codes that have become worse, and faults that no rank has met."""
         self._answer_worse(now)
         self._answer_unmet(now)
-        self.look_again()
+        self.check_again()
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """Set the timer for the next check, if a health event may still need an answer."""
         if (
             self._job.health_events.waits or self._job.health_events.unmet
@@ -249,7 +249,7 @@ class HealthEvents:
         fault = explained.event.fault
         if fault.kind not in SICK:
             return True
-        decision = decide(self._spec.policy, self._recovery.case(fault))
+        decision = decide(self._spec.policy, self._recovery.situation(fault))
         resetting = (
             reset_helps(fault)
             and not reset_helps(explained.before)

@@ -79,19 +79,19 @@ class Incidents:
         self.number += 1
         return self.number
 
-    def decided(self, case: Situation, decision: Decision) -> journal.Decided:
+    def decided(self, situation: Situation, decision: Decision) -> journal.Decided:
         """Note a decision. Return its event.
 
         The journal gets every decision, because each one counts against the budgets.
         """
-        self.past = besides(self.past, case.fault)
+        self.past = besides(self.past, situation.fault)
         self.past.append(
             Past(
-                fault=case.fault,
+                fault=situation.fault,
                 strategy=decision.strategy,
-                newest=case.newest,
+                newest=situation.newest,
                 incident=self.open,
-                resumed=case.resumed,
+                resumed=situation.resumed,
                 rolled_back=decision.roll_back,
             )
         )
@@ -106,10 +106,10 @@ class Incidents:
             incident=self.open,
             strategy=decision.strategy,
             reason=decision.reason,
-            fault=case.fault,
+            fault=situation.fault,
             outweighed=outweighed,
-            newest=case.newest,
-            resumed=case.resumed,
+            newest=situation.newest,
+            resumed=situation.resumed,
             roll_back=decision.roll_back,
             isolate=decision.isolate,
             approval=decision.approval,

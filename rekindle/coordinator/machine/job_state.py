@@ -230,7 +230,7 @@ class HangInspection:
         self.at = at
         self.wanted = wanted
         self.blind: set[int] = set()
-        self.looks: list[p.RankInspection] = []
+        self.results: list[p.RankInspection] = []
         self.patient = False
 
 
@@ -252,7 +252,7 @@ class JobState:
 
     sent_home: connections of dismissed agents. tables: returns the tables of faults.
 
-    looking: the inspection of all ranks that is under way. suspect: the rank that a second
+    inspection: the inspection of all ranks that is under way. suspect: the rank that a second
     inspection may confirm as the cause of a hang.
     """
 
@@ -277,7 +277,7 @@ class JobState:
         self.store = RendezvousStore()
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
-        self.looking: HangInspection | None = None
+        self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
         self._commands: list[Command] = []
 
@@ -312,9 +312,9 @@ class JobState:
         self.do(Send(connection, bye))
         self.sent_home.add(connection)
 
-    def stop_looking(self) -> None:
+    def stop_inspection(self) -> None:
         """Drop the inspection that is under way, and the suspect."""
-        self.looking = self.suspect = None
+        self.inspection = self.suspect = None
         self.do(CancelTimer(Timer.LOOK))
         self.do(CancelTimer(Timer.AGAIN))
 

@@ -143,18 +143,18 @@ class Machine:
         """
         if connection in self.job.sent_home:
             return  # the agent has not read yet that it must end
-        seated = self.job.roster.by_connection(connection)
-        if seated is None or isinstance(message, OF_ANY_AGENT):
+        sender = self.job.roster.by_connection(connection)
+        if sender is None or isinstance(message, OF_ANY_AGENT):
             self._on_message_of_agent(connection, message, now)
         else:
-            self._on_message_of_node(seated.node, message, now)
+            self._on_message_of_node(sender.node, message, now)
 
     def _on_message_of_agent(self, connection: int, message: p.Message, now: float) -> None:
         """Handle a message that any agent may send, or a message of an agent that is not a node."""
         checked = self.admission.check.knows(connection)
         known = checked or self.job.roster.knows(connection)
         if isinstance(message, p.ProfilingSwitchRead) and known:
-            self.switch.on_traced(message, now)  # valid for the complete job
+            self.switch.on_switch_read(message, now)  # valid for the complete job
         elif checked:
             self.admission.on_check_news(connection, message, now)
         elif isinstance(message, p.Hello):
@@ -199,8 +199,8 @@ class Machine:
             p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
                 node, message
             ),
-            p.Paused: lambda node, message, now: generations.on_held(message),
-            p.RanksInspected: self.hangs.on_looked,
+            p.Paused: lambda node, message, now: generations.on_paused(message),
+            p.RanksInspected: self.hangs.on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
             p.Pruned: stored,
@@ -214,22 +214,22 @@ class Machine:
             p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
             p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
-            p.StepTimings: lambda node, message, now: self.stragglers.on_timed(message),
+            p.StepTimings: lambda node, message, now: self.stragglers.on_step_timings(message),
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
         return self._check_timer_handlers() | {
-            Timer.AGAIN: lambda now: self.hangs.look(),
+            Timer.AGAIN: lambda now: self.hangs.inspect(),
             Timer.APPROVAL: lambda now: self.recovery.on_approval_late(),
             Timer.COME: lambda now: self.elasticity.on_outside_late(),
-            Timer.DOUBT: lambda now: self.recovery.on_told_all(),
+            Timer.DOUBT: lambda now: self.recovery.on_explanation_late(),
             Timer.END: self.losses.on_unkillable,
             Timer.JOIN: self.losses.on_join_late,
             Timer.LATE: lambda now: self.admission.on_late(),
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
             Timer.NODE: self.admission.on_nodes_missed,
-            Timer.HEALTH_EVENTS: self.health.look_at_events,
+            Timer.HEALTH_EVENTS: self.health.check_events,
         }
 
     def _ending_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:

@@ -136,36 +136,40 @@ class Recovery:
         if self._incidents.awaiting is not None:
             self._incidents.held.append(fault)
             return
-        case = self.case(fault)
-        if self._job.phase is Phase.RESTARTING and is_met_by_restart(self._spec.policy, case):
+        situation = self.situation(fault)
+        if self._job.phase is Phase.RESTARTING and is_met_by_restart(self._spec.policy, situation):
             return
-        decision = decide(self._spec.policy, case)
-        if not is_last and decision.strategy in _ENDS and self._may_learn_more(case):
+        decision = decide(self._spec.policy, situation)
+        if not is_last and decision.strategy in _ENDS and self._may_learn_more(situation):
             self._incidents.doubted += (fault,)
             self._job.do(SetTimer(Timer.DOUBT, LOOK_S))
             return
         if fault.of_hardware:
             self._incidents.doubted = ()  # this fault is their cause
-        self._job.record(self._incidents.decided(case, decision))
+        self._job.record(self._incidents.decided(situation, decision))
         if decision.approval:
             self._incidents.awaiting = fault, decision
             self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
         else:
             self._carry_out(fault, decision)
 
-    def _may_learn_more(self, case: Situation) -> bool:
-        fault = case.fault
+    def _may_learn_more(self, situation: Situation) -> bool:
+        fault = situation.fault
         nameless = is_vague(fault) or (fault.kind is FaultKind.LINK and not fault.code)
-        return case.dead and nameless and (self._job.devices or self._job.health_events.has_reports)
+        return (
+            situation.dead
+            and nameless
+            and (self._job.devices or self._job.health_events.has_reports)
+        )
 
-    def on_told_all(self) -> None:
+    def on_explanation_late(self) -> None:
         """Decide about the doubted faults, because no health event has explained them in time."""
         doubted, self._incidents.doubted = self._incidents.doubted, ()
         for fault in doubted:
             if self._job.phase not in (Phase.RESTARTING, *ENDING):
                 self.decide(fault, is_last=True)
 
-    def case(self, fault: Fault) -> Situation:
+    def situation(self, fault: Fault) -> Situation:
         return Situation(
             fault=fault,
             session=self._job.session,

@@ -153,7 +153,7 @@ class Roster:
         per_node = spec.processes_per_node
         self.index = RankIndex(spec.world_size)
         self.ranks = [Rank(r, r // per_node, self.index) for r in range(spec.world_size)]
-        self._by_line: dict[int, Node] = {}  # the nodes by their connections
+        self._by_connection: dict[int, Node] = {}  # the nodes by their connections
         self._taken = 0  # every node rank below it has an agent
 
     @property
@@ -267,11 +267,11 @@ class Roster:
 
     def by_connection(self, connection: int) -> Node | None:
         """Return the node whose agent is on this connection."""
-        return self._by_line.get(connection)
+        return self._by_connection.get(connection)
 
     def knows(self, connection: int) -> bool:
         """Return whether this connection belongs to a node or a spare."""
-        return connection in self._by_line or connection in self.spares
+        return connection in self._by_connection or connection in self.spares
 
     def agents(self) -> list[Node]:
         """Return all agents, spares last."""
@@ -292,7 +292,7 @@ class Roster:
         self.promised.pop(agent.node, None)
         self.obstacles.pop(agent.node, None)
         self.vacant.discard(agent.node)
-        self.nodes[agent.node] = self._by_line[agent.connection] = agent
+        self.nodes[agent.node] = self._by_connection[agent.connection] = agent
 
     def lose_spare(self, connection: int) -> tuple[Node, list[int]] | None:
         """Remove a spare. Return it, with the nodes that it was asked to become, or None."""
@@ -319,9 +319,9 @@ class Roster:
         named = (*hello.ranks_named, *hello.ended, *hello.copies)
         if any(not 0 <= rank < spec.world_size for rank in named):
             return "the agent named ranks that the job does not have"
-        seated = self.by_connection(connection)
-        if seated is not None:
-            return f"the agent is node {seated.node} already"
+        node = self.by_connection(connection)
+        if node is not None:
+            return f"the agent is node {node.node} already"
         if hello.node >= spec.nodes:
             return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
         if hello.node >= 0:
@@ -364,7 +364,7 @@ class Roster:
 
     def lose(self, node: Node) -> int:
         """Remove a node and its ranks' processes. Return the most steps that a rank finished."""
-        del self.nodes[node.node], self._by_line[node.connection]
+        del self.nodes[node.node], self._by_connection[node.connection]
         self._taken = min(self._taken, node.node)
         lost = self.ranks_of(node.node)
         for rank in lost:

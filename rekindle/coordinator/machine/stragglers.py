@@ -56,7 +56,7 @@ class ProfilingSwitch:
             self._switch(switch, order.by, now)
         return ""
 
-    def on_traced(self, message: p.ProfilingSwitchRead, now: float) -> None:
+    def on_switch_read(self, message: p.ProfilingSwitchRead, now: float) -> None:
         """Handle the position of MindCluster's switch, which an agent sends.
 
         Every agent sends the position, also an agent that replaces a lost one. Therefore an
@@ -103,7 +103,7 @@ class StragglerCheck:
         self.check = NodeCheckRun(job.spec, 0, job.do, beside_ranks=True)  # the newest
         self._exams: Counter[str] = Counter()  # number of checks of each host, by this coordinator
 
-    def on_timed(self, message: p.StepTimings) -> None:
+    def on_step_timings(self, message: p.StepTimings) -> None:
         """Handle the times of ranks' steps."""
         pace = None if self._job.phase in ENDING else self._follow(self._generations.planned)
         if pace is None:
@@ -169,7 +169,7 @@ class StragglerCheck:
 
         A slow or unhealthy node does not justify a heavier strategy.
         """
-        decision = decide(self._spec.policy, self._recovery.case(fault))
+        decision = decide(self._spec.policy, self._recovery.situation(fault))
         return "" if decision.strategy in (Strategy.RECOVER, Strategy.SHRINK) else decision.reason
 
     def _follow(self, plan: Plan | None) -> OnlineDetector | None:

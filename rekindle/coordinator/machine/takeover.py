@@ -76,7 +76,7 @@ class Takeover:
         """Take over the ranks of an agent from an earlier coordinator."""
         self._health.take_over(hello)
         self._take_over_ranks(connection, hello)
-        self._health.look_again()
+        self._health.check_again()
 
     def _take_over_ranks(self, connection: int, hello: p.Hello) -> None:
         if self._job.phase is Phase.RESTARTING or hello.restart < self._job.restarts:

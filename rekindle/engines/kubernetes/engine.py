@@ -76,12 +76,12 @@ class KubernetesEngine:
         self._pods = pods
         self._api = api
         self._job_id = directory.spec().job_id
-        self._mirror = JournalCopy(directory.journal_file)
+        self._journal_copy = JournalCopy(directory.journal_file)
         self._hosts = Hosts(api, pods, home())
         self._place = Placement(directory, pods, api, self._hosts)
         self._observers = LogAndNodeWatchers(api, pods, directory)
-        self._chores = RetryQueue()
-        self._eyes: JobWatcher | None = None
+        self._retry_queue = RetryQueue()
+        self._job_watcher: JobWatcher | None = None
         self._members = PodMembership(keeps_off=keeps_off(pods) is KeepsOff.AT_ONCE)
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class KubernetesEngine:
         machine. The result is empty if the coordinator never ran. Raises JobError: there is no
         copy, and the coordinator does not answer in time.
         """
-        known = self._mirror.events()
+        known = self._journal_copy.events()
         if not self._place.has_coordinator():
             return known
         since = known[-1].seq if known else 0
@@ -160,8 +160,8 @@ class KubernetesEngine:
         limit_s = SILENT_S if known else READY_S
         with contextlib.suppress(*([ApiError] if known else [])):
             wait_until(fetch, f"the journal of job {self._job_id}", limit_s)
-        self._mirror.add(fetched)
-        return self._mirror.events()
+        self._journal_copy.add(fetched)
+        return self._journal_copy.events()
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return a client of the coordinator: directly, or through the API server."""
@@ -181,7 +181,7 @@ class KubernetesEngine:
         """
         gone = self._members.take_gone(node)
         what = f"Rekindle cannot replace {'a spare' if node == names.SPARE else f'node {node}'}"
-        self._chores.do(what, lambda: self._replace(gone))
+        self._retry_queue.do(what, lambda: self._replace(gone))
 
     def _replace(self, gone: LostPods) -> None:
         """Exclude isolated hosts for new pods; then end old pods, even after an error."""
@@ -193,9 +193,9 @@ class KubernetesEngine:
 
     def _set_right(self, isolated: frozenset[str]) -> None:
         endpoint = self._directory.endpoint()
-        if endpoint is None or self._chores.is_given_up:
+        if endpoint is None or self._retry_queue.is_given_up:
             return  # another process may have removed the job by now
-        if not (self._eyes and self._eyes.workload_stands()):
+        if not (self._job_watcher and self._job_watcher.workload_stands()):
             self._place.place_missing(endpoint.attempt, isolated)
         if isolated:
             self._place.keep_off(endpoint.attempt, isolated)
@@ -205,16 +205,16 @@ class KubernetesEngine:
 
         The cluster may lose the journal with the coordinator's pod. Then the copy is the only one.
         """
-        self._mirror.add([event])
+        self._journal_copy.add([event])
         self._observers.note(event)
         self._members.learn(event)
-        if isinstance(event, Isolated) and self._eyes is not None:
+        if isinstance(event, Isolated) and self._job_watcher is not None:
             what = f"Rekindle cannot keep the job's pods off {event.host}"
-            self._chores.do(what, lambda: self._replace(LostPods()))
+            self._retry_queue.do(what, lambda: self._replace(LostPods()))
         entry = learned_from(self._job_id, event)
         if entry is not None:
             noted = functools.partial(self._hosts.note, entry)
-            self._chores.do(f"Rekindle cannot record the event of {entry.host}", noted)
+            self._retry_queue.do(f"Rekindle cannot record the event of {entry.host}", noted)
 
     def release(self) -> None:
         """Remove all objects of the job, and wait until its pods are gone.
@@ -235,31 +235,33 @@ class KubernetesEngine:
         `report` takes a health event. `tell` takes a text for users.
         """
         self._hosts.tell = tell
-        for event in self._mirror.events():
+        for event in self._journal_copy.events():
             self._observers.note(event)
         with HealthEventQueue(report, tell).open() as say:
-            eyes = JobWatcher(
+            watcher = JobWatcher(
                 self._api, self._place, self._job_id, self._members.node_of, say, tell
             )
-            ears = ReportHandlers(report, tell, eyes.known, self._members.at, self._mirror.events())
-            self._eyes = eyes
+            handlers = ReportHandlers(
+                report, tell, watcher.known, self._members.at, self._journal_copy.events()
+            )
+            self._job_watcher = watcher
             try:
                 with (
                     self._observers.open(say, tell) as see,
-                    eyes.open(see),
-                    watch_hosts(self._api, self._pods, self._directory.spec(), ears),
-                    self._chores.open(tell),
+                    watcher.open(see),
+                    watch_hosts(self._api, self._pods, self._directory.spec(), handlers),
+                    self._retry_queue.open(tell),
                 ):
                     yield
             finally:
-                self._eyes = None
+                self._job_watcher = None
 
     # ---- start of an attempt
 
     def _begin(self, attempt: int) -> Endpoint:
         """Wait for the coordinator, and order it to begin the attempt if it has not begun."""
         endpoint = self._endpoint(attempt)
-        client, known = self.client(endpoint), self._mirror.events()
+        client, known = self.client(endpoint), self._journal_copy.events()
         last: list[JobError] = []
 
         def begun() -> bool:
@@ -306,7 +308,7 @@ class KubernetesEngine:
 
         role: without a watch, return only pods of this role.
         """
-        known = self._eyes.pods() if self._eyes is not None else None
+        known = self._job_watcher.pods() if self._job_watcher is not None else None
         return self._place.our_pods(selector(self._job_id, role)) if known is None else known
 
     def _endpoint(self, attempt: int) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Make the decision: (policy, case) -> strategy with its reason as text. Pure.
+"""Make the decision: (policy, situation) -> strategy with its reason as text. Pure.
 
 The function tries the strategies in the policy's order. Each strategy describes its action against
 the fault, and its obstacles. The first strategy without an obstacle wins.
@@ -28,41 +28,41 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     approval: bool = False
 
 
-def decide(policy: Policy, case: Situation) -> Decision:
+def decide(policy: Policy, situation: Situation) -> Decision:
     """Choose the first strategy of the policy's ladder that the state of the job allows."""
-    chosen = _hopeless(case) or _crash_loop(policy, case) or _climb(policy, case)
+    chosen = _hopeless(situation) or _crash_loop(policy, situation) or _climb(policy, situation)
     if chosen.strategy is not Strategy.FAIL:
         return msgspec.structs.replace(chosen, approval=chosen.strategy in policy.approve)
-    if case.final_step is None or Strategy.DUMP not in policy.strategies:
+    if situation.final_step is None or Strategy.DUMP not in policy.strategies:
         return chosen
-    final = f"final checkpoint: the nodes write the snapshot of step {case.final_step}"
+    final = f"final checkpoint: the nodes write the snapshot of step {situation.final_step}"
     return Decision(strategy=Strategy.DUMP, reason=f"{chosen.reason}; {final}")
 
 
-def _hopeless(case: Situation) -> Decision | None:
+def _hopeless(situation: Situation) -> Decision | None:
     """Return the decision to fail if the job could never start."""
-    if case.fault.kind is FaultKind.LAUNCH:
-        return Decision(strategy=Strategy.FAIL, reason=case.fault.message)
+    if situation.fault.kind is FaultKind.LAUNCH:
+        return Decision(strategy=Strategy.FAIL, reason=situation.fault.message)
     return None
 
 
-def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
+def _crash_loop(policy: Policy, situation: Situation) -> Decision | None:
     """Decide about the same error twice after the same start; another restart alone cannot help."""
-    fault = case.fault
+    fault = situation.fault
     # An exit status of a script with unknown steps is not enough evidence.
-    known = case.session or case.newest > 0 or bool(fault.signature)
+    known = situation.session or situation.newest > 0 or bool(fault.signature)
     if not (known and policy.progress_resets) or fault.kind is not FaultKind.USER_CODE:
         return None
-    if same_errors(case.past, fault, case.resumed) < 2:
+    if same_errors(situation.past, fault, situation.resumed) < 2:
         return None
-    begun = f"the state of step {case.resumed}" if case.resumed else "the beginning"
+    begun = f"the state of step {situation.resumed}" if situation.resumed else "the beginning"
     cause = (
         f"{fault.message}, after step {fault.finished}; the same fault occurred after an earlier "
         f"start from {begun}"
     )
-    rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in case.past)
-    if case.older and not rolled_back and Strategy.RESTART in policy.strategies:
-        option = STRATEGIES[Strategy.RESTART](policy, case)
+    rolled_back = any(past.rolled_back and past.fault.same_as(fault) for past in situation.past)
+    if situation.older and not rolled_back and Strategy.RESTART in policy.strategies:
+        option = STRATEGIES[Strategy.RESTART](policy, situation)
         if option is not None and not option.why_not:
             text = f"{cause}; the job skips the newest checkpoint; {option.doing}"
             return Decision(strategy=Strategy.RESTART, reason=text, roll_back=True)
@@ -71,18 +71,20 @@ def _crash_loop(policy: Policy, case: Situation) -> Decision | None:
     return Decision(strategy=Strategy.FAIL, reason=text)
 
 
-def _climb(policy: Policy, case: Situation) -> Decision:
+def _climb(policy: Policy, situation: Situation) -> Decision:
     """Take the first available strategy, and state why the earlier ones are not available."""
     passed_over: list[str] = []
     for strategy in policy.ladder:
-        option = STRATEGIES[strategy](policy, case)
+        option = STRATEGIES[strategy](policy, situation)
         if option is None:
             continue
         allowed = strategy in policy.strategies
         why_not = option.why_not if allowed else f"{strategy.value} is not allowed"
         if not why_not:
-            reason = "; ".join((case.fault.message, *passed_over, option.doing))
+            reason = "; ".join((situation.fault.message, *passed_over, option.doing))
             return Decision(strategy=strategy, reason=reason, isolate=option.isolate)
         if why_not not in passed_over:
             passed_over.append(why_not)
-    return Decision(strategy=Strategy.FAIL, reason="; ".join((case.fault.message, *passed_over)))
+    return Decision(
+        strategy=Strategy.FAIL, reason="; ".join((situation.fault.message, *passed_over))
+    )

@@ -116,7 +116,7 @@ def _last(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> De
 
 
 def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> Decision:
-    case = Situation(
+    situation = Situation(
         fault=fault,
         session=False,
         formed=False,
@@ -125,7 +125,7 @@ def _judge(policy: Policy, fault: Fault, past: Sequence[Past], number: int) -> D
         incident=number,
         past=tuple(past),
     )
-    return decide(policy, case)
+    return decide(policy, situation)
 
 
 def _final(end: RunEnd) -> Decision | None:

@@ -1,4 +1,4 @@
-"""Define the input of a decision: the case, and the history of the job. Pure."""
+"""Define the input of a decision: the situation, and the history of the job. Pure."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ class Option(msgspec.Struct, frozen=True):
     isolate: bool = False
 
 
-Rung = Callable[[Policy, Situation], "Option | None"]  # None: it does not help against this fault
+# Returns None if the strategy does not help against this fault.
+StrategyFunction = Callable[[Policy, Situation], "Option | None"]
 
 _AGAIN = "all ranks regroup and repeat the step"
 _RETRY = {
@@ -57,129 +58,133 @@ _NEEDS_NO_START = (
 )
 
 
-def _retry(policy: Policy, case: Situation) -> Option | None:
-    doing = None if case.dead else _RETRY.get(case.fault.kind)
-    return Option(doing, _hinders_inner(Strategy.RETRY, policy, case)) if doing else None
+def _retry(policy: Policy, situation: Situation) -> Option | None:
+    doing = None if situation.dead else _RETRY.get(situation.fault.kind)
+    return Option(doing, _hinders_inner(Strategy.RETRY, policy, situation)) if doing else None
 
 
-def _recover_in_place(policy: Policy, case: Situation) -> Option | None:
-    fault = case.fault
-    if not _is_bound_to_a_rank(case):
+def _recover_in_place(policy: Policy, situation: Situation) -> Option | None:
+    fault = situation.fault
+    if not _is_bound_to_a_rank(situation):
         return None
     doing = "the agent restarts the rank on its node, and all other ranks wait"
     if history.reset_helps(fault):
         doing = f"the agent resets its device; {doing}"
-    return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, case))
+    return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, situation))
 
 
-def _recover(policy: Policy, case: Situation) -> Option | None:
-    if not _leaves_its_place(case) and not _is_bound_to_a_rank(case):
+def _recover(policy: Policy, situation: Situation) -> Option | None:
+    if not _leaves_its_place(situation) and not _is_bound_to_a_rank(situation):
         return None
-    if case.spares:
+    if situation.spares:
         doing = "a spare replaces it, and all healthy ranks wait"
-    elif case.left and _leaves_its_place(case) and Strategy.SHRINK in policy.strategies:
-        return Option("", _hinders_inner(Strategy.RECOVER, policy, case) or "there is no spare")
+    elif situation.left and _leaves_its_place(situation) and Strategy.SHRINK in policy.strategies:
+        return Option(
+            "", _hinders_inner(Strategy.RECOVER, policy, situation) or "there is no spare"
+        )
     else:
         doing = "there is no spare, so a new node replaces it, and all healthy ranks wait"
-    why_not = _hinders_inner(Strategy.RECOVER, policy, case)
-    return Option(doing, why_not or _comes_back(policy, case), _is_sick(case))
+    why_not = _hinders_inner(Strategy.RECOVER, policy, situation)
+    return Option(doing, why_not or _comes_back(policy, situation), _is_sick(situation))
 
 
-def _shrink(policy: Policy, case: Situation) -> Option | None:
-    if not _leaves_its_place(case) or not case.left:
+def _shrink(policy: Policy, situation: Situation) -> Option | None:
+    if not _leaves_its_place(situation) or not situation.left:
         return None
-    doing = f"the world continues with {case.left} nodes until a new node joins"
-    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, case), _is_sick(case))
+    doing = f"the world continues with {situation.left} nodes until a new node joins"
+    return Option(doing, _hinders_inner(Strategy.SHRINK, policy, situation), _is_sick(situation))
 
 
-def _hang_restart(policy: Policy, case: Situation) -> Option | None:
-    if case.fault.kind is not FaultKind.HANG:
+def _hang_restart(policy: Policy, situation: Situation) -> Option | None:
+    if situation.fault.kind is not FaultKind.HANG:
         return None
-    row = _in_row(policy, case, Strategy.HANG_RESTART)
+    row = _in_row(policy, situation, Strategy.HANG_RESTART)
     doing = "the agents restart all processes on their nodes"
     if row >= policy.max_hangs_in_row:
         return Option(doing, f"it hung {row} consecutive times")
-    return Option(doing, _spent(policy, case))
+    return Option(doing, _spent(policy, situation))
 
 
-def _in_row(policy: Policy, case: Situation, strategy: Strategy) -> int:
+def _in_row(policy: Policy, situation: Situation, strategy: Strategy) -> int:
     """Return how often the strategy was chosen for this problem, with no other event between."""
     return history.in_row(
-        case.past,
+        situation.past,
         strategy,
-        case.fault,
-        newest=case.newest,
+        situation.fault,
+        newest=situation.newest,
         progress_resets=policy.progress_resets,
     )
 
 
-def _restart(policy: Policy, case: Situation) -> Option | None:
-    fault = case.fault
+def _restart(policy: Policy, situation: Situation) -> Option | None:
+    fault = situation.fault
     if fault.kind in _NEEDS_NO_START:
         return None
     if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
         return None  # the platform places its pod again
     if history.reset_helps(fault):
-        why_not = case.worn_out or _spent(policy, case)
+        why_not = situation.worn_out or _spent(policy, situation)
         return Option("the agent resets its device, and the job restarts all ranks", why_not)
-    if fault.reset_failed or _is_beyond_reset(case):
+    if fault.reset_failed or _is_beyond_reset(situation):
         return None
-    used = history.restarts_used(case.past)
+    used = history.restarts_used(situation.past)
     if used >= policy.max_restarts:
         return Option("", f"{used} of {policy.max_restarts} restarts are used")
     doing = f"the job restarts all ranks (restart {used + 1} of {policy.max_restarts})"
-    return Option(doing, case.worn_out)
+    return Option(doing, situation.worn_out)
 
 
-def is_met_by_restart(policy: Policy, case: Situation) -> bool:
+def is_met_by_restart(policy: Policy, situation: Situation) -> bool:
     """Return whether a restart of all ranks that is in progress is enough for this fault."""
-    return _restart(policy, case) is not None and not history.reset_helps(case.fault)
+    return _restart(policy, situation) is not None and not history.reset_helps(situation.fault)
 
 
-def _reschedule_pod(policy: Policy, case: Situation) -> Option | None:
-    if not _leaves_its_place(case):
+def _reschedule_pod(policy: Policy, situation: Situation) -> Option | None:
+    if not _leaves_its_place(situation):
         return None
-    used = history.used(case.past, (Strategy.RESCHEDULE_POD,))
-    if case.failed_already(Strategy.RESCHEDULE_POD):
+    used = history.used(situation.past, (Strategy.RESCHEDULE_POD,))
+    if situation.failed_already(Strategy.RESCHEDULE_POD):
         why_not = "the platform could not place its pod again"
-    elif history.counts(case.fault) and used >= policy.max_pod_reschedules:
+    elif history.counts(situation.fault) and used >= policy.max_pod_reschedules:
         why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
     else:
-        why_not = _not_offered(Strategy.RESCHEDULE_POD, case)
-        why_not = why_not or _comes_back(policy, case)
+        why_not = _not_offered(Strategy.RESCHEDULE_POD, situation)
+        why_not = why_not or _comes_back(policy, situation)
     doing = (
         "the platform places only its pod again, on another node, and the job restarts all ranks"
     )
-    return Option(doing, why_not, _blames(case))
+    return Option(doing, why_not, _blames(situation))
 
 
-def _reschedule_job_isolated(policy: Policy, case: Situation) -> Option | None:
-    if not _blames(case) or case.failed_already(Strategy.RESCHEDULE_POD):
+def _reschedule_job_isolated(policy: Policy, situation: Situation) -> Option | None:
+    if not _blames(situation) or situation.failed_already(Strategy.RESCHEDULE_POD):
         return None
     if not policy.max_reschedules:
         return None  # the user did not allow it
     doing = "the platform places the whole job again, without that node"
-    return Option(doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, case), isolate=True)
+    return Option(
+        doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, situation), isolate=True
+    )
 
 
-def _reschedule_job(policy: Policy, case: Situation) -> Option | None:
+def _reschedule_job(policy: Policy, situation: Situation) -> Option | None:
     """Place the job again, if no other strategy helps or a pod's reschedule has failed."""
-    fault = case.fault
-    worn_out_by_user = fault.user_caused and (fault.reset_failed or bool(case.worn_out))
-    degraded = case.failed_already(Strategy.RESCHEDULE_POD) or worn_out_by_user
-    isolates = _blames(case) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
+    fault = situation.fault
+    worn_out_by_user = fault.user_caused and (fault.reset_failed or bool(situation.worn_out))
+    degraded = situation.failed_already(Strategy.RESCHEDULE_POD) or worn_out_by_user
+    isolates = _blames(situation) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
     if fault.kind is FaultKind.HANG or (isolates and not degraded):
         return None
     if not policy.max_reschedules and history.counts(fault):
         return None  # the user did not allow it
-    why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, case)
+    why_not = _hinders_job(Strategy.RESCHEDULE_JOB, policy, situation)
     conditional = degraded or fault.kind in (FaultKind.EVICTION, FaultKind.SCHEDULING)
     if not why_not and not conditional:
-        why_not = _hinders_unconditional(policy, case)
+        why_not = _hinders_unconditional(policy, situation)
     return Option("the platform places the whole job again", why_not)
 
 
-STRATEGIES: dict[Strategy, Rung] = {
+STRATEGIES: dict[Strategy, StrategyFunction] = {
     Strategy.RETRY: _retry,
     Strategy.RECOVER_IN_PLACE: _recover_in_place,
     Strategy.RECOVER: _recover,
@@ -195,54 +200,56 @@ STRATEGIES: dict[Strategy, Rung] = {
 # ---- the place of the fault, and whether that place is the cause
 
 
-def _is_bound_to_a_rank(case: Situation) -> bool:
+def _is_bound_to_a_rank(situation: Situation) -> bool:
     """Return whether one process is broken or must end, and can restart."""
-    fault = case.fault
-    broken = fault.kind in _IN_PLACE or (case.dead and fault.kind is FaultKind.LINK)
+    fault = situation.fault
+    broken = fault.kind in _IN_PLACE or (situation.dead and fault.kind is FaultKind.LINK)
     return broken and fault.rank >= 0
 
 
-def _is_beyond_reset(case: Situation) -> bool:
+def _is_beyond_reset(situation: Situation) -> bool:
     """Return whether a device is permanently unusable: by its code, or because repair failed."""
-    fault = case.fault
+    fault = situation.fault
     if fault.user_caused or fault.kind not in SICK:
         return False
     hopeless = fault.kind is FaultKind.DEVICE and not fault.reset_helps and bool(fault.code)
-    return fault.reset_failed or hopeless or bool(case.worn_out)
+    return fault.reset_failed or hopeless or bool(situation.worn_out)
 
 
-def _leaves_its_place(case: Situation) -> bool:
+def _leaves_its_place(situation: Situation) -> bool:
     """Return whether the ranks of the node must move to another node."""
-    fault = case.fault
+    fault = situation.fault
     if fault.kind is FaultKind.DEVICE and not fault.code and not fault.user_caused:
         return True  # the rank gave its device up; a new process may still be able to use it
-    return fault.kind in (*_GONE, FaultKind.NODE, FaultKind.STRAGGLER) or _is_beyond_reset(case)
+    return fault.kind in (*_GONE, FaultKind.NODE, FaultKind.STRAGGLER) or _is_beyond_reset(
+        situation
+    )
 
 
-def _blames(case: Situation) -> bool:
+def _blames(situation: Situation) -> bool:
     """Return whether to isolate the place: never for an eviction or a fault of the user."""
-    return case.fault.of_hardware and _leaves_its_place(case)
+    return situation.fault.of_hardware and _leaves_its_place(situation)
 
 
-def _is_sick(case: Situation) -> bool:
+def _is_sick(situation: Situation) -> bool:
     """Return whether the place is known to be faulty.
 
     The reason for a lost agent is unknown. ModelArts isolates nodes when it reschedules, and it has
     no cheaper strategy. Hosts that are lost repeatedly are lemons.
     """
-    return _blames(case) and case.fault.kind is not FaultKind.NODE_LOST
+    return _blames(situation) and situation.fault.kind is not FaultKind.NODE_LOST
 
 
-def _comes_back(policy: Policy, case: Situation) -> str:
+def _comes_back(policy: Policy, situation: Situation) -> str:
     """Return why a new node alone does not help: it may run on the same host; otherwise nothing.
 
     This applies only if the whole job can leave the host. All other strategies would also stay on
     the host.
     """
-    if not (_is_sick(case) and case.comes_back) or case.spares:
+    if not (_is_sick(situation) and situation.comes_back) or situation.spares:
         return ""
     leaves = Strategy.RESCHEDULE_JOB_ISOLATED
-    option = _reschedule_job_isolated(policy, case) if leaves in policy.strategies else None
+    option = _reschedule_job_isolated(policy, situation) if leaves in policy.strategies else None
     possible = option is not None and not option.why_not
     return "a new node may start on the same host" if possible else ""
 
@@ -250,102 +257,104 @@ def _comes_back(policy: Policy, case: Situation) -> str:
 # ---- obstacles of a strategy
 
 
-def _hinders_inner(strategy: Strategy, policy: Policy, case: Situation) -> str:
-    """Return why a strategy of INNER is not available; empty: it is. Each rung of INNER calls it.
+def _hinders_inner(strategy: Strategy, policy: Policy, situation: Situation) -> str:
+    """Return why a strategy of INNER is not available; empty: it is. Each of them calls it.
 
     The strategy needs a Session and a formed generation. It uses up `max_recoveries` and
     `max_in_row`.
     """
     moves = strategy in _MOVES
-    if strategy not in STARTS_NO_PROCESS and case.session and not case.can_join:
+    if strategy not in STARTS_NO_PROCESS and situation.session and not situation.can_join:
         return "a new process cannot join the collectives of the running processes"
-    why_not = _out_of_reach(policy, case, _MOVES if moves else _STAYS)
+    why_not = _out_of_reach(policy, situation, _MOVES if moves else _STAYS)
     if why_not or moves:
         return why_not
-    if case.worn_out:
-        return case.worn_out
+    if situation.worn_out:
+        return situation.worn_out
     if strategy is Strategy.RECOVER_IN_PLACE:
-        hopeless = case.fault.reset_failed or _is_beyond_reset(case)
+        hopeless = situation.fault.reset_failed or _is_beyond_reset(situation)
         return "a reset cannot repair its device" if hopeless else ""
     # A repair that did not last is not tried again while a stronger strategy is available.
-    repaired = case.fault.kind in _IN_PLACE and strategy in _same_place(case)
-    if repaired and _is_outdone(strategy, policy, case):
+    repaired = situation.fault.kind in _IN_PLACE and strategy in _same_place(situation)
+    if repaired and _is_outdone(strategy, policy, situation):
         return f"the problem returned after {strategy.value}"
     return ""
 
 
-def _is_outdone(strategy: Strategy, policy: Policy, case: Situation) -> bool:
+def _is_outdone(strategy: Strategy, policy: Policy, situation: Situation) -> bool:
     """Return whether a later strategy of the policy is also available."""
     later = policy.ladder[policy.ladder.index(strategy) + 1 :]
-    options = (STRATEGIES[other](policy, case) for other in later if other in policy.strategies)
+    options = (
+        STRATEGIES[other](policy, situation) for other in later if other in policy.strategies
+    )
     return any(option is not None and not option.why_not for option in options)
 
 
-def _out_of_reach(policy: Policy, case: Situation, strategies: tuple[Strategy, ...]) -> str:
+def _out_of_reach(policy: Policy, situation: Situation, strategies: tuple[Strategy, ...]) -> str:
     """Return why none of these inner strategies is available; empty: one is.
 
     If a recovery in place did not last, the job tries one on another node.
     """
-    if not case.session:
+    if not situation.session:
         return "ranks without a Session cannot wait for each other"
-    if not case.formed:
+    if not situation.formed:
         return "the ranks have not formed a generation yet"
-    in_row = sum(strategy in strategies for strategy in _same_place(case))
-    elsewhere = strategies is _MOVES and not _leaves_its_place(case)
+    in_row = sum(strategy in strategies for strategy in _same_place(situation))
+    elsewhere = strategies is _MOVES and not _leaves_its_place(situation)
     if elsewhere and in_row and Strategy.RECOVER_IN_PLACE in policy.strategies:
         return (
-            f"the job recovered {case.fault.blamed()} on another node, but has not finished a "
+            f"the job recovered {situation.fault.blamed()} on another node, but has not finished a "
             "step since then"
         )
-    if in_row >= policy.max_in_row and history.counts(case.fault):
+    if in_row >= policy.max_in_row and history.counts(situation.fault):
         return (
-            f"the job recovered {case.fault.blamed()} {in_row} times without a finished step in "
-            "between"
+            f"the job recovered {situation.fault.blamed()} {in_row} times without a finished step "
+            "in between"
         )
-    hangs = history.hangs_in_row(case.past, case.fault, case.newest)
-    if case.fault.kind is FaultKind.HANG and hangs >= policy.max_in_row:
+    hangs = history.hangs_in_row(situation.past, situation.fault, situation.newest)
+    if situation.fault.kind is FaultKind.HANG and hangs >= policy.max_in_row:
         return f"the job hung {hangs} times without a finished step in between"
-    return _spent(policy, case)
+    return _spent(policy, situation)
 
 
-def _spent(policy: Policy, case: Situation) -> str:
-    used = history.recoveries_used(case.past)
-    if used >= policy.max_recoveries and history.counts(case.fault):
+def _spent(policy: Policy, situation: Situation) -> str:
+    used = history.recoveries_used(situation.past)
+    if used >= policy.max_recoveries and history.counts(situation.fault):
         return f"{used} of {policy.max_recoveries} recoveries are used"
     return ""
 
 
-def _same_place(case: Situation) -> list[Strategy]:
+def _same_place(situation: Situation) -> list[Strategy]:
     """Return inner recoveries of the same place, latest first, without a finished step between.
 
     A failed source of a rank's state does not count, because the number of sources is limited.
     Evictions do not count either.
     """
     found = []
-    for past in history.since_last_step(case.past, case.newest):
+    for past in history.since_last_step(situation.past, situation.newest):
         if not history.counts(past.fault):
             continue
         if past.strategy not in INNER:
             break
-        restore = FaultKind.RESTORE in (past.fault.kind, case.fault.kind)
-        if restore and past.fault.signature != case.fault.signature:
+        restore = FaultKind.RESTORE in (past.fault.kind, situation.fault.kind)
+        if restore and past.fault.signature != situation.fault.signature:
             continue
-        if (past.fault.rank, past.fault.node) == (case.fault.rank, case.fault.node):
+        if (past.fault.rank, past.fault.node) == (situation.fault.rank, situation.fault.node):
             found.append(past.strategy)
     return found
 
 
-def _hinders_job(strategy: Strategy, policy: Policy, case: Situation) -> str:
-    used = history.used(case.past, JOBS)
-    if history.counts(case.fault) and used >= policy.max_reschedules:
+def _hinders_job(strategy: Strategy, policy: Policy, situation: Situation) -> str:
+    used = history.used(situation.past, JOBS)
+    if history.counts(situation.fault) and used >= policy.max_reschedules:
         return f"{used} of {policy.max_reschedules} reschedules are used"
-    return _not_offered(strategy, case)
+    return _not_offered(strategy, situation)
 
 
-def _hinders_unconditional(policy: Policy, case: Situation) -> str:
+def _hinders_unconditional(policy: Policy, situation: Situation) -> str:
     if not policy.unconditional:
         return "no node or device is the cause, and reschedule-job is not unconditional"
-    row = _in_row(policy, case, Strategy.RESCHEDULE_JOB)
+    row = _in_row(policy, situation, Strategy.RESCHEDULE_JOB)
     if row >= policy.max_reschedules_in_row:
         return (
             f"the platform placed the job again {row} consecutive times without a fault of a "
@@ -354,5 +363,5 @@ def _hinders_unconditional(policy: Policy, case: Situation) -> str:
     return ""
 
 
-def _not_offered(strategy: Strategy, case: Situation) -> str:
-    return "" if strategy in case.engine else f"the engine does not support {strategy.value}"
+def _not_offered(strategy: Strategy, situation: Situation) -> str:
+    return "" if strategy in situation.engine else f"the engine does not support {strategy.value}"

@@ -117,7 +117,7 @@ class PrefectNotifier:
             self._changed.notify()
         self._thread.join(_FLUSH_S)
         if not self._thread.is_alive():
-            self._note_told(time.monotonic())
+            self._save_last_sent(time.monotonic())
         if self._queue:
             self._log.warning("Prefect did not receive %d notices of this job", len(self._queue))
 
@@ -192,13 +192,13 @@ class PrefectNotifier:
             self._progress_sent_at = time.monotonic()
         elif self._telling is not None:
             self._deliver(client, self._telling)
-        self._note_told(time.monotonic() - _ARRIVES_S)
+        self._save_last_sent(time.monotonic() - _ARRIVES_S)
         self._take_off()
         if self._failing:
             self._failing = False
             self._log.info("Prefect's API answers again")
 
-    def _note_told(self, until: float) -> None:
+    def _save_last_sent(self, until: float) -> None:
         """Save the number of the last event that was emitted until then."""
         number = 0
         while self._emitted and self._emitted[0][0] <= until:

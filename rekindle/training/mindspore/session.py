@@ -103,9 +103,9 @@ class Session:
         self._records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self._profiler = Profiler(slot, self.local_rank)
         place = self._generations.place
-        self._keeper = SnapshotSchedule(channel, place, self._profiler, ParametersWriter)
+        self._snapshot_schedule = SnapshotSchedule(channel, place, self._profiler, ParametersWriter)
         self._run = RunIdentity(0, 0)
-        self._memory = CallbackState(())
+        self._callback_state = CallbackState(())
         self._final_snapshot = FinalSnapshot(self._parameters, self._keep_last)
 
     @property
@@ -136,7 +136,7 @@ class Session:
         self._final_snapshot.close()
         self._generations.close()
         self._progress.leave()
-        self._keeper.close()
+        self._snapshot_schedule.close()
         self._profiler.close()
         self._records.close()
 
@@ -165,7 +165,7 @@ class Session:
         begins = 0 if self.finished else self._parameters.digest()
         self._run = RunIdentity(self._progress.total, begins)
         others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
-        self._memory = CallbackState(others)
+        self._callback_state = CallbackState(others)
         while True:
             if self._generations.fetched.get("stopped") == self._progress.total:
                 self._stop()
@@ -242,7 +242,7 @@ class Session:
 
     def _resume(self) -> None:
         """Give the callbacks their kept values, if they came with a state; all have begun."""
-        self._memory.load(self._generations.fetched.get("callbacks", ()))
+        self._callback_state.load(self._generations.fetched.get("callbacks", ()))
         self._generations.fetched = {}
 
     def _settle(self, stops: bool) -> None:
@@ -253,7 +253,7 @@ class Session:
         stopped = {"stopped": self._progress.total} if stops else {}  # the steps of this attempt
         self._generations.position = {
             "step": self.finished,
-            "callbacks": self._memory.state(),
+            "callbacks": self._callback_state.state(),
             **stopped,
         }
         self._final_snapshot.end_step(self.finished)
@@ -263,7 +263,7 @@ class Session:
     def _keep(self) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
         with self._progress.at(RankActivity.CHECKPOINT), self._final_snapshot.apart:
-            self._keeper.keep(
+            self._snapshot_schedule.keep(
                 {"parameters": self._parameters},
                 place=replace(self._generations.place, generation=self._state.generation),
                 step=self.finished,
@@ -315,7 +315,7 @@ class Session:
 
     def _keep_last(self, moment: Moment) -> bool:
         """Give the agent the newest state, because this process must end."""
-        return self._keeper.keep_last(
+        return self._snapshot_schedule.keep_last(
             {"parameters": self._parameters.before_step if moment.inside else self._parameters},
             place=replace(self._generations.place, generation=self._state.generation),
             step=moment.step,

@@ -63,32 +63,32 @@ def fetch(  # noqa: PLR0913  # the parties of the transfer
 
 
 def send_state(
-    arrays: Mapping[str, Array], line: socket.socket, position: Mapping[str, Any] = _NOWHERE
+    arrays: Mapping[str, Array], connection: socket.socket, position: Mapping[str, Any] = _NOWHERE
 ) -> None:
     """Send a state as a file, and then its checksum. Raises OSError: the connection is lost."""
     encoded = msgspec.json.encode(position).decode()
     metadata = {METADATA_SKELETON: SKELETON.decode(), METADATA_POSITION: encoded}
     layout = plan_layout(forms_of(arrays), metadata_room=len(msgspec.json.encode(metadata)))
     header = encode_header(layout, metadata)
-    line.sendall(_BEGIN.pack(layout.total_bytes))
+    connection.sendall(_BEGIN.pack(layout.total_bytes))
     checksum = xxhash.xxh3_128(header)
-    line.sendall(header)
+    connection.sendall(header)
     for spec in layout.specs:
         row = bytes_of(arrays[spec.name])
         checksum.update(row.data)
-        line.sendall(row.data)
-    line.sendall(checksum.digest())
+        connection.sendall(row.data)
+    connection.sendall(checksum.digest())
 
 
-def receive_state(parameters: Parameters, line: socket.socket) -> Mapping[str, Any]:
+def receive_state(parameters: Parameters, connection: socket.socket) -> Mapping[str, Any]:
     """Take over a state from a connection; return its position.
 
     Raises CorruptError: the bytes differ from the bytes that were sent; OSError: the connection is
     lost; SessionError: the state belongs to another model. The parameters then keep their values.
     """
-    (size,) = _BEGIN.unpack(receive(line, _BEGIN.size))
-    file = memoryview(receive(line, size))
-    if xxhash.xxh3_128_digest(file) != receive(line, _DIGEST_BYTES):
+    (size,) = _BEGIN.unpack(receive(connection, _BEGIN.size))
+    file = memoryview(receive(connection, size))
+    if xxhash.xxh3_128_digest(file) != receive(connection, _DIGEST_BYTES):
         raise CorruptError("the state from another rank is damaged")
     return take_over(parameters, file)
 

@@ -25,7 +25,7 @@ class PlainKit:
     def __init__(self, local_rank: int, device: Device) -> None:
         self._device = device
         self._listener = Listener() if local_rank == 0 else None
-        self._lines: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
 
     @property
     def port(self) -> int:
@@ -42,12 +42,12 @@ class PlainKit:
 
     def meet(self, task: Meet) -> Done:
         """Measure a sum over all ranks. Raises WrongResultError; OSError: others are missing."""
-        lines = self._lines = self._connect(task)
+        connections = self._connections = self._connect(task)
         laps = []
         for lap in range(2 * WINDOWS):
             own = np.full(SENT // 4, float(task.rank + 1 + lap), np.float32)
             began = time.perf_counter()
-            summed = _sum(own, lines, first=task.rank == 0)
+            summed = _sum(own, connections, first=task.rank == 0)
             laps.append(time.perf_counter() - began)
             if not (summed == sum(range(1 + lap, task.world_size + 1 + lap))).all():
                 raise WrongResultError("a collective returned wrong values")
@@ -57,8 +57,8 @@ class PlainKit:
 
     def hang_up(self) -> None:
         """Close the connections to others."""
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
     def _connect(self, task: Meet) -> list[socket.socket]:
         """Return the first rank's connections to all others, or another rank's connection to it."""
@@ -91,21 +91,21 @@ def _memory(device: Device) -> float:
     return seconds
 
 
-def _sum(own: _Array, lines: list[socket.socket], *, first: bool) -> _Array:
+def _sum(own: _Array, connections: list[socket.socket], *, first: bool) -> _Array:
     """Return the sum of all ranks' arrays."""
     if not first:
-        lines[0].sendall(own.data)
-        return _received(lines[0])
+        connections[0].sendall(own.data)
+        return _received(connections[0])
     total = own.copy()
-    for line in lines:
-        total += _received(line)
-    for line in lines:
-        line.sendall(total.data)
+    for connection in connections:
+        total += _received(connection)
+    for connection in connections:
+        connection.sendall(total.data)
     return total
 
 
-def _received(line: socket.socket) -> _Array:
-    return np.frombuffer(receive(line, SENT), np.float32)
+def _received(connection: socket.socket) -> _Array:
+    return np.frombuffer(receive(connection, SENT), np.float32)
 
 
 if __name__ == "__main__":

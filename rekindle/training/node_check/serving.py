@@ -47,27 +47,27 @@ class Kit(Protocol):
 def serve(open_device: Callable[[int], Kit]) -> None:
     """Open the device of this local rank, and do the agent's tasks."""
     Path("/proc/self/comm").write_text(NAME)
-    line = socket.socket(fileno=int(os.environ[names.ENV_CHANNEL_FD]))
+    connection = socket.socket(fileno=int(os.environ[names.ENV_CHANNEL_FD]))
     try:
         kit = open_device(int(os.environ["LOCAL_RANK"]))
     except _FAILURES as error:
-        _fail(line, 0, error)
-    line.send(msgspec.msgpack.encode(Open(port=kit.port)))
-    while data := line.recv(MAX_MESSAGE):
+        _fail(connection, 0, error)
+    connection.send(msgspec.msgpack.encode(Open(port=kit.port)))
+    while data := connection.recv(MAX_MESSAGE):
         task = _TASK.decode(data)
         try:
             done = kit.work(task) if isinstance(task, DeviceWork) else kit.meet(task)
         except _FAILURES as error:
-            _fail(line, task.serial, error)
-        line.send(msgspec.msgpack.encode(done))
+            _fail(connection, task.serial, error)
+        connection.send(msgspec.msgpack.encode(done))
     os._exit(0)  # the threads of a store would otherwise wait for its clients
 
 
-def _fail(line: socket.socket, serial: int, error: Exception) -> NoReturn:
+def _fail(connection: socket.socket, serial: int, error: Exception) -> NoReturn:
     lines = f"{type(error).__name__}: {str(error).strip()}".splitlines()
     # A library may report the lack of memory on a later line than the failed operation.
     text = next(filter(lacks_memory, lines), lines[0])
-    line.send(msgspec.msgpack.encode(Done(serial=serial, error=text)))
+    connection.send(msgspec.msgpack.encode(Done(serial=serial, error=text)))
     os._exit(1)
 
 

@@ -65,7 +65,9 @@ class Loop:
         )
         self._repairs = self.generations.repairs
         writer = functools.partial(TorchSnapshotWriter, seed=given.seed)
-        self._keeper = SnapshotSchedule(channel, self.generations.place, self._profiler, writer)
+        self._snapshot_schedule = SnapshotSchedule(
+            channel, self.generations.place, self._profiler, writer
+        )
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(channel, slot, self.progress, self.state, self.generations)
@@ -92,7 +94,7 @@ class Loop:
             leave_for_good()
         self.progress.leave()
         self.data.close()
-        self._keeper.close()
+        self._snapshot_schedule.close()
         self._profiler.close()
         self.records.close()
 
@@ -185,7 +187,7 @@ class Loop:
     def _keep(self, *, last: bool) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
         with self.progress.at(RankActivity.CHECKPOINT):
-            self._keeper.keep(
+            self._snapshot_schedule.keep(
                 self.generations.named,
                 place=self.generations.place,
                 step=self.state.finished,

@@ -83,9 +83,9 @@ def _review(kind: str) -> dict[str, object]:
 def test_who_am_i(limited: Cluster, namespace: str) -> None:
     """A SelfSubjectReview returns the name and the groups of the account."""
     kind = "SelfSubjectReview"
-    told = limited.create(_REVIEWS[kind], _review(kind))["status"]["userInfo"]
-    assert told["username"] == f"system:serviceaccount:{namespace}:runner"
-    assert {"system:authenticated", f"system:serviceaccounts:{namespace}"} <= {*told["groups"]}
+    user = limited.create(_REVIEWS[kind], _review(kind))["status"]["userInfo"]
+    assert user["username"] == f"system:serviceaccount:{namespace}:runner"
+    assert {"system:authenticated", f"system:serviceaccounts:{namespace}"} <= {*user["groups"]}
 
 
 @pytest.mark.parametrize("kind", _REVIEWS)
@@ -253,7 +253,7 @@ def test_a_namespace_takes_all_with_it(shared_cluster: Cluster, namespace: str) 
 def test_what_a_pod_names_must_be_there(shared_cluster: Cluster, namespace: str) -> None:
     """A pod gets 403 if its service account or its priority class does not exist."""
     path = f"/api/v1/namespaces/{namespace}/pods"
-    for field, told in (
+    for field, text in (
         ("serviceAccountName", "error looking up service account"),
         ("priorityClassName", "no PriorityClass with name none was found"),
     ):
@@ -261,4 +261,4 @@ def test_what_a_pod_names_must_be_there(shared_cluster: Cluster, namespace: str)
         wanted["spec"][field] = "none"
         code, answer = shared_cluster.call("POST", path, wanted)
         assert (code, answer["reason"]) == (403, "Forbidden")
-        assert told in answer["message"]
+        assert text in answer["message"]

@@ -23,7 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self):
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length).decode()
-        told = {"method": self.command, "path": self.path, "body": body,
+        request = {"method": self.command, "path": self.path, "body": body,
                 "authorization": self.headers.get("Authorization"), "x": os.path.exists("closed")}
         if self.path.startswith("/slow"):
             self.send_response(200)
@@ -46,7 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if self.path == "/go":
             open("go", "w").close()
-        data = json.dumps(told).encode()
+        data = json.dumps(request).encode()
         self.send_response(418 if self.path == "/odd" else 200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -94,11 +94,11 @@ def test_requests_pass(space: Space, service: str) -> None:
     """The proxy passes on method, path, query, body and status code, but not the credentials."""
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
         body = None if method == "GET" else {"a": 1}
-        code, told = space.cluster.call(method, f"{service}/a/b?c=d%20e", body)
+        code, request = space.cluster.call(method, f"{service}/a/b?c=d%20e", body)
         assert code == 200
-        assert (told["method"], told["path"]) == (method, "/a/b?c=d%20e")
-        assert told["authorization"] is None
-        assert told["body"] == ("" if body is None else json.dumps(body))
+        assert (request["method"], request["path"]) == (method, "/a/b?c=d%20e")
+        assert request["authorization"] is None
+        assert request["body"] == ("" if body is None else json.dumps(body))
     assert space.cluster.call("GET", f"{service}/odd")[0] == 418
 
 

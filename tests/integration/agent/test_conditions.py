@@ -28,8 +28,8 @@ class Node:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pids = {0: 10, 1: 11}
-        self.told: list[Message] = []
-        self.watch = DeviceMonitor(lambda: dict(self.pids), self.told.append)
+        self.sent: list[Message] = []
+        self.watch = DeviceMonitor(lambda: dict(self.pids), self.sent.append)
         self._program = folder / "dcmi"
         monkeypatch.setattr(device_tools, "ASK_DCMI", (str(self._program),))
         monkeypatch.setattr(device_tools, "NPU_MANAGER", folder)
@@ -42,8 +42,8 @@ class Node:
         found = DeviceReadings(devices=dict(enumerate(devices)), **more)
         self.runs(f"echo of the driver; echo '{msgspec.json.encode(found).decode()}'")
 
-    def look(self) -> bool:
-        return asyncio.run(self.watch.look())
+    def check(self) -> bool:
+        return asyncio.run(self.watch.check())
 
 
 @pytest.fixture
@@ -59,19 +59,19 @@ def test_what_is_well_and_stays_so_is_told_once(node: Node) -> None:
     It does so because an earlier agent may have reported codes that no longer exist.
     """
     node.says(WELL, WELL)
-    assert [node.look(), node.look()] == [True, True]
-    assert node.told == [Conditions(devices={0: WELL, 1: WELL})]
+    assert [node.check(), node.check()] == [True, True]
+    assert node.sent == [Conditions(devices={0: WELL, 1: WELL})]
 
 
 def test_codes_are_told_as_long_as_they_are_there_and_once_when_gone(node: Node) -> None:
     node.says(WELL, SICK)
-    node.look()
-    node.look()
+    node.check()
+    node.check()
     node.says(WELL, WELL)
-    node.look()
-    node.look()
+    node.check()
+    node.check()
     sick = Conditions(devices={0: WELL, 1: SICK})
-    assert node.told == [sick, sick, Conditions(devices={0: WELL, 1: WELL})]
+    assert node.sent == [sick, sick, Conditions(devices={0: WELL, 1: WELL})]
 
 
 def test_devices_have_the_numbers_of_their_ranks(
@@ -80,8 +80,8 @@ def test_devices_have_the_numbers_of_their_ranks(
     """If devices 2 and 9 are visible, the agent reports device 2 as device 0, and no other."""
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "2,9")
     node.says(SICK, SICK, WELL)
-    node.look()
-    assert node.told == [Conditions(devices={0: WELL})]
+    node.check()
+    assert node.sent == [Conditions(devices={0: WELL})]
 
 
 def test_what_was_read_while_a_process_came_is_not_told(
@@ -100,8 +100,8 @@ def test_what_was_read_while_a_process_came_is_not_told(
     node.pids[1] = 0
     monkeypatch.setattr(device_tools, "conditions", meanwhile)
     node.says(SICK, SICK)
-    node.look()
-    assert node.told == [Conditions(devices={1: SICK})]
+    node.check()
+    assert node.sent == [Conditions(devices={1: SICK})]
 
 
 def test_a_health_that_there_is_not_is_no_message() -> None:
@@ -109,8 +109,8 @@ def test_a_health_that_there_is_not_is_no_message() -> None:
 
     The coordinator uses the health as the severity of the fault codes.
     """
-    said = Conditions(devices={1: SICK})
-    assert decode_from_agent(encode(said)) == said
+    message = Conditions(devices={1: SICK})
+    assert decode_from_agent(encode(message)) == message
     with pytest.raises(ProtocolError):
         decode_from_agent(encode(Conditions(devices={1: Condition(4, ())})))
 
@@ -118,8 +118,8 @@ def test_a_health_that_there_is_not_is_no_message() -> None:
 def test_nobody_is_asked_before_ranks_were_started(node: Node) -> None:
     """Without ranks the agent reports no devices: the coordinator would ignore a spare's report."""
     node.pids.clear()
-    assert node.look()
-    assert node.told == []
+    assert node.check()
+    assert node.sent == []
 
 
 def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
@@ -133,7 +133,7 @@ def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
         "it does not have the function dcmi_init"
     )
     assert capfd.readouterr().err == f"rekindle agent: {text}\n"
-    assert node.told == []
+    assert node.sent == []
 
 
 def test_without_npus_nothing_is_asked_or_said(
@@ -163,13 +163,13 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     """The agent logs once that DCMI's program crashes, prints garbage or hangs, and reads again."""
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", expires_s or bound_s())
     node.runs(script)
-    assert [node.look(), node.look()] == [True, True]
+    assert [node.check(), node.check()] == [True, True]
     output = capfd.readouterr().err
     assert (output.count("rekindle agent"), text in output) == (1, True)
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", bound_s())
     node.says(SICK)
-    node.look()
-    assert node.told == [Conditions(devices={0: SICK})]
+    node.check()
+    assert node.sent == [Conditions(devices={0: SICK})]
 
 
 def test_a_bug_costs_one_look(
@@ -188,5 +188,5 @@ def test_a_bug_costs_one_look(
     monkeypatch.setattr(conditions, "LOOK_S", 0.0)
     monkeypatch.setattr(device_tools, "conditions", broken)
     asyncio.run(finished(node.watch.run()))
-    assert node.told == [Conditions(devices={0: SICK})]
+    assert node.sent == [Conditions(devices={0: SICK})]
     assert "ValueError('of ours')" in capfd.readouterr().err

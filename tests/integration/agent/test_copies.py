@@ -38,13 +38,13 @@ class Node:
     """The snapshots and the replica server of one agent, and the messages that it sent."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[p.Message] = []
-        self.replica_server = ReplicaServer(SPEC, KNOWN, self.told.append)
+        self.sent: list[p.Message] = []
+        self.replica_server = ReplicaServer(SPEC, KNOWN, self.sent.append)
         self.at = p.ReplicaAddress(host=LOOPBACK, port=self.replica_server.listen(LOOPBACK))
         self.snapshots = NodeSnapshots(
             SPEC,
             DirectoryStore(folder),
-            self.told.append,
+            self.sent.append,
             replica_server=self.replica_server,
             replica_client=ReplicaClient(KNOWN),
         )
@@ -164,7 +164,7 @@ def test_a_snapshot_is_settled_when_it_is_copied(tmp_path: Path) -> None:
         own.snapshots.formed(form(other.at))
         await settled(await own.take(10))
         assert other.steps == {0: (5, 10)}
-        assert other.told[-1] == p.Snapshots(kept={0: ((5, 1), (10, 1))}, copies=True)
+        assert other.sent[-1] == p.Snapshots(kept={0: ((5, 1), (10, 1))}, copies=True)
 
     run(tmp_path, body)
 
@@ -251,7 +251,7 @@ def test_a_copy_is_fetched_as_a_snapshot_of_the_ranks_own(tmp_path: Path) -> Non
         for node in (other, Node(tmp_path)):
             node.snapshots.formed(form(source=own.at))
             assert await node.fetch(10) == ("", [5, 10] if node is other else [10])
-            assert node.told[-1] == p.Snapshots(kept=node.snapshots.kept)
+            assert node.sent[-1] == p.Snapshots(kept=node.snapshots.kept)
             assert max(node.snapshots.kept[0]) == (10, 1)
             [held] = [b for _, b in node.snapshots._buffers[0] if b.state == (10, 1)]
             assert held.is_released
@@ -300,7 +300,7 @@ def test_final_checkpoint_from_a_copy(tmp_path: Path) -> None:
             p.WriteFinalCheckpoint(generation=1, step=6, shards={1: 0}, of=2)
         )
         await other.snapshots.finish()
-        written, failed = (m for m in other.told if isinstance(m, p.ShardWritten))
+        written, failed = (m for m in other.sent if isinstance(m, p.ShardWritten))
         assert (written.step, written.shard, written.error, written.final) == (5, 1, "", True)
         assert written.file is not None
         assert "no replica of rank 0 after step 6" in failed.error
@@ -339,7 +339,7 @@ def test_final_checkpoint_that_are_clean(tmp_path: Path) -> None:
             p.WriteFinalCheckpoint(step=6, generation=1, suspicions=((2, 7),))
         )
         await own.snapshots.finish()
-        (written,) = (m for m in own.told if isinstance(m, p.CheckpointWritten))
+        (written,) = (m for m in own.sent if isinstance(m, p.CheckpointWritten))
         assert (written.step, written.generation, written.error) == (6, 1, "")
 
     run(tmp_path, body)
@@ -360,6 +360,6 @@ def test_a_checkpoint_that_is_forgotten_before_it_is_written(tmp_path: Path) -> 
         own.snapshots.formed(msgspec.structs.replace(whole, suspicions=((1, 7),)))
         stored.set()
         await own.snapshots.finish()
-        assert not [m for m in own.told if isinstance(m, p.CheckpointWritten)]
+        assert not [m for m in own.sent if isinstance(m, p.CheckpointWritten)]
 
     run(tmp_path, body)

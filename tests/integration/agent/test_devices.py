@@ -83,9 +83,9 @@ def test_what_a_tool_says_when_it_fails_is_the_reason(tools: Path) -> None:
     """The error has the exit status of the tool and its error output."""
     (tools / "no-gpu").touch()
     tool(tools, "nvidia-smi", 'echo "in use by a client" >&2; exit 5')
-    said = reset(0)
-    assert "ended with status 5" in said
-    assert "in use by a client" in said
+    error = reset(0)
+    assert "ended with status 5" in error
+    assert "in use by a client" in error
 
 
 def test_a_tool_that_is_not_there(tools: Path) -> None:

@@ -197,7 +197,7 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         (b"", "the request is invalid"),
         (b'{"attempt": "x"}', "Expected `int`"),
@@ -205,10 +205,10 @@ def test_a_copy_that_is_older_than_the_journal(pod: Pod) -> None:
         (b'{"attempt": 1, "more": 2}', "unknown field `more`"),
     ],
 )
-def test_orders_that_are_none(body: bytes, said: str, waiting: Pod) -> None:
+def test_orders_that_are_none(body: bytes, expected: str, waiting: Pod) -> None:
     """The coordinator refuses invalid requests with status 400; no attempt starts."""
     status, text = ask(waiting, "POST", names.PATH_ATTEMPT, body)
-    assert (status, said in text) == (400, True), text
+    assert (status, expected in text) == (400, True), text
     assert waiting.is_between()
 
 

@@ -33,7 +33,7 @@ def test_a_copy_is_kept_and_given_back() -> None:
         assert await kept.fetch(5) == CONTENT
         assert await kept.fetch(5) == CONTENT
 
-    assert run(body).told == [{2: (5,)}]
+    assert run(body).reported == [{2: (5,)}]
 
 
 def test_the_two_newest_are_kept() -> None:
@@ -62,7 +62,7 @@ def test_what_is_there_is_not_sent_again() -> None:
 
     async def body(kept: Kept) -> None:
         await kept.put(5)
-        line = await kept.line()
+        connection = await kept.connection()
         with buffer_of(CONTENT, 5) as buffer:
             checksum = buffer.checksum
         request = Put(
@@ -75,9 +75,9 @@ def test_what_is_there_is_not_sent_again() -> None:
             bytes=len(CONTENT),
             checksum=checksum,
         )
-        await line.say(request)
-        assert await line.receive_message(replica_transport.ANSWERS) == Answer()
-        line._socket.close()
+        await connection.say(request)
+        assert await connection.receive_message(replica_transport.ANSWERS) == Answer()
+        connection._socket.close()
         kept.server.formed(form_of(9, 4))  # the snapshot was also sent for this generation
         assert kept.steps == {2: (5,)}
         await kept.put(5, b"another one", form=form_of(9, 5))
@@ -104,7 +104,7 @@ def test_steps_that_are_done_again_are_forgotten() -> None:
         kept.server.formed(form_of(2, 5))  # the order is late: the other node was faster
         assert await kept.fetch(10) == b"the new one"
 
-    assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
+    assert run(body).reported == [{2: (5,)}, {2: (5, 10)}, {2: (5,)}, {2: (5, 10)}]
 
 
 def test_a_node_that_is_ahead() -> None:
@@ -121,7 +121,7 @@ def test_a_node_that_is_ahead() -> None:
         kept.server.formed(form_of(2, 5))
         assert await kept.fetch(5) == CONTENT
 
-    assert run(body).told == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]
+    assert run(body).reported == [{2: (5,)}, {2: (5, 10)}, {2: (10, 15)}, {2: ()}, {2: (5,)}]
 
 
 def test_many_ranks_at_once() -> None:

@@ -72,9 +72,9 @@ def test_a_replica_server_that_is_none() -> None:
             spec_of(nodes=2, processes=2), Credentials("simulated", 0, "guess"), print
         )
 
-        async def believe(line: ReplicaConnection) -> Fetch:
-            await line.meet()
-            await line._receive(36)
+        async def believe(connection: ReplicaConnection) -> Fetch:
+            await connection.meet()
+            await connection._receive(36)
             return Fetch(job_id="simulated", attempt=0, rank=2, state=(5, 1))
 
         at = protocol.ReplicaAddress(host=LOOPBACK, port=wrong.listen(LOOPBACK))
@@ -147,10 +147,10 @@ def test_what_cannot_be_kept(changes: dict[str, int], text: str) -> None:
     """The server refuses an unknown rank and a too large replica before the sender sends a byte."""
 
     async def body(kept: Kept) -> None:
-        line = await kept.line()
-        await line.say(request_of(**changes))
-        assert text in (await line.receive_message(replica_transport.ANSWERS)).error
-        line._socket.close()
+        connection = await kept.connection()
+        await connection.say(request_of(**changes))
+        assert text in (await connection.receive_message(replica_transport.ANSWERS)).error
+        connection._socket.close()
         assert kept.steps.get(2, ()) == ()
         await served(kept)
 
@@ -164,11 +164,11 @@ def test_requests_that_make_no_sense(changes: dict[str, object]) -> None:
     """The server ends the connection at an invalid request, even if the caller knows the secret."""
 
     async def body(kept: Kept) -> None:
-        line = await kept.line()
-        await line.say(msgspec.convert(msgspec.to_builtins(request_of()) | changes, _Any))
+        connection = await kept.connection()
+        await connection.say(msgspec.convert(msgspec.to_builtins(request_of()) | changes, _Any))
         with pytest.raises(ConnectionError):
-            await line.receive_message(replica_transport.ANSWERS)
-        line._socket.close()
+            await connection.receive_message(replica_transport.ANSWERS)
+        connection._socket.close()
         await served(kept)
 
     run(body)
@@ -195,15 +195,15 @@ def test_a_torn_stream(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(kept: Kept) -> None:
         await kept.put(5)
         await kept.put(10)
-        line = await kept.line()
-        await line.say(request_of(state=(15, 1)))
-        assert (await line.receive_message(replica_transport.ANSWERS)).bytes == 50_000
-        await line.send(memoryview(CONTENT)[:20_000])
+        connection = await kept.connection()
+        await connection.say(request_of(state=(15, 1)))
+        assert (await connection.receive_message(replica_transport.ANSWERS)).bytes == 50_000
+        await connection.send(memoryview(CONTENT)[:20_000])
         if ends == "cut":
-            line._socket.close()
+            connection._socket.close()
         assert await kept.fetch(10) == CONTENT  # waits until the server gives up the torn one
         assert kept.steps == {2: (5, 10)}
-        line._socket.close()
+        connection._socket.close()
         await kept.put(15)
         assert kept.steps == {2: (10, 15)}
         assert len(memory()) == 3
@@ -215,15 +215,15 @@ def test_other_bytes_than_were_sealed() -> None:
     """The server refuses bytes that do not match the seal's checksum, with an error."""
 
     async def body(kept: Kept) -> None:
-        line = await kept.line()
-        await line.say(request_of())
-        await line.receive_message(replica_transport.ANSWERS)
-        await line.send(memoryview(CONTENT))
+        connection = await kept.connection()
+        await connection.say(request_of())
+        await connection.receive_message(replica_transport.ANSWERS)
+        await connection.send(memoryview(CONTENT))
         assert (
             "the received bytes have checksum xxh3_128 of blocks:"
-            in (await line.receive_message(replica_transport.ANSWERS)).error
+            in (await connection.receive_message(replica_transport.ANSWERS)).error
         )
-        line._socket.close()
+        connection._socket.close()
         assert kept.steps == {2: ()}
 
     run(body)

@@ -41,10 +41,12 @@ def test_a_commit_before_what_is_left_over_is_abandoned(
     files = write_parts(other, 4)
     put(other, 9)
     files = write_parts(other, 4)  # the commit of step 9 removed the first ones
-    before_request(proxy, is_mark("PUT"), lambda: told.append(other.commit(with_files(4, files))))
-    told: list[object] = []
+    before_request(
+        proxy, is_mark("PUT"), lambda: results.append(other.commit(with_files(4, files)))
+    )
+    results: list[object] = []
     broken.prune(Retention(last=5))
-    assert len(told) == 1
+    assert len(results) == 1
     assert broken.keys() == [(9, 1), (4, 1)]
     found = other.find(4, 1)
     assert found
@@ -163,12 +165,12 @@ def test_a_pin_is_seen_before_the_manifest_goes(
     before_request(
         proxy,
         lambda request: "GET" in request.method and "step-0000000001" in request.path,
-        lambda: told.append(other.pin(Pin((1, 1), "user"))),
+        lambda: results.append(other.pin(Pin((1, 1), "user"))),
     )
-    told: list[bool] = []
+    results: list[bool] = []
     assert broken.prune(Retention(last=1)) == ()
-    assert told == [True]
-    deleted = [seen.path for seen in proxy.seen if seen.method == "DELETE"]
+    assert results == [True]
+    deleted = [each.path for each in proxy.seen if each.method == "DELETE"]
     assert not [path for path in deleted if "manifest" in path]
 
 

@@ -34,29 +34,29 @@ def on_terminal(*arguments: object, cwd: Path, interrupt: bool = False) -> tuple
         text=True,
     )
     os.close(theirs)
-    seen = b""
+    screen = b""
     while True:
         try:
             piece = os.read(ours, 65536)
         except OSError:  # the other end is closed
             break
-        seen += piece
-        if interrupt and b"copy" in seen:
+        screen += piece
+        if interrupt and b"copy" in screen:
             process.send_signal(signal.SIGINT)
             interrupt = False
     os.close(ours)
     output, _ = process.communicate()
-    return process.returncode, output, seen.decode()
+    return process.returncode, output, screen.decode()
 
 
 def test_a_bar_on_a_terminal(store: DirectoryStore, tmp_path: Path) -> None:
     """The terminal shows bytes, rate and remaining time; standard output has only the table."""
     flip(place(store, 5) / STATE, -1)
-    status, output, seen = on_terminal("verify", "store", cwd=tmp_path)
+    status, output, screen = on_terminal("verify", "store", cwd=tmp_path)
     assert status == 1
     assert "damaged" in output
     assert "\x1b" not in output
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
     assert re.search(r"verify 3 checkpoints ━+ +17\.7/17\.7 kB +[\d.]+ [kMG]B/s +0:00:00", plain)
 
 
@@ -65,11 +65,11 @@ def test_interrupted_on_a_terminal(tmp_path: Path) -> None:
     put(DirectoryStore(tmp_path / "store"), 3)
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):  # so that the command cannot end earlier
-        status, output, seen = on_terminal("pull", "store", "out", cwd=tmp_path, interrupt=True)
+        status, output, screen = on_terminal("pull", "store", "out", cwd=tmp_path, interrupt=True)
     assert (status, output) == (130, "")
-    assert "Traceback" not in seen
-    assert "interrupted" in seen
-    assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
+    assert "Traceback" not in screen
+    assert "interrupted" in screen
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
     assert DirectoryStore(tmp_path / "out").newest().checkpoint is None
 
 
@@ -78,9 +78,9 @@ def test_lines_elsewhere(
 ) -> None:
     """Without a terminal there are lines at intervals and one at the end, none after an error."""
     monkeypatch.setattr(bars, "_LINE_S", 0.0)
-    with bars.progress("copy step 3", 3000) as told:
-        told(1000)
-        told(2000)
+    with bars.progress("copy step 3", 3000) as advance:
+        advance(1000)
+        advance(2000)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines] == [
         "copy step 3: 1 kB of 3 kB",

@@ -48,18 +48,18 @@ class Reader:
     def see(self, command: str, lines: list[str]) -> str:
         """Run a command until it prints these lines; return its output."""
         wanted = [shape(line) for line in lines]
-        seen = ""
+        output = ""
 
         def prints() -> bool:
-            nonlocal seen
-            seen = self.ask(command)
-            return self.shapes(seen) == wanted
+            nonlocal output
+            output = self.ask(command)
+            return self.shapes(output) == wanted
 
         try:
             wait_until(prints, command, pause_s=_LOOK_S)
         except AssertionError as late:
-            raise AssertionError(f"$ {command}\n{seen}\nbut the page has\n{wanted}") from late
-        return seen
+            raise AssertionError(f"$ {command}\n{output}\nbut the page has\n{wanted}") from late
+        return output
 
 
 class Terminal:

@@ -66,7 +66,7 @@ def test_the_script_before_the_changes(tmp_path: Path, monkeypatch: pytest.Monke
     page = (ROOT / "docs" / "start" / "first-recovery.md").read_text()
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path / "home"))
     [diff] = re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    seen = []
+    epochs = []
     for name, text in (("old.py", old_side(diff)), ("new.py", new_side(diff))):
         script = tmp_path / name
         script.write_text(text)
@@ -74,11 +74,11 @@ def test_the_script_before_the_changes(tmp_path: Path, monkeypatch: pytest.Monke
         command = [sys.executable, "-m", *launcher, "--nproc-per-node", "2", str(script)]
         done = run_command(command, 4 * bound_s(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        seen.append(re.findall(r"epoch \d", done.stdout + done.stderr))
+        epochs.append(re.findall(r"epoch \d", done.stdout + done.stderr))
         assert (tmp_path / "model.pt").exists()
         (tmp_path / "model.pt").unlink()
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 5
+    assert epochs[0] == epochs[1]
+    assert len(epochs[0]) == 5
 
 
 @pytest.mark.parametrize("place", places("pytest"), ids=str)

@@ -204,10 +204,10 @@ def test_twenty_hangs_of_each_kind(kind: str, job: Callable[..., Job]) -> None:
         run.wait_event(journal.FirstStep, count=turn + 1)
         rank = turn % 4
         run.inject(kind, rank=rank)
-        seen = run.wait_event(journal.FaultSeen, count=turn + 1)
-        right += (seen.fault.kind, seen.fault.rank) == (FaultKind.HANG, rank)
+        event = run.wait_event(journal.FaultSeen, count=turn + 1)
+        right += (event.fault.kind, event.fault.rank) == (FaultKind.HANG, rank)
         records = [line["at"] for line in run.record.lines(rank)]
-        seconds.append(seen.at - max(at for at in records if at < seen.at))
+        seconds.append(event.at - max(at for at in records if at < event.at))
     print(f"{kind}: {right} of 20 named, decided after {min(seconds):.1f} to {max(seconds):.1f} s")
     run.wait_event(journal.FirstStep, count=21)
     assert right >= 19

@@ -50,11 +50,11 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 def assert_sound(store: CheckpointStore) -> int | None:
     """Check that all committed checkpoints are intact; return the newest step."""
-    committed = [seen for seen in store.survey() if not seen.unfinished]
-    for seen in committed:
-        assert seen.manifest, seen
-        assert not seen.reason, seen
-        assert verify(store.at(seen.manifest), lambda _: None) == ()
+    committed = [each for each in store.survey() if not each.unfinished]
+    for each in committed:
+        assert each.manifest, each
+        assert not each.reason, each
+        assert verify(store.at(each.manifest), lambda _: None) == ()
     found = store.newest()
     assert all("the write did not finish" in each.reason for each in found.passed_over)
     newest = found.checkpoint.manifest.step if found.checkpoint else None
@@ -76,7 +76,7 @@ def kill_again_and_again(
         moment = time.monotonic() + chance.uniform(0, 3.0 if restores else SAVING_S)
         run.wait(
             lambda at=moment, first=known, until=restores: (
-                time.monotonic() > at or (until and seen(run, first, journal.FirstStep))
+                time.monotonic() > at or (until and has_event(run, first, journal.FirstStep))
             ),
             "the moment of the kill",
         )
@@ -87,7 +87,7 @@ def kill_again_and_again(
     return saving
 
 
-def seen(run: Job, first: int, kind: type[journal.Event]) -> bool:
+def has_event(run: Job, first: int, kind: type[journal.Event]) -> bool:
     """Return whether the events after the first ones have one of this kind."""
     return any(isinstance(event, kind) for event in run.events()[first:])
 
@@ -95,7 +95,7 @@ def seen(run: Job, first: int, kind: type[journal.Event]) -> bool:
 def wait_event(run: Job, first: int, kind: type[journal.Event]) -> None:
     def there() -> bool:
         assert run.coordinator.poll() is None, f"the job has ended{run.story()}"
-        return seen(run, first, kind)
+        return has_event(run, first, kind)
 
     run.wait(there, f"{kind.__name__} after {first} events")
 
@@ -115,7 +115,7 @@ def strike_and_end(run: Job, baseline: Record, kills: int, seed: str) -> int:
     assert run.leftovers() == []
     assert assert_sound(store) == baseline.total
     # Later writes remove the partial checkpoints.
-    assert [seen for seen in store.survey() if seen.unfinished] == []
+    assert [each for each in store.survey() if each.unfinished] == []
     return saving
 
 

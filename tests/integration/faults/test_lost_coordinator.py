@@ -48,9 +48,9 @@ def as_a_rank_dies(run: Job) -> None:
 
 def as_it_recovers(run: Job) -> None:
     """Kill the coordinator while an incident is open."""
-    seen = len(run.events_of(journal.FaultSeen))
+    count = len(run.events_of(journal.FaultSeen))
     run.kill(1)
-    run.wait_event(journal.FaultSeen, count=seen + 1)
+    run.wait_event(journal.FaultSeen, count=count + 1)
     replace(run)
 
 

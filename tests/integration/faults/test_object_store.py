@@ -133,8 +133,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         )
         stack.callback(run.__exit__)
         fail_after_a_loss(run)
-        told = Story(run, first=run.events())
-        told.damaged = flip_newest(first, run.spec.checkpoint_store)
+        result = Story(run, first=run.events())
+        result.damaged = flip_newest(first, run.spec.checkpoint_store)
         run.plan(*(Fault(0, "forward", step, life=0, do="pause") for step in (13, 18)))
         run.start()
         run.wait_fault(0)
@@ -148,8 +148,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         found = open_store(run.spec.checkpoint_store, ENVIRONMENT).newest()
         assert found.checkpoint is not None
         assert (found.checkpoint.manifest.step, found.passed_over) == (24, ())
-    told.second = run.events()[len(told.first) :]
-    return told
+    result.second = run.events()[len(result.first) :]
+    return result
 
 
 def test_all_nodes_lost(story: Story) -> None:
@@ -190,8 +190,8 @@ def test_two_jobs_with_one_place(
         assert run.end().outcome == "succeeded", run.story()
         assert_same_training(run.record, baseline_of(variant, TWO))
     store = open_store(location, ENVIRONMENT)
-    seen = store.survey()
-    assert seen[0].step == 24
-    for each in seen:
+    found = store.survey()
+    assert found[0].step == 24
+    for each in found:
         assert each.manifest, each
         assert verify(store.at(each.manifest), lambda _: None) == ()

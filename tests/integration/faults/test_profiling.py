@@ -152,8 +152,8 @@ def test_a_rank_that_did_not_join_a_collective_is_named(job: Callable[..., Job])
     run = held(job, Fault(2, "backward", 9, do="hang"), ranks=RANKS, policy=Policy())
     run.profile("communication")
     run.release_all()
-    seen = run.wait_event(journal.FaultSeen).fault
-    assert (seen.kind, seen.rank) == (FaultKind.HANG, 2)
+    fault = run.wait_event(journal.FaultSeen).fault
+    assert (fault.kind, fault.rank) == (FaultKind.HANG, 2)
     which = r"all_reduce no\. \d of default_group in step 9"
-    assert re.search(rf"ranks 0, 1, 3 in {which}, which rank 2 did not join", seen.traceback)
+    assert re.search(rf"ranks 0, 1, 3 in {which}, which rank 2 did not join", fault.traceback)
     assert run.end().outcome == "succeeded", run.story()

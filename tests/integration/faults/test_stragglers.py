@@ -91,8 +91,8 @@ def is_replaced(ended: Ended, incident: journal.Incident | None) -> None:
     """Check that a spare replaces the node, whose check finds it slow and all others healthy."""
     job = ended.job
     assert job.events_of(journal.NodeJoined, host=SLOW_HOST)[0].node == SLOW_NODE
-    said = [each.finding for each in job.events_of(Slowed, hosts=(SLOW_HOST,))]
-    assert (Slow.RANK, (SLOW_NODE,)) in [(each.kind, each.ranks) for each in said]
+    findings = [each.finding for each in job.events_of(Slowed, hosts=(SLOW_HOST,))]
+    assert (Slow.RANK, (SLOW_NODE,)) in [(each.kind, each.ranks) for each in findings]
     verdicts = {each.host: each.verdict.health for each in job.events_of(Examined)}
     assert verdicts.pop(SLOW_HOST) is Health.STRAGGLER
     assert set(verdicts.values()) == {Health.HEALTHY}

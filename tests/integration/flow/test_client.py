@@ -167,16 +167,16 @@ def test_no_coordinator_is_an_error_that_names_its_process() -> None:
 
 def test_requests_prove_the_secret_and_carry_their_order() -> None:
     """A request has the secret in its header; a stop has the user's name."""
-    seen: list[tuple[str, str | None, bytes]] = []
+    requests: list[tuple[str, str | None, bytes]] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        seen.append((handler.path, handler.headers[names.HEADER_SECRET], body))
+        requests.append((handler.path, handler.headers[names.HEADER_SECRET], body))
         reply(200, {})(handler)
 
     with coordinator(answer) as client:
         client.stop(by="ann")
-    [(path, authorization, body)] = seen
+    [(path, authorization, body)] = requests
     assert path == "/stop"
     assert authorization == bearer("secret")
     assert json.loads(body) == {"by": "ann"}

@@ -36,9 +36,9 @@ run_command(command, folder=folder, environment={}, lock=folder / "lock", log=pr
 """
 
 
-def run(folder: Path, *command: str, said: list[str] | None = None) -> str:
-    """Run a command; its log lines go to `said`."""
-    lines = [] if said is None else said
+def run(folder: Path, *command: str, log_lines: list[str] | None = None) -> str:
+    """Run a command; its log lines go to `log_lines`."""
+    lines = [] if log_lines is None else log_lines
     return run_command(
         command,
         folder=folder,
@@ -52,7 +52,7 @@ def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
     """The result is the last line that is not empty; the log has all lines, with standard error."""
     messages: list[str] = []
     script = "import sys; print('one', flush=True); print('two', file=sys.stderr); print()"
-    assert run(tmp_path, sys.executable, "-c", script, said=messages) == "two"
+    assert run(tmp_path, sys.executable, "-c", script, log_lines=messages) == "two"
     assert messages == ["one", "two", ""]
 
 
@@ -102,7 +102,7 @@ def test_two_at_once(tmp_path: Path) -> None:
     flow, (command, _) = begin(tmp_path)
     messages: list[str] = []
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(run, tmp_path, "echo", "done", said=messages)
+        second = pool.submit(run, tmp_path, "echo", "done", log_lines=messages)
         until(lambda: messages, "the second one waits")
         assert "does this already" in messages[0]
         assert command.is_running()

@@ -152,9 +152,9 @@ def test_a_kind_ends_as_its_row_says(
     assert len(met) == len(rows)
     row = found.table[kind]
     if row.strategy:
-        seen = met[rows.index(kind)]
-        assert (seen["fault"], seen["strategy"]) == (row.fault, row.strategy)
-        assert seen["steps lost"] == 0 or row.lost
+        result = met[rows.index(kind)]
+        assert (result["fault"], result["strategy"]) == (row.fault, row.strategy)
+        assert result["steps lost"] == 0 or row.lost
 
 
 @pytest.mark.parametrize("name", ["usual", pytest.param("others", marks=pytest.mark.soak)])

@@ -42,8 +42,10 @@ def test_a_server_that_is_gone_is_mentioned_once(
     with temporary_settings({PREFECT_API_URL: url}), caplog.at_level(logging.WARNING):
         _tell_much(logging.getLogger("test.gone"), tmp_path / "told")
     # The thread of another test may still run.
-    said = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
-    assert sum("Prefect's API fails; the job continues without it" in text for text in said) == 1
+    messages = [record.getMessage() for record in caplog.records if record.name == "test.gone"]
+    assert (
+        sum("Prefect's API fails; the job continues without it" in text for text in messages) == 1
+    )
 
 
 def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
@@ -57,9 +59,9 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
     ):
         _tell_much(logging.getLogger("test.refused"), tmp_path / "told", count=3)
     assert asked.count("POST") >= 3
-    said = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
-    assert sum("Prefect refuses a notice" in text for text in said) == 1
-    assert not any("Prefect did not receive" in text for text in said)
+    messages = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
+    assert sum("Prefect refuses a notice" in text for text in messages) == 1
+    assert not any("Prefect did not receive" in text for text in messages)
 
 
 def test_an_adoption_closes_only_the_task_runs_of_earlier_processes(
@@ -111,9 +113,9 @@ def test_what_was_told_is_not_told_again(
                 flow_run_name="calm-owl",
                 last_sent_file=tmp_path / "told",
                 log=logging.getLogger("test.told"),
-            ) as told:
+            ) as notifier:
                 for number in range(first, last + 1):
-                    told.incident(
+                    notifier.incident(
                         "closed",
                         FirstStep(generation=1, step=1, incident=1, seq=number),
                         {"n": number},
@@ -142,7 +144,7 @@ def _tell_much(log: logging.Logger, told_file: Path, count: int = 1000) -> None:
         flow_run_name="calm-owl",
         last_sent_file=told_file,
         log=log,
-    ) as told:
+    ) as notifier:
         for step in range(count):
-            told.state("Recovering", f"incident {step}")
-            told.progress(Progress(finished=step, newest=step, total=count, metrics={}))
+            notifier.state("Recovering", f"incident {step}")
+            notifier.progress(Progress(finished=step, newest=step, total=count, metrics={}))

@@ -63,14 +63,14 @@ class Runs:
         """Wait until the hook has logged `times` times that it does not restart the run."""
         about = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
 
-        def said() -> bool:
-            told = [log.message for log in self.client.read_logs(about)]
+        def is_logged() -> bool:
+            messages = [log.message for log in self.client.read_logs(about)]
             return (
-                sum(text.startswith("Rekindle does not restart this run: ") for text in told)
+                sum(text.startswith("Rekindle does not restart this run: ") for text in messages)
                 >= times
             )
 
-        until(said, f"the run is left as it ended, {times} times")
+        until(is_logged, f"the run is left as it ended, {times} times")
         return self.states(run)
 
 

@@ -65,12 +65,12 @@ def described(job):
         return {"error": str(error)}
 
 found = {name: described(job) for name, job in json.loads(sys.argv[1]).items()}
-seen = ""
+documents = ""
 with get_client(sync_client=True) as client:
     for kind, name in (("cluster", "big"), ("checkpoint-store", "disk")):
         named = {"block_type_slug": f"rekindle-{kind}", "name": name, "include_secrets": False}
-        seen += str(client.read_block_document_by_name(**named).data)
-print(json.dumps([found, seen]))
+        documents += str(client.read_block_document_by_name(**named).data)
+print(json.dumps([found, documents]))
 """
 
 Python = Callable[..., str]
@@ -108,8 +108,8 @@ def described(python: Python) -> Described:
     One process saves all blocks, and another one loads them.
     """
     python("-c", SAVE)
-    found, seen = json.loads(python("-c", DESCRIBE, json.dumps(JOBS)))
-    return found, seen
+    found, documents = json.loads(python("-c", DESCRIBE, json.dumps(JOBS)))
+    return found, documents
 
 
 def test_a_job_takes_a_saved_policy(described: Described) -> None:
@@ -124,7 +124,7 @@ def test_a_job_takes_a_saved_cluster_and_store(described: Described, folder: Pat
 
     The job's own variables have priority.
     """
-    found, seen = described
+    found, documents = described
     spec = found["cluster"]
     assert (spec["nodes"], spec["processes_per_node"], spec["spares"]) == (3, 2, 1)
     assert spec["environment"] == {
@@ -135,9 +135,9 @@ def test_a_job_takes_a_saved_cluster_and_store(described: Described, folder: Pat
     }
     assert spec["checkpoint_store"] == str(folder / "kept" / "job")
     assert spec["checkpoint_every"] == 9
-    assert "'nodes': 3" in seen
-    assert "geheim" not in seen
-    assert "schluessel" not in seen
+    assert "'nodes': 3" in documents
+    assert "geheim" not in documents
+    assert "schluessel" not in documents
 
 
 @pytest.mark.parametrize("name", ODD)

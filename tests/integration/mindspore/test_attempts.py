@@ -82,5 +82,5 @@ def test_an_object_store(tmp_path: Path, baseline: Baseline, bucket: str) -> Non
         assert job.end() == 0, job.story()
     assert steps_done(job) == [0, 0], job.story()
     assert [job.results()[r]["digest"] for r in (0, 1)] == [second[r]["digest"] for r in (0, 1)]
-    seen = {step - 1: loss for _, step, loss, _ in baseline(2, "--plateau").results()[0]["seen"]}
-    assert job.losses(0) == {step: loss for step, loss in seen.items() if step < 20}
+    losses = {step - 1: loss for _, step, loss, _ in baseline(2, "--plateau").results()[0]["seen"]}
+    assert job.losses(0) == {step: loss for step, loss in losses.items() if step < 20}

@@ -42,8 +42,8 @@ class MsrunJob(MindSporeJob):
         """Return msrun's process, with all workers and the scheduler as its children."""
 
         def found() -> psutil.Process | None:
-            for told in marked_processes(self.mark):
-                pid, _, command = told.partition(": ")
+            for described in marked_processes(self.mark):
+                pid, _, command = described.partition(": ")
                 if "-m rekindle.training.msrun" in command and "rekindle.cli.main" not in command:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process = psutil.Process(int(pid))
@@ -98,9 +98,9 @@ def test_what_workers_have_started_ends_with_them(tmp_path: Path) -> None:
 
     The child processes of all workers end as well, including those of the failed worker.
     """
-    program = "import os, subprocess, sys; told = os.environ; print(sorted(told), told['PATH'])\n"
-    program += "if 'MS_NODE_ID' in told: subprocess.Popen(['sleep', '1000'])\n"
-    program += "if told.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"
+    program = "import os, subprocess, sys; env = os.environ; print(sorted(env), env['PATH'])\n"
+    program += "if 'MS_NODE_ID' in env: subprocess.Popen(['sleep', '1000'])\n"
+    program += "if env.get('MS_NODE_ID') == '1': sys.exit(7)\nimport time; time.sleep(1000)\n"
     script = tmp_path / "starts_another"
     script.write_text(program)
     with MsrunJob(tmp_path, program=script) as job:

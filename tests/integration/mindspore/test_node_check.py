@@ -58,16 +58,16 @@ def lines() -> Iterator[Lines]:
         yield own
 
 
-def heard(line: socket.socket) -> Answer:
+def receive(connection: socket.socket) -> Answer:
     """Return the checker's next message."""
-    return msgspec.msgpack.decode(line.recv(MAX_MESSAGE), type=Answer)
+    return msgspec.msgpack.decode(connection.recv(MAX_MESSAGE), type=Answer)
 
 
-def answer(line: socket.socket) -> Done:
+def answer(connection: socket.socket) -> Done:
     """Order a measurement and return the checker's answer."""
-    assert isinstance(heard(line), Open)
-    line.send(msgspec.msgpack.encode(DeviceWork(serial=7)))
-    done = heard(line)
+    assert isinstance(receive(connection), Open)
+    connection.send(msgspec.msgpack.encode(DeviceWork(serial=7)))
+    done = receive(connection)
     assert isinstance(done, Done)
     assert done.serial == 7
     return done
@@ -95,10 +95,10 @@ def test_what_mindspore_makes_is_compared(wrong: str, text: str, lines: Lines) -
 
 def test_a_device_that_cannot_be_used_is_a_fault(lines: Lines) -> None:
     """A device that MindSpore cannot use is an error before any work, as Ascend here."""
-    said = heard(lines["Ascend"])
-    assert isinstance(said, Done)
-    assert said.error.startswith("RuntimeError: Unsupported device target Ascend")
-    assert not lacks_memory(said.error)
+    message = receive(lines["Ascend"])
+    assert isinstance(message, Done)
+    assert message.error.startswith("RuntimeError: Unsupported device target Ascend")
+    assert not lacks_memory(message.error)
 
 
 @pytest.mark.parametrize(

@@ -104,12 +104,12 @@ def test_a_file_that_names_no_cluster(content: str, tmp_path: Path) -> None:
         load(str(tmp_path / "nowhere"))
 
 
-class Seen:
+class ChangeRecorder:
     """Collects the changes of an informer."""
 
     def __init__(self, api: Api) -> None:
         self.follower = Informer(api, MAPS, labels="test=yes")
-        self.told: list[tuple[str, str, bool]] = []
+        self.changes: list[tuple[str, str, bool]] = []
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._follow)
         self._thread.start()
@@ -118,13 +118,15 @@ class Seen:
         for each, there in self.follower.changes():
             with self._news:
                 value = (each.get("data") or {}).get("v", "")
-                self.told.append((each["metadata"]["name"], value, there))
+                self.changes.append((each["metadata"]["name"], value, there))
                 self._news.notify_all()
 
     def wait(self, *wanted: tuple[str, str, bool]) -> None:
         with self._news:
-            met = self._news.wait_for(lambda: self.told[-len(wanted) :] == [*wanted], bound_s(20))
-            assert met, self.told
+            met = self._news.wait_for(
+                lambda: self.changes[-len(wanted) :] == [*wanted], bound_s(20)
+            )
+            assert met, self.changes
 
     def end(self) -> None:
         self.follower.end()
@@ -133,9 +135,9 @@ class Seen:
 
 
 @pytest.fixture
-def seen(api: Api) -> Iterator[Seen]:
+def recorder(api: Api) -> Iterator[ChangeRecorder]:
     api.create(MAPS, named("a", v="1"))
-    found = Seen(api)
+    found = ChangeRecorder(api)
     found.wait(("a", "1", True))
     yield found
     found.end()
@@ -145,15 +147,17 @@ def change(api: Api, name: str, value: str) -> None:
     api.patch(f"{MAPS}/{name}", {"data": {"v": value}})
 
 
-def test_changes_as_they_come(api: Api, seen: Seen) -> None:
+def test_changes_as_they_come(api: Api, recorder: ChangeRecorder) -> None:
     change(api, "a", "2")
     api.create(MAPS, named("b", v="1"))
     api.delete(f"{MAPS}/a")
-    seen.wait(("a", "2", True), ("b", "1", True), ("a", "2", False))
-    assert (seen.follower.lists, seen.follower.watches) == (1, 1)
+    recorder.wait(("a", "2", True), ("b", "1", True), ("a", "2", False))
+    assert (recorder.follower.lists, recorder.follower.watches) == (1, 1)
 
 
-def test_a_watch_that_is_cut_goes_on(api: Api, cluster: Simulated, seen: Seen) -> None:
+def test_a_watch_that_is_cut_goes_on(
+    api: Api, cluster: Simulated, recorder: ChangeRecorder
+) -> None:
     """After a cut the watch continues from its last version, without a second list.
 
     No change is lost or reported twice.
@@ -161,11 +165,11 @@ def test_a_watch_that_is_cut_goes_on(api: Api, cluster: Simulated, seen: Seen) -
     cluster.cut("configmaps")
     change(api, "a", "2")
     change(api, "a", "3")
-    seen.wait(("a", "1", True), ("a", "2", True), ("a", "3", True))
-    assert seen.follower.lists == 1
+    recorder.wait(("a", "1", True), ("a", "2", True), ("a", "3", True))
+    assert recorder.follower.lists == 1
 
 
-def test_a_server_that_restarts(api: Api, cluster: Simulated, seen: Seen) -> None:
+def test_a_server_that_restarts(api: Api, cluster: Simulated, recorder: ChangeRecorder) -> None:
     """After a restart the server has no old versions: the informer lists again.
 
     The informer reports only the differences.
@@ -173,20 +177,22 @@ def test_a_server_that_restarts(api: Api, cluster: Simulated, seen: Seen) -> Non
     cluster.stop_server()
     cluster.start_server()
     change(api, "a", "2")
-    seen.wait(("a", "1", True), ("a", "2", True))
+    recorder.wait(("a", "1", True), ("a", "2", True))
 
 
-def test_what_went_while_nobody_watched(api: Api, cluster: Simulated, seen: Seen) -> None:
+def test_what_went_while_nobody_watched(
+    api: Api, cluster: Simulated, recorder: ChangeRecorder
+) -> None:
     cluster.inject("watch", "configmaps", count=3, code=500)
     cluster.cut("configmaps")
     api.delete(f"{MAPS}/a")
     cluster.compact()
-    seen.wait(("a", "1", True), ("a", "1", False))
+    recorder.wait(("a", "1", True), ("a", "1", False))
 
 
-def test_an_expired_version(api: Api, cluster: Simulated, seen: Seen) -> None:
+def test_an_expired_version(api: Api, cluster: Simulated, recorder: ChangeRecorder) -> None:
     cluster.inject("watch", "configmaps", count=1, code=410)
     cluster.cut("configmaps")
     change(api, "a", "2")
-    seen.wait(("a", "1", True), ("a", "2", True))
-    assert seen.follower.lists == 2
+    recorder.wait(("a", "1", True), ("a", "2", True))
+    assert recorder.follower.lists == 2

@@ -114,11 +114,11 @@ def test_a_full_log_is_folded(
     log.append(isolated("bad", 0))
     log.append(isolated("good", 1))
     log.append(HostReleased(host="good", at=2.0, by="me"))
-    told = [broke(f"h{number}", number) for number in range(3, 60)]
-    for event in told:
+    later = [broke(f"h{number}", number) for number in range(3, 60)]
+    for event in later:
         log.append(event)
     assert len("\n".join(lines(cluster))) <= 4000
-    for event in (isolated("bad", 0), isolated("good", 1), *told):
+    for event in (isolated("bad", 0), isolated("good", 1), *later):
         log.append(event)
     assert log.hosts()["bad"].isolated
     assert "good" not in log.hosts()
@@ -214,15 +214,15 @@ def test_who_may_not_write_keeps_it_for_itself(cluster: Simulated, tmp_path: Pat
     """
     token = cluster.token_for("stranger")
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
-    hosts, told = Hosts(api, PODS, tmp_path), list[str]()
-    hosts.tell = told.append
+    hosts, texts = Hosts(api, PODS, tmp_path), list[str]()
+    hosts.tell = texts.append
     with pytest.raises(
         JobError, match=r"recorded the event of a only on this machine: .*cannot get"
     ):
         hosts.note(isolated("a"))
     assert HostLog(tmp_path).hosts()["a"].isolated
     assert hosts.isolated() == ("a",)
-    assert "Rekindle does not know which hosts other machines have isolated" in told[0]
+    assert "Rekindle does not know which hosts other machines have isolated" in texts[0]
     api.close()
 
 

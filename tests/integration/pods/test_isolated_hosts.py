@@ -71,7 +71,10 @@ def a_host_is_isolated(run: PodJob) -> SimpleNamespace:
 
 def there_is_no_other_host(run: PodJob) -> SimpleNamespace:
     """Report a lost device of node 1 while no other host is schedulable."""
-    told, hosts = list(run.told), {event.host for event in run.events_of(journal.NodeJoined)}
+    messages, hosts = (
+        list(run.messages),
+        {event.host for event in run.events_of(journal.NodeJoined)},
+    )
     host: str = run.pod_of(1)["spec"]["nodeName"]
     run.engine.client(run.endpoint).report(OFF_THE_BUS)
     run.wait(lambda: run.events_of(journal.NodeLeft), "the node to leave")
@@ -82,7 +85,7 @@ def there_is_no_other_host(run: PodJob) -> SimpleNamespace:
     run.start()
     assert run.end().outcome == "succeeded", run.story()
     later = {event.host for event in run.events_of(journal.NodeJoined)[joined:]}
-    return SimpleNamespace(told=told, hosts=hosts, host=host, ended=ended, later=later)
+    return SimpleNamespace(messages=messages, hosts=hosts, host=host, ended=ended, later=later)
 
 
 TAINTED = Row(12, a_host_is_isolated)
@@ -167,7 +170,7 @@ def test_another_machine_keeps_off_it(first: Story, second: Story) -> None:
     """A job of another machine in the same namespace avoids the host."""
     noted = second.of(ALONE).noted
     assert first.of(TAINTED).noted.bad not in noted.hosts | noted.later
-    assert noted.told == []
+    assert noted.messages == []
 
 
 def test_there_is_no_other_host(second: Story) -> None:

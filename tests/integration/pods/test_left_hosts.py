@@ -40,7 +40,7 @@ def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
     cluster.patch(f"{NODES}/{name}/status", {"status": {"conditions": conditions}})
 
 
-def signs(run: PodJob) -> dict[str, journal.HealthEventSeen]:
+def events_by_code(run: PodJob) -> dict[str, journal.HealthEventSeen]:
     """Return the signs in the journal by their codes."""
     return {event.health_event.what: event for event in run.events_of(journal.HealthEventSeen)}
 
@@ -63,7 +63,7 @@ def a_host_has_little_memory(run: PodJob) -> str:
     """Report memory pressure of the host of node 1."""
     host: str = run.pod_of(1)["spec"]["nodeName"]
     condition(run.cluster, host, "MemoryPressure", "True")
-    run.wait(lambda: "MemoryPressure=True" in signs(run), "the sign in the journal")
+    run.wait(lambda: "MemoryPressure=True" in events_by_code(run), "the sign in the journal")
     let_go(run)
     return host
 
@@ -72,7 +72,7 @@ def a_kernel_hangs(run: PodJob) -> str:
     """Report a kernel deadlock of the host of node 1."""
     host: str = run.pod_of(1)["spec"]["nodeName"]
     condition(run.cluster, host, "KernelDeadlock", "True")
-    run.wait(lambda: "KernelDeadlock=True" in signs(run), "the sign in the journal")
+    run.wait(lambda: "KernelDeadlock=True" in events_by_code(run), "the sign in the journal")
     let_go(run)
     return host
 
@@ -116,10 +116,10 @@ def story(cluster: Simulated, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_a_condition_that_need_not_stop_the_job(story: Story) -> None:
     """A condition with low urgency is in the journal and causes no incident."""
     facts = story.of(PRESSURE)
-    (seen,) = [
+    (event,) = [
         e for e in facts.of(journal.HealthEventSeen) if e.health_event.what == "MemoryPressure=True"
     ]
-    assert seen.urgency is Urgency.WATCH
+    assert event.urgency is Urgency.WATCH
     assert facts.incidents == []
 
 
@@ -189,7 +189,7 @@ def a_chip_has_to_be_reset(run: PodJob) -> str:
         device_info(hosts[1], card(7, RESET, "RestartNPU")),
     ):
         cluster.create("/api/v1/namespaces/kube-system/configmaps", thing)
-    run.wait(lambda: RESET in signs(run), "the sign in the journal")
+    run.wait(lambda: RESET in events_by_code(run), "the sign in the journal")
     run.wait(lambda: any(e.fault.code == RESET for e in run.events_of(journal.FaultSeen)), "it")
     let_go(run)
     return hosts[1]
@@ -243,10 +243,10 @@ def test_a_spare_takes_the_place_of_a_node_that_leaves(spared: Story) -> None:
 def test_a_chip_that_has_to_be_reset(spared: Story) -> None:
     """The incident has the code and the device; chips of other pods and hosts cause no sign."""
     facts = spared.of(CHIP)
-    seen = [event.health_event for event in facts.of(journal.HealthEventSeen)]
-    assert {(sign.what, sign.node, sign.device) for sign in seen} == {(RESET, 1, 1)}
-    told = [(sign.gone, sign.by) for sign in seen]
-    assert told == [(False, "mindcluster"), (True, "its reset")]
+    events = [event.health_event for event in facts.of(journal.HealthEventSeen)]
+    assert {(each.what, each.node, each.device) for each in events} == {(RESET, 1, 1)}
+    changes = [(each.gone, each.by) for each in events]
+    assert changes == [(False, "mindcluster"), (True, "its reset")]
     (incident,) = facts.incidents
     assert (incident.cause.kind, incident.cause.code) == (FaultKind.DEVICE, RESET)
     assert (incident.cause.node, incident.cause.device) == (1, 1)

@@ -102,10 +102,10 @@ def a_pod_is_evicted(run: PodJob) -> None:
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
     run.cluster.create(f"{run.objects_path}/pods/{pod}/eviction", eviction)
 
-    def told() -> bool:
+    def is_recorded() -> bool:
         return any(e.fault.kind is FaultKind.EVICTION for e in run.events_of(journal.FaultSeen))
 
-    run.wait(told, "the eviction in the journal")
+    run.wait(is_recorded, "the eviction in the journal")
     let_go(run)
 
 
@@ -216,7 +216,7 @@ def test_what_pods_put_out_is_here(story: Story) -> None:
     A message names the file of a lost node.
     """
     lost = story.of(DELETED).noted
-    assert f"the output of lost node 1 is in {lost}" in story.job.told
+    assert f"the output of lost node 1 is in {lost}" in story.job.messages
     assert story.of(ORPHANED).noted <= set(story.outputs)
     (text,) = [text for text in story.outputs.values() if f"{ERROR} 22" in text]
     assert text.count(f"[default0]:{ERROR} 22") == 1

@@ -52,9 +52,12 @@ def recover(run: PodJob) -> None:
     fields = {"RankList": [rank(listed)], "RestartFaultProcess": True}
     run.cluster.create(path, reset_config("job", space, **fields))
     run.wait(lambda: run.events_of(journal.HealthEventSeen), "the rank in the journal")
-    (seen,) = run.events_of(journal.HealthEventSeen)
-    assert (seen.health_event.source, seen.health_event.what) == (EventSource.MINDCLUSTER, "fault")
-    assert (seen.health_event.node, seen.health_event.device) == (1, 1)
+    (event,) = run.events_of(journal.HealthEventSeen)
+    assert (event.health_event.source, event.health_event.what) == (
+        EventSource.MINDCLUSTER,
+        "fault",
+    )
+    assert (event.health_event.node, event.health_event.device) == (1, 1)
     groups = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{space}/podgroups"
     (group,) = run.cluster.get(groups)["items"]
     noted = {"metadata": {"annotations": {"ProcessRecoverStatus": "retry-success"}}}
@@ -62,4 +65,4 @@ def recover(run: PodJob) -> None:
     run.cluster.patch(f"{path}/reset-config-job", {"data": reset_config("job", space)["data"]})
     run.wait(lambda: len(run.events_of(journal.HealthEventSeen)) == 2, "the end of the recovery")
     assert run.events_of(journal.HealthEventSeen)[1].health_event.gone
-    run.wait(lambda: "with success" in "".join(run.told), "the result")
+    run.wait(lambda: "with success" in "".join(run.messages), "the result")

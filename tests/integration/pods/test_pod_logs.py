@@ -49,7 +49,7 @@ class Reader:
 
     def __init__(self, kubeconfig: Path, folder: Path) -> None:
         self.folder = folder
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self._api = load(str(kubeconfig), patience_s=20.0)
         self._follower = Informer(self._api, PODS)
         self.logs = PodLogs(self._api, folder, PODS, "main")
@@ -61,7 +61,7 @@ class Reader:
                 self.logs.see(each, there)
 
         thread = threading.Thread(target=follow)
-        with self.logs.open(self.told.append):
+        with self.logs.open(self.messages.append):
             thread.start()
             try:
                 yield self
@@ -137,7 +137,7 @@ def test_what_breaks_off_goes_on(breaks: str, reader: Reader, cluster: Simulated
         cluster.restart_server()
     holds(reader.wait("one", "line 149"), count(150), again=6)
     assert cluster.faults() == []
-    assert reader.told == []
+    assert reader.messages == []
 
 
 def test_a_container_that_is_started_again(reader: Reader, cluster: Simulated) -> None:
@@ -227,10 +227,10 @@ def test_its_process_is_killed_and_another_goes_on(cluster: Simulated, tmp_path:
     run(cluster, "one", COUNT.format(most=200))
     logs = tmp_path / "logs"
     command = [sys.executable, "-c", PROCESS, str(cluster.kubeconfig), str(logs), PODS]
-    for seen in ("line 5", "line 40", "line 80"):
+    for text in ("line 5", "line 40", "line 80"):
         with subprocess.Popen(command) as process:
             last = Reader(cluster.kubeconfig, logs)
-            last.wait("one", seen)
+            last.wait("one", text)
             process.send_signal(signal.SIGKILL)
     with Reader(cluster.kubeconfig, logs).open() as found:
         holds(found.wait("one", "line 199"), count(200), again=3)
@@ -264,8 +264,8 @@ def test_more_pods_than_are_read(
         lines = found.wait("failed", "2000")
         assert lines == [str(number) for number in range(1501, 2001)]
         file = next((tmp_path / "logs").glob("failed-*"))
-        wait_until(lambda: found.told != [], "what is said", 10)
-        assert found.told == [f"the last lines of a pod that has ended are in {file}"]
+        wait_until(lambda: found.messages != [], "what is said", 10)
+        assert found.messages == [f"the last lines of a pod that has ended are in {file}"]
         run(cluster, "later", "echo begin; sleep 60")
         cluster.until(PODS, lambda pods: pods["later"]["status"].get("phase") == "Running")
         assert found.lines("later") == []
@@ -291,9 +291,9 @@ def test_no_right_to_read(
     for number in range(2):
         run(cluster, f"p{number}", "echo a; sleep 60")
     with Reader(config, tmp_path / "logs").open() as found:
-        wait_until(lambda: found.told != [], "that it is said", 30)
+        wait_until(lambda: found.messages != [], "that it is said", 30)
         assert found.lines("p0") == []
-    (said,) = found.told
-    assert said.startswith("Rekindle cannot store the output of pods: ")
-    assert "pods/log" in said
+    (message,) = found.messages
+    assert message.startswith("Rekindle cannot store the output of pods: ")
+    assert "pods/log" in message
     clear(cluster)

@@ -32,10 +32,10 @@ class Placing:
         self.server = server
         self.folder = folder
 
-    def refused(self, said: Object, kubeconfig: Path | None = None, **job: Any) -> str:
+    def refused(self, settings: Object, kubeconfig: Path | None = None, **job: Any) -> str:
         """Launch a job; return its error, and check that no object exists."""
         directory = JobDirectory(self.folder / "job")
-        wanted = pods(**said)
+        wanted = pods(**settings)
         directory.create(spec(directory=str(directory.path), **job), logs=False)
         directory.pods.write_bytes(msgspec.json.encode(wanted))
         api = load(str(kubeconfig or self.server.kubeconfig), patience_s=0.5)

@@ -43,7 +43,7 @@ def test_the_message_is_shown(
     place = Placement(job.directory, job.pods, job.api, Hosts(job.api, job.pods, home()))
 
     def refused() -> list[str]:
-        return [each for each in job.told if REFUSED in each]
+        return [each for each in job.messages if REFUSED in each]
 
     try:
         place.place(place.around(0))

@@ -19,7 +19,7 @@ from rekindle.rank import snapshot_schedule
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 
 
-class Pretended:
+class SimulatedRank:
     """A simulated rank: the number of updates that it has started, and its final snapshots."""
 
     def __init__(self) -> None:
@@ -39,21 +39,21 @@ class Pretended:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
+def rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimulatedRank:
     """Return a rank whose final snapshot the test requests directly, without a signal."""
     monkeypatch.setenv(names.ENV_JOB_ID, tmp_path.name)
-    made = Pretended()
+    made = SimulatedRank()
     made.words = FinalSnapshot(made, made.keep)
     return made
 
 
-def end_step(rank: Pretended, finished: int) -> None:
+def end_step(rank: SimulatedRank, finished: int) -> None:
     """Do the update of the current step and end the step."""
     rank.begun = finished
     rank.words.end_step(finished)
 
 
-def test_between_two_steps_the_newest_is_kept(rank: Pretended) -> None:
+def test_between_two_steps_the_newest_is_kept(rank: SimulatedRank) -> None:
     """Between two steps the final snapshot has the state after the last step."""
     rank.words.begin_step(3)
     end_step(rank, 4)
@@ -61,7 +61,7 @@ def test_between_two_steps_the_newest_is_kept(rank: Pretended) -> None:
     assert rank.kept == [(4, False)]
 
 
-def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
+def test_inside_a_step_the_one_before_is_kept(rank: SimulatedRank) -> None:
     """Before the update of a step the final snapshot has the state before that step."""
     rank.begun = 3
     rank.words.begin_step(3)
@@ -69,12 +69,12 @@ def test_inside_a_step_the_one_before_is_kept(rank: Pretended) -> None:
     assert rank.kept == [(3, True)]
 
 
-def begin_update(rank: Pretended) -> None:
+def begin_update(rank: SimulatedRank) -> None:
     """Start the update of the current step."""
     rank.begun = 4
 
 
-def end_graph(rank: Pretended) -> None:
+def end_graph(rank: SimulatedRank) -> None:
     """End the graph without an update, as with accumulated gradients.
 
     Callbacks may change the state afterwards.
@@ -84,7 +84,7 @@ def end_graph(rank: Pretended) -> None:
 
 @pytest.mark.parametrize("change", [begin_update, end_graph])
 def test_what_changes_a_state_is_waited_for(
-    rank: Pretended, change: Callable[[Pretended], None], monkeypatch: pytest.MonkeyPatch
+    rank: SimulatedRank, change: Callable[[SimulatedRank], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """During an update or callbacks the final snapshot waits for the end of the step."""
     rank.begun = 3
@@ -104,7 +104,7 @@ def test_what_changes_a_state_is_waited_for(
     assert rank.kept == [(4, False)]
 
 
-def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) -> None:
+def test_a_copy_during_which_the_update_began_does_not_count(rank: SimulatedRank) -> None:
     """If an update starts during a copy, the copy is dropped and repeated after the step."""
     rank.begun = 3
     rank.words.begin_step(3)
@@ -113,7 +113,7 @@ def test_a_copy_during_which_the_update_began_does_not_count(rank: Pretended) ->
     assert rank.kept == [(4, False)]
 
 
-def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
+def test_no_step_begins_once_the_process_has_to_end(rank: SimulatedRank) -> None:
     """After the signal no step starts, so that the state does not change during the copy."""
     end_step(rank, 4)
     rank.words._ending.set()
@@ -125,10 +125,10 @@ def test_no_step_begins_once_the_process_has_to_end(rank: Pretended) -> None:
     assert rank.kept == [(4, False)]
 
 
-def test_one_rank_of_a_node_is_enough(rank: Pretended) -> None:
+def test_one_rank_of_a_node_is_enough(rank: SimulatedRank) -> None:
     """One rank of a node takes the final snapshot; the others have the same state and skip it."""
     end_step(rank, 4)
-    other = Pretended()
+    other = SimulatedRank()
     other.words = FinalSnapshot(other, other.keep)
     end_step(other, 4)
     rank.meanwhile = [other.words._keep_newest]
@@ -151,10 +151,10 @@ words = FinalSnapshot(Updates(), keep)
 words.listen()
 words.begin_step(3)
 {more}
-up, told = os.pipe()
+up, writer = os.pipe()
 child = os.fork()
 if child == 0:
-    os.write(told, b"x")
+    os.write(writer, b"x")
     time.sleep(60)
     os._exit(0)
 os.read(up, 1)

@@ -156,11 +156,11 @@ def _lives(rank: Rank, keep: bool, elastic: bool) -> tuple[list[dict[str, Any]],
     for seed, each in enumerate(lives):
         agent = Agent(each)
         state = life.train(agent, seed=seed)
-        named = [m.rank for m in agent.heard if isinstance(m, Arrived | StateReady | StepDone)]
+        named = [m.rank for m in agent.received if isinstance(m, Arrived | StateReady | StepDone)]
         assert set(named) == {slot}
-        done = [m.generation for m in agent.heard if isinstance(m, StepDone)]
+        done = [m.generation for m in agent.received if isinstance(m, StepDone)]
         assert done == [f.generation for f in each]
-        rooms = [m.rank for m in agent.heard if isinstance(m, BufferRequest)]
+        rooms = [m.rank for m in agent.received if isinstance(m, BufferRequest)]
         # The first slot of a node requests buffers, and after a refusal again for the last step's
         # state.
         assert rooms in (([slot], [slot] * 2) if slot % 2 == 0 else ([],))
@@ -264,7 +264,7 @@ def _hiccups_between_parts(rank: Rank) -> list[list[Any]]:
                             raise TimeoutError("a data source hiccups")
                     optimizer.step()
                     optimizer.zero_grad()
-        assert len([m for m in agent.heard if isinstance(m, StepFailed)]) == len(hiccups)
+        assert len([m for m in agent.received if isinstance(m, StepFailed)]) == len(hiccups)
         states.append([sampler.position, *(p.tolist() for p in model.parameters())])
     return states
 

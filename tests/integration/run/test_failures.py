@@ -73,7 +73,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 {decorator}
 def train():
-    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error in row \\udcff")
+    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error, \\udcff")
 
 train()
 """

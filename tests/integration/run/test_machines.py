@@ -71,12 +71,12 @@ def until_runs(machine: Run) -> None:
 def the_first_machine_prints_how_to_join(machines: Machines) -> None:
     """The printed command has the address, the port and the secret of the job."""
     first = machines.first
-    [said] = wait_until(
+    [hint] = wait_until(
         lambda: [line for line in first.stderr.splitlines() if "join with" in line], "the hint"
     )
     where = first.endpoint()
-    assert f"--coordinator {where.host}:{where.port} --node-rank" in said
-    assert str(first.directory.path / names.SECRET_FILE) in said
+    assert f"--coordinator {where.host}:{where.port} --node-rank" in hint
+    assert str(first.directory.path / names.SECRET_FILE) in hint
 
 
 def a_second_machine_joins(machines: Machines) -> None:

@@ -22,13 +22,13 @@ TELL = """
 import json, os, sys, threading
 from pathlib import Path
 
-told = {
+described = {
     "environment": dict(os.environ), "arguments": sys.argv[1:], "program": Path(sys.argv[0]).name,
     "first path": sys.path[0], "file": __file__, "name": __name__, "folder": os.getcwd(),
     "main": sys.modules["__main__"].__dict__ is globals(), "threads": threading.active_count(),
     "input": os.readlink("/proc/self/fd/0"),
 }
-Path(os.environ["TELL_IN"], os.environ["RANK"]).write_text(json.dumps(told))
+Path(os.environ["TELL_IN"], os.environ["RANK"]).write_text(json.dumps(described))
 """
 
 # Values that cannot be equal: ports, ids, and files of the launcher.
@@ -116,8 +116,8 @@ def test_a_module_finds_the_world_of_torchrun(place: Place) -> None:
     place.script(TELL, "package/module.py")
     for theirs, ours in told_under_both(place, "-m", "package.module", "--lr", "0.1"):
         assert_same_environment(theirs.pop("environment"), ours.pop("environment"))
-        for told in (theirs, ours):
-            del told["input"]
+        for described in (theirs, ours):
+            del described["input"]
         assert ours == theirs
 
 

@@ -253,9 +253,9 @@ def test_a_spare_tells_what_mindclusters_switch_says(place: Place) -> None:
     It accepts other messages only from nodes of the job.
     """
     live = Live(place)
-    said = p.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
+    message = p.encode(p.ProfilingSwitchRead(switch=switch_of(("step",))))
     more = p.encode(p.StoreDown(serial=1))
-    answers = asyncio.run(talk(live, p.encode(hello(live, spare=True)), said, more))
+    answers = asyncio.run(talk(live, p.encode(hello(live, spare=True)), message, more))
     assert answers[-1] == 1008
     (place.folder / "go").touch()
     live.run.end(0)

@@ -86,8 +86,8 @@ class Users:
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}")
         return User(f"system:serviceaccount:{namespace}:{name}", (*groups, "system:authenticated"))
 
-    def _sign(self, told: str) -> str:
-        return hmac.new(self._key, told.encode(), "sha256").hexdigest()[:32]
+    def _sign(self, text: str) -> str:
+        return hmac.new(self._key, text.encode(), "sha256").hexdigest()[:32]
 
 
 def allowed(store: Store, user: User, request: Request) -> str | None:

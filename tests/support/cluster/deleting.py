@@ -151,11 +151,11 @@ def _done(kind: Kind, thing: Object) -> Object:
     }
 
 
-def _policy(told: str | None, orphan: bool | None) -> str:
-    if told is None:
+def _policy(policy: str | None, orphan: bool | None) -> str:
+    if policy is None:
         return "" if orphan is None else "Orphan" if orphan else "Background"
-    if told not in ("Orphan", "Background", "Foreground"):
+    if policy not in ("Orphan", "Background", "Foreground"):
         raise refusals.bad_request(
-            f'invalid DeleteOptions: propagationPolicy: Unsupported value: "{told}"'
+            f'invalid DeleteOptions: propagationPolicy: Unsupported value: "{policy}"'
         )
-    return told
+    return policy

@@ -265,11 +265,11 @@ class Operations:
 
     def _check_place(self, kind: Kind, namespace: str, thing: Object) -> None:
         for field, expected in (("apiVersion", kind.api_version), ("kind", kind.kind)):
-            told = thing.setdefault(field, expected)
-            if told != expected:
+            given = thing.setdefault(field, expected)
+            if given != expected:
                 what = "API version" if field == "apiVersion" else "kind"
                 raise refusals.bad_request(
-                    f"the {what} in the data ({told}) does not match the expected {what}"
+                    f"the {what} in the data ({given}) does not match the expected {what}"
                     f" ({expected})"
                 )
         metadata = thing.setdefault("metadata", {})

@@ -79,8 +79,8 @@ def invalid(kind: Kind, name: str, *causes: tuple[str, str, str]) -> Refused:
         {"reason": words[reason][0], "message": f"{words[reason][1]}: {text}", "field": field}
         for field, reason, text in causes
     ]
-    told = [f"{each['field']}: {each['message']}" for each in listed]
-    what = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+    texts = [f"{each['field']}: {each['message']}" for each in listed]
+    what = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     message = f'{kind.qualified} "{name}" is invalid: {what}'
     details = {"name": name, "group": kind.group, "kind": kind.kind, "causes": listed}
     return Refused(422, "Invalid", message, **details)

@@ -165,10 +165,10 @@ class Rest:
     async def _delete(self, request: web.Request, target: Target, verb: str) -> web.Response:
         options = deleting.DeleteOptions.read(await body_object(request), request.query)
         if verb == "delete":
-            told = deleting.delete(
+            result = deleting.delete(
                 self.operations, target.kind, target.namespace, target.name, options
             )
-            return answer(told)
+            return answer(result)
         found = self._found(target, request.query)
         for thing in found:
             deleting.delete(

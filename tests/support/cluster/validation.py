@@ -47,20 +47,20 @@ def name_of(kind: Kind, metadata: Object) -> None:
     elif kind is kinds.NAMESPACES or kind is kinds.SERVICES:
         pattern = _DNS1035 if kind is kinds.SERVICES else _LABEL
         if len(name) > 63 or not pattern.fullmatch(name):
-            told = "a DNS-1035 label must consist of lower case alphanumeric characters or '-'"
-            causes.append(("metadata.name", "Invalid", f'"{name}": {told}'))
+            text = "a DNS-1035 label must consist of lower case alphanumeric characters or '-'"
+            causes.append(("metadata.name", "Invalid", f'"{name}": {text}'))
     elif len(name) > 253:
         causes.append(("metadata.name", "Invalid", f'"{name}": must be no more than 253 bytes'))
     elif not _SUBDOMAIN.fullmatch(name):
         causes.append(("metadata.name", "Invalid", f'"{name}": {_SUBDOMAIN_TEXT}'))
     for key, value in (metadata.get("labels") or {}).items():
         if not _LABEL_NAME.fullmatch(key):
-            told = f'"{key}": name part must consist of alphanumeric characters'
-            causes.append(("metadata.labels", "Invalid", told))
+            text = f'"{key}": name part must consist of alphanumeric characters'
+            causes.append(("metadata.labels", "Invalid", text))
         if not isinstance(value, str) or len(value) > 63 or not _LABEL_VALUE.fullmatch(value):
-            told = f"{json.dumps(value)}: a valid label must be an empty string or consist of"
-            told += " alphanumeric characters, '-', '_' or '.', no more than 63 bytes"
-            causes.append(("metadata.labels", "Invalid", told))
+            text = f"{json.dumps(value)}: a valid label must be an empty string or consist of"
+            text += " alphanumeric characters, '-', '_' or '.', no more than 63 bytes"
+            causes.append(("metadata.labels", "Invalid", text))
     if causes:
         raise invalid(kind, name, *causes)
 

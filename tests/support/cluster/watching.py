@@ -73,8 +73,8 @@ async def _follow(
             yield _bookmark(store, wanted.kind, initial=True)
         while True:
             while queue:
-                for told in _told(queue.popleft(), wanted):
-                    yield told
+                for shown in _shown(queue.popleft(), wanted):
+                    yield shown
             now = time.monotonic()
             if wanted.bookmarks and now >= min(next_bookmark, deadline - 0.05):
                 next_bookmark = now + between
@@ -90,7 +90,7 @@ async def _follow(
         store.subscribers.remove(hear)
 
 
-def _told(event: Event, wanted: Wanted) -> Iterator[Object]:
+def _shown(event: Event, wanted: Wanted) -> Iterator[Object]:
     """Yield an event.
 
     An object that starts to match is ADDED; one that stops to match is DELETED.

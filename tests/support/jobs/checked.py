@@ -85,12 +85,12 @@ class CheckedWorld(World):
             if self.machine.admission.check.knows(connection):
                 continue
             del self.candidates[connection]
-            seated = roster.by_connection(connection)
-            if seated is not None:
+            node = roster.by_connection(connection)
+            if node is not None:
                 assert candidate.agent is not None
-                assert seated.node == candidate.node
+                assert node.node == candidate.node
                 candidate.agent.news.extend(candidate.news)
-                self.nodes[seated.node], self.agents[seated.node] = connection, candidate.agent
+                self.nodes[node.node], self.agents[node.node] = connection, candidate.agent
             elif not roster.knows(connection):  # refused
                 self.spares.discard(connection)
                 if candidate.agent is not None and self.phase in ENDING:

@@ -271,7 +271,7 @@ class RandomWalk:
             )
         )
         device = chance.randrange(-1, world.machine.job.spec.processes_per_node)
-        sign = HealthEvent(
+        event = HealthEvent(
             source=source,
             what=text,
             node=node,
@@ -280,7 +280,7 @@ class RandomWalk:
             by="walk",
         )
         world.met("sign")
-        world.machine.health.on_health_event(sign, world.now)
+        world.machine.health.on_health_event(event, world.now)
         world.collect()
 
     def _switch(self) -> None:
@@ -294,15 +294,15 @@ class RandomWalk:
     def _stall(self) -> None:
         """Let an agent report a late rank, or let agents answer an inspection of ranks."""
         world, rank = self.world, self._rank()
-        looking = world.machine.job.looking
-        if looking is not None:
-            for node in sorted(looking.wanted & set(world.nodes)):
-                world.say(node, self._looked(node, looking.serial))
+        inspection = world.machine.job.inspection
+        if inspection is not None:
+            for node in sorted(inspection.wanted & set(world.nodes)):
+                world.say(node, self._inspected(node, inspection.serial))
         elif rank is not None and world.node_of(rank) in world.nodes:
             generation = world.processes[rank].generation
             world.say(world.node_of(rank), p.RankStalled(rank=rank, generation=generation))
 
-    def _looked(self, node: int, serial: int) -> p.RanksInspected:
+    def _inspected(self, node: int, serial: int) -> p.RanksInspected:
         chance, world = self.chance, self.world
         if chance.random() < 0.1:
             return p.RanksInspected(serial=serial, looks=(), error="cannot look")

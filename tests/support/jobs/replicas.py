@@ -51,11 +51,11 @@ class Kept:
     """A replica server that listens, and the messages that it reported."""
 
     def __init__(self) -> None:
-        self.told: list[dict[int, tuple[int, ...]]] = []
+        self.reported: list[dict[int, tuple[int, ...]]] = []
         self.server = ReplicaServer(
             spec_of(nodes=2, processes=2),
             KNOWN,
-            lambda message: self.told.append(steps_of(message.kept)),
+            lambda message: self.reported.append(steps_of(message.kept)),
         )
         self.at = protocol.ReplicaAddress(host=LOOPBACK, port=self.server.listen(LOOPBACK))
 
@@ -91,15 +91,15 @@ class Kept:
             with buffer.file as file:
                 return bytes(file)
 
-    async def line(self, known: Credentials = KNOWN) -> ReplicaConnection:
+    async def connection(self, known: Credentials = KNOWN) -> ReplicaConnection:
         """Return a connection of a client."""
         loop = asyncio.get_running_loop()
-        connection = socket.socket()
-        connection.setblocking(False)
-        await loop.sock_connect(connection, (self.at.host, self.at.port))
-        line = ReplicaConnection(connection, known.secret, serves=False)
-        await line.meet()
-        return line
+        sock = socket.socket()
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (self.at.host, self.at.port))
+        connection = ReplicaConnection(sock, known.secret, serves=False)
+        await connection.meet()
+        return connection
 
 
 @contextlib.contextmanager

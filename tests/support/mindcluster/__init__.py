@@ -128,10 +128,10 @@ def cluster_info(name: str, hosts: Object) -> Object:
     return configmap(name, {name: text}, "mindx-dl", **{CLUSTERD_LABEL: "true"})
 
 
-def reset_config(workload: str, namespace: str = "default", **said: Any) -> Object:
+def reset_config(workload: str, namespace: str = "default", **fields: Any) -> Object:
     """Return a ConfigMap of ClusterD or the device plugin about the recovery of a job.
 
-    `said`: fields by their names in Go.
+    `fields`: by their names in Go.
     """
     inner = {
         "RankList": [],
@@ -140,7 +140,7 @@ def reset_config(workload: str, namespace: str = "default", **said: Any) -> Obje
         "FaultFlushing": False,
         "GracefulExit": 0,
         "RestartFaultProcess": False,
-    } | said
+    } | fields
     data = {"reset.json": go(inner), "checkCode": code_of(go(inner)), "restartType": "hotReset"}
     return configmap(f"reset-config-{workload}", data, namespace, reset="true")
 

@@ -131,8 +131,8 @@ class MindSporeJob(JobHandle):
 
     def scheduler(self) -> psutil.Process:
         """Return MindSpore's scheduler. Its log file distinguishes it from the ranks."""
-        for told in marked_processes(self.mark):
-            process = psutil.Process(int(told.partition(":")[0]))
+        for described in marked_processes(self.mark):
+            process = psutil.Process(int(described.partition(":")[0]))
             if any("/scheduler_" in file.path for file in process.open_files()):
                 return process
         raise AssertionError(f"no scheduler\n{self.story()}")

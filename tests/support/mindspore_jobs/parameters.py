@@ -95,31 +95,31 @@ def main() -> None:
     parameters = Parameters(network)
     x = np.random.RandomState(0).randn(8, 4).astype(np.float32)
     batch = ms.Tensor(x), ms.Tensor(x[:, :2].copy())
-    told: dict[str, object] = {"class": type(optimizer).__name__, "begun": []}
+    results: dict[str, object] = {"class": type(optimizer).__name__, "begun": []}
     for _ in range(LOOKS + 1):
         parameters.remember()
-        told["begun"].append(parameters.begun)
+        results["begun"].append(parameters.begun)
         network(*batch)
     parameters.remember()
-    told["changing"] = sorted(parameters.before_step.remembered)
-    told["as_before"] = parameters.are_as_before
+    results["changing"] = sorted(parameters.before_step.remembered)
+    results["as_before"] = parameters.are_as_before
     net.frozen.copy_(ms.Tensor(np.zeros((4, WIDE), np.float32)))
-    told["frozen_changed"] = parameters.are_as_before
+    results["frozen_changed"] = parameters.are_as_before
     for _ in range(LOOKS_AGAIN - LOOKS - 2):
         parameters.remember()
-    told["found"] = [sorted(parameters.before_step.remembered), parameters.are_as_before]
+    results["found"] = [sorted(parameters.before_step.remembered), parameters.are_as_before]
     plain = nn.Adam(net.trainable_params())
     other = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), plain)
     uncounted = Parameters(other)
     uncounted.remember()
-    told["uncounted"] = [uncounted.begun, sorted(uncounted.before_step.remembered)]
+    results["uncounted"] = [uncounted.begun, sorted(uncounted.before_step.remembered)]
     net.odd = ms.Parameter(ms.Tensor(np.ones(3, np.complex128)), name="odd")
     try:
         Parameters(net)
     except SessionError as error:
-        told["odd"] = str(error)
-    told["kept"] = kept_by_callbacks()
-    print(json.dumps(told))
+        results["odd"] = str(error)
+    results["kept"] = kept_by_callbacks()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

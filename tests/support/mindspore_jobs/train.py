@@ -90,9 +90,9 @@ class Watch(Callback):
         batch = params.train_dataset_element[0].asnumpy()
         self._data = hashlib.md5(batch.tobytes()).hexdigest()
         at = params.cur_step_num - 1
-        for told in self._options.die:
-            rank, step, delay_s = told.split(":")
-            mark = self._options.folder / f"died-{told}"
+        for given in self._options.die:
+            rank, step, delay_s = given.split(":")
+            mark = self._options.folder / f"died-{given}"
             if (int(rank), int(step)) == (self._rank, at) and not mark.exists():
                 mark.touch()
                 self._dying = True

@@ -49,20 +49,20 @@ def _tests_importable() -> Iterator[None]:
 class Rank:
     """The state of a rank's process: its rank, the store, and a connection to the test."""
 
-    def __init__(self, rank: int, world_size: int, port: int, line: Connection) -> None:
+    def __init__(self, rank: int, world_size: int, port: int, connection: Connection) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._line = line
+        self._connection = connection
         self.store = dist.TCPStore(
             "127.0.0.1", port, timeout=timedelta(seconds=bound_s()), wait_for_workers=False
         )
 
     def tell(self, message: Any) -> None:
-        self._line.send(("told", message))
+        self._connection.send(("told", message))
 
     def hear(self) -> Any:
-        assert self._line.poll(bound_s()), "the test sent nothing"
-        return self._line.recv()
+        assert self._connection.poll(bound_s()), "the test sent nothing"
+        return self._connection.recv()
 
 
 class Ranks:
@@ -70,7 +70,7 @@ class Ranks:
 
     def __init__(self, body: Callable[..., Any], world_size: int, *args: Any) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._lines: list[Connection] = []
+        self._connections: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(world_size):
             mine, theirs = _context.Pipe()
@@ -80,11 +80,11 @@ class Ranks:
             with _tests_importable():
                 process.start()
             theirs.close()
-            self._lines.append(mine)
+            self._connections.append(mine)
             self._processes.append(process)
 
     def tell(self, rank: int, message: Any) -> None:
-        self._lines[rank].send(message)
+        self._connections[rank].send(message)
 
     def hear(self, rank: int) -> Any:
         kind, message = self._next(rank)
@@ -107,9 +107,9 @@ class Ranks:
         self._processes[rank].join(bound_s())
 
     def _next(self, rank: int) -> tuple[str, Any]:
-        assert self._lines[rank].poll(bound_s()), f"rank {rank} sent nothing"
+        assert self._connections[rank].poll(bound_s()), f"rank {rank} sent nothing"
         try:
-            return self._lines[rank].recv()
+            return self._connections[rank].recv()
         except EOFError:
             return "died", f"rank {rank} died"
 
@@ -118,8 +118,8 @@ class Ranks:
             process.kill()
             process.join(bound_s())
             process.close()
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
 
 @contextmanager
@@ -163,14 +163,15 @@ def _main(
     number: int,
     world_size: int,
     port: int,
-    line: Connection,
+    connection: Connection,
     args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     try:
-        rank = Rank(number, world_size, port, line)
+        rank = Rank(number, world_size, port, connection)
         outcome = ("returned", body(rank, *args))
     except BaseException:
         outcome = ("raised", traceback.format_exc())
-    line.send(outcome)
-    line.poll(bound_s())  # a process that ends would break its peers' sockets, so the test kills it
+    connection.send(outcome)
+    # A process that ends would break its peers' sockets, so the test kills it.
+    connection.poll(bound_s())

@@ -23,7 +23,7 @@ class Agent:
         self._mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.environ[names.ENV_CHANNEL_FD] = str(theirs.detach())
         self._forms = iter(forms)
-        self.heard: list[protocol.Message] = []
+        self.received: list[protocol.Message] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
     def over(self, generation: int, finished: int = 0) -> None:
@@ -32,7 +32,7 @@ class Agent:
     def _listen(self) -> None:
         while data := self._mine.recv(1 << 17):
             message = protocol.decode_from_rank(data)
-            self.heard.append(message)
+            self.received.append(message)
             match message:
                 case protocol.Arrived(finished=finished):
                     self._say(next(self._forms, protocol.EndSession(finished=finished or 0)))

@@ -301,13 +301,13 @@ def unit(action: argparse.Action) -> str:
     return UNITS[str(action.metavar)]
 
 
-def _default(action: argparse.Action, said: re.Match[str] | None) -> str:
+def _default(action: argparse.Action, match: re.Match[str] | None) -> str:
     if action.required and action.option_strings:
         return "required"
     if not action.option_strings and action.nargs not in ("?", "*", argparse.REMAINDER):
         return "required"
-    if said:
-        text = said[1].strip()
+    if match:
+        text = match[1].strip()
         return code(text) if text in (str(action.default), "default") else text
     if action.nargs == 0:
         return "off"

@@ -18,7 +18,7 @@ SECRET = "of-this-job"
 
 def spec(**changes: Any) -> JobSpec:
     """Return a job of 2 nodes x 4 ranks whose environment contains a credential."""
-    said = JobSpec(
+    given = JobSpec(
         job_id="demo",
         entry=EntryKind.SCRIPT,
         target="train.py",
@@ -30,13 +30,13 @@ def spec(**changes: Any) -> JobSpec:
         log_directory="/var/lib/rekindle/jobs/demo/logs",
         checkpoint_store="/checkpoints",
     )
-    return msgspec.structs.replace(said, **changes)
+    return msgspec.structs.replace(given, **changes)
 
 
-def pods(kind: str = "indexed-job", **said: Any) -> KubernetesSettings:
+def pods(kind: str = "indexed-job", **settings: Any) -> KubernetesSettings:
     """Return the settings of pods, with the fields of a job file."""
     return msgspec.convert(
-        {"image": "example.com/train:1", "kind": kind} | said, KubernetesSettings
+        {"image": "example.com/train:1", "kind": kind} | settings, KubernetesSettings
     )
 
 
@@ -45,10 +45,10 @@ def rendered(
     *,
     job: JobSpec | None = None,
     avoid: tuple[str, ...] = (),
-    **said: Any,
+    **settings: Any,
 ) -> Manifests:
     """Return all objects of a job of this kind."""
-    return render(job or spec(), pods(kind, **said), secret=SECRET, avoid=avoid)
+    return render(job or spec(), pods(kind, **settings), secret=SECRET, avoid=avoid)
 
 
 def adapter_of(kind: str) -> Adapter:

@@ -10,8 +10,8 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.simulation import costs
 from rekindle.simulation.costs import Costs, JobRow, KindRow, StrategyRow
+from rekindle.simulation.fault_mix import FaultRow, Mix, MixRow
 from rekindle.simulation.job import Setting
-from rekindle.simulation.mix import FaultRow, Mix, MixRow
 from rekindle.simulation.outcome import World
 from rekindle.simulation.progress import Cadence, Source
 from rekindle.simulation.trace import Cause, Strike

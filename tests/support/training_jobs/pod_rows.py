@@ -65,18 +65,18 @@ class Story:
     ended: journal.Ended | None = None
     left: list[str] = field(default_factory=list)
     error: Exception | None = None
-    told: str = ""
+    log_text: str = ""
 
     def of(self, row: Row) -> Facts:
         """Return the facts of a row."""
-        assert row.name in self.facts, f"the job broke before: {self.error}{self.told}"
+        assert row.name in self.facts, f"the job broke before: {self.error}{self.log_text}"
         return self.facts[row.name]
 
     def assert_succeeded(self) -> None:
         """Check that the job succeeded, and that no objects or processes are left."""
-        assert self.error is None, f"{self.error}{self.told}"
+        assert self.error is None, f"{self.error}{self.log_text}"
         assert self.ended is not None
-        assert self.ended.outcome == "succeeded", self.told
+        assert self.ended.outcome == "succeeded", self.log_text
         assert self.left == []
 
 
@@ -112,7 +112,7 @@ def run_rows(job: PodJob, rows: Sequence[Row]) -> Story:
         story.left = job.objects()
         job.wait(lambda: not job.leftovers(), "the end of all processes")
     except Exception as error:
-        story.error, story.told = error, job.story()
+        story.error, story.log_text = error, job.story()
     return story
 
 

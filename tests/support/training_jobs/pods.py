@@ -66,7 +66,7 @@ class PodJob(Job):
         self.cluster = cluster
         self.namespace = namespace
         self.objects_path = f"/api/v1/namespaces/{namespace}"
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.spec = msgspec.structs.replace(
             self.spec,
             directory=_IN_THE_POD,
@@ -104,10 +104,10 @@ class PodJob(Job):
         self.directory.pods.write_bytes(msgspec.json.encode(self.pods))
         self.engine = KubernetesEngine(self.directory, self.pods, self.api)
         self._learned = 0
-        self._watching.enter_context(self.engine.watch(self._report, self.told.append))
+        self._watching.enter_context(self.engine.watch(self._report, self.messages.append))
 
-    def _report(self, sign: Any) -> None:
-        self.engine.client(self.endpoint).report(sign)
+    def _report(self, event: Any) -> None:
+        self.engine.client(self.endpoint).report(event)
 
     def end(self, limit_s: float = LIMIT_S) -> journal.Ended:
         """Wait for the end of the attempt and return it."""
@@ -203,7 +203,7 @@ class PodJob(Job):
 
     def story(self) -> str:
         """Return the history of the job and its pods, for the message of a failed test."""
-        texts = [super().story(), "\n---- told", *self.told]
+        texts = [super().story(), "\n---- messages", *self.messages]
         for pod in (*self.worker_pods().values(), *self.coordinator_pods()):
             name = pod["metadata"]["name"]
             log = self.cluster.call("GET", f"{self.objects_path}/pods/{name}/log?tailLines=15")[1]

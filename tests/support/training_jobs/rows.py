@@ -48,9 +48,9 @@ def paused(
 
     def meanwhile(job: Job, number: int) -> Any:
         job.wait_pause(step, number)
-        seen = act(job)
+        result = act(job)
         job.release_all(number)
-        return seen
+        return result
 
     return Row(name, step, (*pause_all(step, ranks, life=0), *more), meanwhile, **expected)
 

@@ -98,14 +98,14 @@ class ShardedRun(Run):
         return network, Optimizer(network, self.faults)
 
     def session_options(self) -> dict[str, Any]:
-        told: int | None = self.shard
+        shard: int | None = self.shard
         if self.shards == 1:
-            told = 7  # any number is valid
+            shard = 7  # any number is valid
         if "WHOLE" in os.environ and self.rank == 1:
-            told = None
+            shard = None
         if os.environ.get("ANOTHER_SHARD") == f"rank {self.rank}, life {self.faults.life}":
-            told = 0
-        return {"shard": told, "make_groups": self.make_groups}
+            shard = 0
+        return {"shard": shard, "make_groups": self.make_groups}
 
     def make_groups(self) -> None:
         for first in range(0, dist.get_world_size(), self.shards):

@@ -63,9 +63,9 @@ def test_lines_wait_for_a_held_stream(held: Held) -> None:
     for number in range(1000):
         held.console.show(1, b"rank %d\n" % number)
         held.console.say(2, b"agent %d\n" % number)
-    shown, said = held.read()
+    shown, own_output = held.read()
     assert shown == b"".join(b"rank %d\n" % number for number in range(1000))
-    assert said == b"".join(b"agent %d\n" % number for number in range(1000))
+    assert own_output == b"".join(b"agent %d\n" % number for number in range(1000))
 
 
 def test_a_stream_that_does_not_block_loses_no_line() -> None:
@@ -117,12 +117,12 @@ def test_too_many_lines_are_dropped_and_counted(
     held.console.show(1, b"lost\nlost\n")
     held.console.say(1, b"kept by the agent\n")
     held.console.say(1, b"lost\n")
-    shown, said = held.read()
+    shown, own_output = held.read()
     missing = b"rekindle agent: the stream accepted no data; lines missing here: %d\n"
     assert shown == (b"kept by a rank\n" + missing % 2 + b"kept by the agent\n" + missing % 1), (
         shown
     )
-    assert said == b""
+    assert own_output == b""
 
 
 def test_a_stream_that_hangs_keeps_only_lines_of_the_agent(

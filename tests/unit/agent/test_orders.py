@@ -27,7 +27,7 @@ SUSPICIONS = ((1, 7),)
 
 
 @pytest.mark.parametrize(
-    ("shard", "shards", "suspicions", "told"),
+    ("shard", "shards", "suspicions", "expected"),
     [
         (None, 1, (), []),
         (None, 1, SUSPICIONS, ["formed"]),
@@ -37,7 +37,7 @@ SUSPICIONS = ((1, 7),)
     ids=["the whole state", "a suspicion", "one shard", "two shards"],
 )
 def test_a_generation_concerns_shards_and_suspicious_snapshots(
-    shard: int | None, shards: int, suspicions: Any, told: list[str]
+    shard: int | None, shards: int, suspicions: Any, expected: list[str]
 ) -> None:
     """A new generation affects the snapshots if there are several shards or suspicious snapshots.
 
@@ -67,7 +67,7 @@ def test_a_generation_concerns_shards_and_suspicious_snapshots(
     )
     asyncio.run(ranks.handle(form))
     asyncio.run(ranks.handle(p.GenerationEnded(generation=1)))
-    assert calls == told
+    assert calls == expected
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_the_end_of_a_generation_with_local_progress(
     A step whose update has begun counts, because it can still end.
     """
     order = p.GenerationEnded(generation=3, finished=known, process_lost=True)
-    told = with_local_progress(order, [page_of(*each) for each in pages])
-    assert told == p.GenerationEnded(generation=3, finished=finished, process_lost=True)
+    result = with_local_progress(order, [page_of(*each) for each in pages])
+    assert result == p.GenerationEnded(generation=3, finished=finished, process_lost=True)
 
 
 def page_of(finished: int | None, in_update: bool) -> HeartbeatPage:

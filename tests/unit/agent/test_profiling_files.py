@@ -21,31 +21,33 @@ def text(**on: bool) -> str:
 
 
 @pytest.fixture
-def told() -> list[Message]:
+def messages() -> list[Message]:
     return []
 
 
 @pytest.fixture
-def care(tmp_path: Path, told: list[Message]) -> ProfilingFiles:
-    return ProfilingFiles(tmp_path, lambda: (0,), told.append, lambda: None, tmp_path / "switch")
+def care(tmp_path: Path, messages: list[Message]) -> ProfilingFiles:
+    return ProfilingFiles(
+        tmp_path, lambda: (0,), messages.append, lambda: None, tmp_path / "switch"
+    )
 
 
 def test_what_is_new_is_told_once(
-    care: ProfilingFiles, told: list[Message], tmp_path: Path
+    care: ProfilingFiles, messages: list[Message], tmp_path: Path
 ) -> None:
     """The agent reports each change of the switch once, and a missing switch never."""
-    asyncio.run(care.look())
-    assert not told
+    asyncio.run(care.report_switch())
+    assert not messages
     (tmp_path / "switch").write_text(text())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text(Step=True))
-    asyncio.run(care.look())
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text(CommunicationOperator=True))
-    asyncio.run(care.look())
+    asyncio.run(care.report_switch())
     (tmp_path / "switch").write_text(text())
-    asyncio.run(care.look())
-    assert told == [
+    asyncio.run(care.report_switch())
+    assert messages == [
         ProfilingSwitchRead(switch=Switch()),
         ProfilingSwitchRead(switch=switch_of(("step",))),
         ProfilingSwitchRead(switch=ALL),
@@ -54,7 +56,7 @@ def test_what_is_new_is_told_once(
 
 
 def test_a_switch_that_a_mount_exchanges(
-    care: ProfilingFiles, told: list[Message], tmp_path: Path
+    care: ProfilingFiles, messages: list[Message], tmp_path: Path
 ) -> None:
     """The agent reads a switch that Kubernetes replaces with a link.
 
@@ -65,10 +67,10 @@ def test_a_switch_that_a_mount_exchanges(
         link = tmp_path / "link"
         link.symlink_to(tmp_path / str(number))
         link.replace(tmp_path / "switch")
-        asyncio.run(care.look())
+        asyncio.run(care.report_switch())
         (tmp_path / str(number)).unlink()
-        asyncio.run(care.look())
-    assert told == [
+        asyncio.run(care.report_switch())
+    assert messages == [
         ProfilingSwitchRead(switch=switch_of(("step",))),
         ProfilingSwitchRead(switch=Switch()),
     ]
@@ -78,20 +80,20 @@ def test_a_switch_that_a_mount_exchanges(
 def test_a_switch_that_is_not_understood(
     wrong: str,
     care: ProfilingFiles,
-    told: list[Message],
+    messages: list[Message],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The agent reports an invalid switch once, and keeps the previous one."""
     (tmp_path / "switch").write_text(wrong)
-    asyncio.run(care.look())
-    asyncio.run(care.look())
-    assert not told
+    asyncio.run(care.report_switch())
+    asyncio.run(care.report_switch())
+    assert not messages
     assert capsys.readouterr().err.count("is invalid and has no effect") == 1
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (PermissionError("read-only"), "the agent cannot read the profiling records: read-only"),
         (OverflowError("too large"), "a bug in Rekindle: OverflowError('too large')\nTraceback"),
@@ -99,7 +101,7 @@ def test_a_switch_that_is_not_understood(
 )
 def test_nothing_that_is_spoilt_ends_it(
     error: Exception,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -113,7 +115,7 @@ def test_nothing_that_is_spoilt_ends_it(
     asyncio.run(_look_three_times(tmp_path, error))
     shown = capsys.readouterr().err
     assert shown.count("is invalid and has no effect") == 1
-    assert shown.count(said) == 1
+    assert shown.count(message) == 1
 
 
 async def _look_three_times(folder: Path, error: Exception) -> None:

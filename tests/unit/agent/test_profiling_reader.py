@@ -38,9 +38,9 @@ class Node:
         with (folder / name).open("ab") as file:
             file.write(data)
 
-    def told(self) -> dict[int, list[int]]:
-        told = self.reader.read()
-        return {r: [t.step for t in each] for r, each in told.steps.items()} if told else {}
+    def new_steps(self) -> dict[int, list[int]]:
+        news = self.reader.read()
+        return {r: [t.step for t in each] for r, each in news.steps.items()} if news else {}
 
 
 @pytest.fixture
@@ -51,20 +51,20 @@ def node(tmp_path: Path) -> Node:
 def test_only_what_is_new_is_told(node: Node) -> None:
     """The agent reports only records that are new since its start and its last report."""
     node.write(0, lines(0, 5))
-    assert node.told() == {}
+    assert node.new_steps() == {}
     node.write(0, lines(5, 7))
     node.write(1, lines(0, 2))
-    assert node.told() == {0: [5, 6], 1: [0, 1]}
-    assert node.told() == {}
+    assert node.new_steps() == {0: [5, 6], 1: [0, 1]}
+    assert node.new_steps() == {}
 
 
 def test_half_a_line_waits_for_its_other_half(node: Node) -> None:
-    node.told()
+    node.new_steps()
     data = lines(0, 2)
     node.write(0, data[:-30])
-    assert node.told() == {0: [0]}
+    assert node.new_steps() == {0: [0]}
     node.write(0, data[-30:])
-    assert node.told() == {0: [1]}
+    assert node.new_steps() == {0: [1]}
 
 
 def test_another_file_is_followed(node: Node) -> None:
@@ -72,24 +72,24 @@ def test_another_file_is_followed(node: Node) -> None:
 
     A rank starts a new file after 10 MB.
     """
-    node.told()
+    node.new_steps()
     node.write(0, lines(0, 2))
     node.write(0, lines(2, 4), name="101")
     node.write(0, lines(4, 6), name="notes")
-    assert node.told() == {0: [0, 1, 2, 3]}
+    assert node.new_steps() == {0: [0, 1, 2, 3]}
     node.write(0, lines(6, 7), name="101")
-    assert node.told() == {0: [6]}
+    assert node.new_steps() == {0: [6]}
 
 
 def test_nothing_is_told_while_it_is_off(node: Node) -> None:
-    node.told()
+    node.new_steps()
     node.state.profile = OFF
     node.write(0, lines(0, 2))
-    assert node.told() == {}
+    assert node.new_steps() == {}
     node.state.profile = ON
-    assert node.told() == {}
+    assert node.new_steps() == {}
     node.write(0, lines(2, 3))
-    assert node.told() == {0: [2]}
+    assert node.new_steps() == {0: [2]}
 
 
 def test_of_very_many_steps_all_ranks_tell_of_the_same(tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_of_very_many_steps_all_ranks_tell_of_the_same(tmp_path: Path) -> None:
     Ranks whose steps have other lengths report some of the same steps.
     """
     node = Node(tmp_path, world_size=1000)
-    node.told()
+    node.new_steps()
     node.write(0, lines(0, 1000, 0.002))
     node.write(1, lines(0, 1000, 0.0019))
-    told = node.told()
-    assert told[0] == list(range(0, 1000, 128))
-    assert set(told[0]) & set(told[1])
+    steps = node.new_steps()
+    assert steps[0] == list(range(0, 1000, 128))
+    assert set(steps[0]) & set(steps[1])
 
 
 def test_a_file_that_ages_meanwhile(tmp_path: Path) -> None:

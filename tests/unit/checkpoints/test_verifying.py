@@ -40,8 +40,8 @@ def committed(store: DirectoryStore) -> tuple[Checkpoint, Path]:
 
 def look(checkpoint: Checkpoint) -> tuple[tuple[Damage, ...], int]:
     """Return the damages, and the number of bytes read."""
-    told: list[int] = []
-    return verify(checkpoint, told.append), sum(told)
+    counts: list[int] = []
+    return verify(checkpoint, counts.append), sum(counts)
 
 
 def test_intact(store: DirectoryStore) -> None:

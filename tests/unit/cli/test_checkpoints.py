@@ -116,7 +116,7 @@ def test_verify_of_broken_manifests(store: DirectoryStore, checkpoints: Checkpoi
 
 def test_what_is_not_there(store: DirectoryStore, checkpoints: Checkpoints) -> None:
     """A wrong command line gives one line of error and the status 2."""
-    for arguments, said in {
+    for arguments, error in {
         ("ls", "stor"): "there is no folder",
         ("verify", "store", 7): "has no checkpoint of step 7",
         ("ls", place(store, 5)): "is one checkpoint; give the folder of the store",
@@ -125,7 +125,7 @@ def test_what_is_not_there(store: DirectoryStore, checkpoints: Checkpoints) -> N
     }.items():
         done = checkpoints(*arguments)
         assert (done.status, done.out) == (2, "")
-        assert said in done.err
+        assert error in done.err
         assert done.err.count("\n") == 1
     (store.root.parent / "empty").mkdir()
     assert "no checkpoints in" in checkpoints("ls", "empty").out

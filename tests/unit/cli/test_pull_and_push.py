@@ -38,10 +38,10 @@ def test_a_damaged_one_is_refused(store: DirectoryStore, checkpoints: Checkpoint
     """`pull` refuses a damaged step, and without a step copies the newest intact checkpoint."""
     flip(place(store, 15) / STATE, -1)
     os.truncate(place(store, 10) / STATE, 10)
-    for step, said in ((15, "is damaged: state-00000.safetensors is changed"), (10, "10 bytes")):
+    for step, error in ((15, "is damaged: state-00000.safetensors is changed"), (10, "10 bytes")):
         done = checkpoints("pull", "store", "out", "--step", step)
         assert done.status == 1
-        assert said in done.err
+        assert error in done.err
         assert not Path("out").exists()
     done = checkpoints("pull", "store", "out")
     assert done.out.startswith("step 5, ")
@@ -79,12 +79,12 @@ def test_one_that_broke_off_goes_on(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     for stop_after in range(8):
         target = DirectoryStore(tmp_path / f"target{stop_after}")
-        told: list[int] = []
+        counts: list[int] = []
 
-        def tell(count: int, told: list[int] = told, last: int = stop_after) -> None:
-            if len(told) == last:
+        def tell(count: int, counts: list[int] = counts, last: int = stop_after) -> None:
+            if len(counts) == last:
                 raise KeyboardInterrupt
-            told.append(count)
+            counts.append(count)
 
         with pytest.raises(KeyboardInterrupt):
             copy(source, target, tell)
@@ -104,10 +104,10 @@ def test_a_source_that_changes_meanwhile(tmp_path: Path) -> None:
     """If the source changes after its verification, copy() does not commit."""
     source = source_of(tmp_path / "source")
     target = DirectoryStore(tmp_path / "target")
-    told = iter(range(100))
+    calls = iter(range(100))
 
     def tell(_: int) -> None:
-        if next(told) == 1:
+        if next(calls) == 1:
             flip(source.path / "state-0", 999)
 
     with pytest.raises(CorruptError, match="changed during the copy"):

@@ -169,7 +169,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ("max_restarts: [", "policy.yaml"),
         ("max_restarts: -1", "max_restarts"),
@@ -177,18 +177,18 @@ def test_what_cannot_be_meant_is_refused(
         ("max_restart: 1", "max_restart"),
     ],
 )
-def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, said: str) -> None:
+def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, error: str) -> None:
     """The error names the file and the field, also for --compare."""
     (tmp_path / "policy.yaml").write_text(text)
     for arguments in (("--policy",), ("--policy", "solid.yaml", "--compare")):
         done = simulate(*arguments, "policy.yaml", "--nodes", "10")
         assert done.status == 2
         assert "policy.yaml" in done.err
-        assert said in done.err
+        assert error in done.err
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "error"),
     [
         (FAULT, 1, "[[mix]] is missing"),
         (MIX, 1, "give [[fault]] entries or faults_of; neither is given"),
@@ -217,21 +217,21 @@ def test_a_bad_policy_is_refused(simulate: Simulate, tmp_path: Path, text: str, 
     ],
 )
 def test_a_bad_file_of_faults_is_refused(
-    simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
+    simulate: Simulate, tmp_path: Path, text: str, line: int, error: str
 ) -> None:
     """The error has the file, the line and the remedy."""
     (tmp_path / "faults.toml").write_text(text)
     done = simulate(*POLICY, "--faults", "faults.toml")
     assert done.status == 2
     assert f"faults.toml:{line}: " in done.err
-    assert said in done.err
+    assert error in done.err
 
 
 STRATEGY = '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [1.0]\nstate = "live"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "error"),
     [
         (STRATEGY + STRATEGY, 6, "this file already has an entry for 'retry'"),
         (STRATEGY.replace("[1.0]", "[1.0, 2.0]"), 4, "one time for each number in devices"),
@@ -255,14 +255,14 @@ STRATEGY = '[[strategy]]\nstrategy = "retry"\ndevices = [8]\nseconds = [1.0]\nst
     ],
 )
 def test_a_bad_file_of_times_is_refused(
-    simulate: Simulate, tmp_path: Path, text: str, line: int, said: str
+    simulate: Simulate, tmp_path: Path, text: str, line: int, error: str
 ) -> None:
     """The error has the file, the line and the remedy."""
     (tmp_path / "times.toml").write_text(text)
     done = simulate(*POLICY, "--times", "times.toml")
     assert done.status == 2
     assert f"times.toml:{line}: " in done.err
-    assert said in done.err
+    assert error in done.err
 
 
 @pytest.mark.process

@@ -40,13 +40,13 @@ class Transport:
 def simulated() -> tuple[AgentConnection, Socket, Transport]:
     """Return a connection without a network."""
     socket, transport = Socket(), Transport()
-    line = AgentConnection(cast(web.WebSocketResponse, socket), cast(Any, transport))
-    return line, socket, transport
+    connection = AgentConnection(cast(web.WebSocketResponse, socket), cast(Any, transport))
+    return connection, socket, transport
 
 
-async def sent_by(line: AgentConnection) -> None:
+async def sent_by(connection: AgentConnection) -> None:
     """Let the connection send its whole queue."""
-    task = asyncio.create_task(line.send_all())
+    task = asyncio.create_task(connection.send_all())
     await turns()
     task.cancel()
 
@@ -55,13 +55,13 @@ def test_a_silent_agent_is_asked_and_then_cut_off() -> None:
     """A silent agent gets a ping after 3 s, and its connection ends after 4.5 s."""
 
     async def run() -> None:
-        line, socket, transport = simulated()
+        connection, socket, transport = simulated()
         for _ in range(LOST_AFTER - 1):
-            line.look()
-        await sent_by(line)
+            connection.check()
+        await sent_by(connection)
         assert socket.sent == [("ping", b"")]
         assert not transport.cut
-        line.look()
+        connection.check()
         assert transport.cut
 
     asyncio.run(run())
@@ -72,12 +72,12 @@ def test_whoever_says_something_is_not_asked() -> None:
     """A heartbeat every 2 s, the slowest rate, makes pings unnecessary."""
 
     async def run() -> None:
-        line, socket, transport = simulated()
+        connection, socket, transport = simulated()
         for look in range(100):
-            line.look()
+            connection.check()
             if look % 8 == 0:
-                line.note_message()
-        await sent_by(line)
+                connection.note_message()
+        await sent_by(connection)
         assert socket.sent == []
         assert not transport.cut
 
@@ -88,11 +88,11 @@ def test_all_is_sent_in_order() -> None:
     """Messages and answers to pings keep their order."""
 
     async def run() -> None:
-        line, socket, _ = simulated()
-        line.tell(b"first")
-        line.answer(b"ping")
-        line.tell(b"last")
-        await sent_by(line)
+        connection, socket, _ = simulated()
+        connection.tell(b"first")
+        connection.answer(b"ping")
+        connection.tell(b"last")
+        await sent_by(connection)
         assert socket.sent == [("message", b"first"), ("pong", b"ping"), ("message", b"last")]
 
     asyncio.run(run())
@@ -102,16 +102,16 @@ def test_a_busy_coordinator_takes_nobody_for_silent(monkeypatch: pytest.MonkeyPa
     """A busy period of the event loop counts as one check, whatever its length."""
 
     async def run() -> None:
-        line, socket, transport = simulated()
+        connection, socket, transport = simulated()
         loop = asyncio.get_running_loop()
         now = loop.time()
         monkeypatch.setattr(loop, "time", lambda: now)
-        watching = asyncio.create_task(watch({1: line}))
+        watching = asyncio.create_task(watch({1: connection}))
         await turns()
         now += LOOK_S * (PING_AFTER + 1)  # the time in which the loop is busy
         await turns()
         watching.cancel()
-        await sent_by(line)
+        await sent_by(connection)
         assert socket.sent == []
         assert not transport.cut
 

@@ -18,7 +18,7 @@ HERE = Endpoint(host="127.0.0.1", port=1, pid=1, attempt=0)
 END = Ended(seq=9, outcome="succeeded", reason="", finished=3)
 
 
-class Pretended:
+class SimulatedEngine:
     """An engine whose coordinators each send some events, and then raise an error."""
 
     def __init__(self, *lives: list[Any]) -> None:
@@ -67,15 +67,15 @@ class Followed:
     """A follower of a simulated job, and its records."""
 
     def __init__(self, *lives: list[Any], over: bool = False) -> None:
-        self.engine = Pretended(*lives)
-        self.seen: list[Any] = []
-        self.said: list[str] = []
+        self.engine = SimulatedEngine(*lives)
+        self.events: list[Any] = []
+        self.texts: list[str] = []
         self.held: list[bool] = []
         self.follower = JobFollower(
             self.engine,  # type: ignore[arg-type]
             holder="the test",
-            see=self.seen.append,
-            say=self.said.append,
+            see=self.events.append,
+            say=self.texts.append,
             is_over=lambda: over,
         )
 
@@ -98,8 +98,8 @@ def test_the_next_coordinator_sends_what_is_not_known_yet() -> None:
     assert job.engine.asked == [2, 4]
     assert job.engine.brought == [1]
     assert job.engine.learned == [4, 9]
-    assert [each.seq for each in job.seen] == [4, 0, 9]
-    assert job.said == ["it died; a new coordinator replaces it"]
+    assert [each.seq for each in job.events] == [4, 0, 9]
+    assert job.texts == ["it died; a new coordinator replaces it"]
 
 
 def test_the_lease_is_held_first_once() -> None:
@@ -127,10 +127,10 @@ def test_coordinators_that_die_one_after_the_other() -> None:
 def test_a_coordinator_that_was_only_slow_is_found_again() -> None:
     job = Followed([JobError("it is slow")], [END])
     job.engine.busy = True
-    assert job.follow().seen == [END]
+    assert job.follow().events == [END]
 
 
 def test_a_node_that_cannot_be_brought() -> None:
     job = Followed([wanted(1, node=7), wanted(2, node=-1), END]).follow()
     assert job.engine.brought == [7, -1]
-    assert job.said == ["Rekindle cannot replace node 7: no host is free"]
+    assert job.texts == ["Rekindle cannot replace node 7: no host is free"]

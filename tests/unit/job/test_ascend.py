@@ -75,10 +75,10 @@ def test_hccl_leaves_repairable_ranks_alive(
     manager = tmp_path / "davinci_manager"
     manager.touch()
     monkeypatch.setattr(ascend, "NPU_MANAGER", manager)
-    told = ascend_environment({}, Policy())
-    assert told["HCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert told["HCCL_CONNECT_TIMEOUT"] == "600"
-    check_environment(told, Policy())
+    environment = ascend_environment({}, Policy())
+    assert environment["HCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert environment["HCCL_CONNECT_TIMEOUT"] == "600"
+    check_environment(environment, Policy())
     assert "HCCL_ASYNC_ERROR_HANDLING" not in ascend_environment({}, OUTER)
     own = {"HCCL_OP_RETRY_ENABLE": "L0:0, L1:0, L2:0"}
     assert "HCCL_OP_RETRY_ENABLE" not in ascend_environment(own, Policy())
@@ -127,10 +127,10 @@ def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
         import os, subprocess, sys
         from rekindle.recovery.policy.policy import Policy
         from rekindle.job.ascend import ascend_environment
-        told = ascend_environment(os.environ, Policy())
+        environment = ascend_environment(os.environ, Policy())
         plain = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True)
-        kept = subprocess.run([sys.executable, "-c", "import torch"], env=os.environ | told)
-        print(told, plain.returncode, kept.returncode)
+        kept = subprocess.run([sys.executable, "-c", "import torch"], env=os.environ | environment)
+        print(environment, plain.returncode, kept.returncode)
         """
     )
     path = os.pathsep.join([str(tmp_path), str(Path(ascend.__file__).parents[2])])

@@ -36,11 +36,11 @@ class Rank:
         self._write(self._encoder.lines(Range(f"step {number}", DEFAULT, 0, self._now), 1))
 
     def joins(self, group: str = "dp", name: str = "all_reduce", *, ends: bool = True) -> None:
-        said = operation_name(Operation("0", "4", "float32", name, group))
-        number, line = self._encoder.begin(said, COMMUNICATION, self._now, 1)
+        operation = operation_name(Operation("0", "4", "float32", name, group))
+        number, line = self._encoder.begin(operation, COMMUNICATION, self._now, 1)
         self._write(line)
         if ends:
-            self._write(self._encoder.end(number, said, COMMUNICATION, self._now, 1))
+            self._write(self._encoder.end(number, operation, COMMUNICATION, self._now, 1))
 
     def dies(self) -> None:
         """Replace the process of the rank; its Ids start again."""
@@ -124,11 +124,11 @@ def test_a_stage_waits_for_another_one_s_transfer() -> None:
 def test_a_device_that_begins_is_not_done() -> None:
     """A start on the device is not an end, as TaskD records a collective by both clocks."""
     ranks = world(2)
-    said = operation_name(Operation("0", "4", "float32", "HcclAllreduce", "dp"))
+    operation = operation_name(Operation("0", "4", "float32", "HcclAllreduce", "dp"))
     for flag in (START, START_DEVICE):
         source = int(flag == START_DEVICE)
         place = Place(ProcessThread(1))
-        mark = Marker(MARKER, flag, source, 10**6, 77, place, said, COMMUNICATION)
+        mark = Marker(MARKER, flag, source, 10**6, 77, place, operation, COMMUNICATION)
         ranks[0].standing.read([mark])
     assert found(ranks) == [
         "rank 0 in HcclAllreduce no. 1 of dp in step 3, which rank 1 did not join"

@@ -103,7 +103,7 @@ def test_what_is_torn_strange_or_without_an_end_is_passed_over() -> None:
     assert Range("step x", DEFAULT, 1, 2).step == Range("stepping", DEFAULT, 1, 2).step == -1
 
 
-def told(
+def marker(
     flag: int, at: int, name: str = "forward", domain: str = DEFAULT, number: int = 1
 ) -> Marker:
     """Return a record of the host (flags 2, 4) or of a device (16, 32)."""
@@ -129,23 +129,23 @@ def test_what_device_and_host_tell_of_counts_once(order: tuple[int, ...], who: s
     at = {2: 10, 4: 40, 16: 12, 32: 43}
     name = {2: "forward", 4: "NULL", 16: "forward", 32: "NULL"}
     wanted = (10, 40) if who == "host" else (12, 43)
-    marks = [told(flag, n + at[flag], name[flag], number=n) for n in (1, 2) for flag in order]
+    marks = [marker(flag, n + at[flag], name[flag], number=n) for n in (1, 2) for flag in order]
     found = [(each.name, each.start, each.end) for each in Ranges().read(marks)]
     assert found == [("forward", n + wanted[0], n + wanted[1]) for n in (1, 2)]
 
 
 def test_ids_come_again_with_another_process() -> None:
     """If another process uses an Id again, its ranges count separately."""
-    first = [told(2, 1), told(4, 2)]
-    again = [told(2, 11), told(4, 12)]
-    other = [told(16, 21, "dataloader"), told(32, 22, "dataloader")]
+    first = [marker(2, 1), marker(4, 2)]
+    again = [marker(2, 11), marker(4, 12)]
+    other = [marker(16, 21, "dataloader"), marker(32, 22, "dataloader")]
     found = [each.start for each in Ranges().read([*first, *again, *other])]
     assert found == [1, 11, 21]
 
 
 def test_of_a_collective_both_count() -> None:
     """For a collective both ranges count, because the host's range may cover only the call."""
-    marks = [told(flag, flag, "x", COMMUNICATION) for flag in (2, 4, 16, 32)]
+    marks = [marker(flag, flag, "x", COMMUNICATION) for flag in (2, 4, 16, 32)]
     assert [each.end for each in Ranges().read(marks)] == [4, 32]
 
 

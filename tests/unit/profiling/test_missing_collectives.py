@@ -82,20 +82,20 @@ def test_programs_are_told_as_well(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_without_forward_passes_nothing_more_is_known(tmp_path: Path) -> None:
     """Without collectives and forward passes, the diagnosis calls no rank slow or healthy."""
-    (said,) = remarks(read_task(write(tmp_path / "task", forward=False)))
-    assert said.startswith(NOT_KNOWN)
+    (found,) = remarks(read_task(write(tmp_path / "task", forward=False)))
+    assert found.startswith(NOT_KNOWN)
 
 
 def test_forward_passes_that_are_as_they_were(tmp_path: Path) -> None:
-    said = remarks(read_task(write(tmp_path / "task", steps=40)))
-    assert said[1:] == ["no rank's forward pass has become longer than its peers'"]
+    found = remarks(read_task(write(tmp_path / "task", steps=40)))
+    assert found[1:] == ["no rank's forward pass has become longer than its peers'"]
 
 
 def test_collectives_of_some_steps(tmp_path: Path) -> None:
     """If only some steps have collectives, the diagnosis covers only these steps."""
     write(tmp_path / "some", collectives=range(10, 40))
-    (said,) = remarks(read_task(tmp_path / "some"))
-    assert "only 30 of 80 steps have records of collectives" in said
+    (found,) = remarks(read_task(tmp_path / "some"))
+    assert "only 30 of 80 steps have records of collectives" in found
     write(tmp_path / "all", collectives=range(80))
     assert remarks(read_task(tmp_path / "all")) == []
 

@@ -137,13 +137,13 @@ def test_a_world_that_shrinks_and_grows() -> None:
 
 def test_a_group_whose_ranks_all_have_more_to_do_is_uneven() -> None:
     """With known groups, a group with more work is uneven; without them its node may be faulty."""
-    told = []
+    findings = []
     for peers in ([[0, 1], [2, 3]], []):
         pace = OnlineDetector(RANKS, per_node=2, peers=peers)
         all_tell(pace, 0, 40)
         found, _ = pace.add({r: steps(40, 80, r, 1.3 if r >= 2 else 1.0) for r in RANKS})
-        told += [(each.kind, each.ranks, each.may_be_sick) for each in found]
-    assert told == [(Slow.UNEVEN, (2, 3), False), (Slow.NODE, (2, 3), True)]
+        findings += [(each.kind, each.ranks, each.may_be_sick) for each in found]
+    assert findings == [(Slow.UNEVEN, (2, 3), False), (Slow.NODE, (2, 3), True)]
 
 
 def test_uneven_work_that_is_over_is_one_finding_as_well() -> None:

@@ -52,7 +52,7 @@ def pages() -> Iterator[tuple[HeartbeatPage, HeartbeatPage]]:
 def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
     """The page shows each activity of a rank, and the first step of each generation separately."""
     rank, agent = ProgressReporter(pages[0]), pages[1]
-    seen = [agent.mark.doing]
+    activities = [agent.mark.doing]
     for generation in range(2):
         for act in (
             rank.meet,
@@ -63,7 +63,7 @@ def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, Heartbea
             rank.leave,
         ):
             act()
-            seen.append(agent.mark.doing)
+            activities.append(agent.mark.doing)
         assert (agent.mark.finished, agent.mark.meetings) == (1, generation + 1)
     way = [
         RankActivity.MEETING,
@@ -73,7 +73,7 @@ def test_the_agent_sees_what_the_rank_is_at(pages: tuple[HeartbeatPage, Heartbea
         RankActivity.STEP,
         RankActivity.OUTSIDE,
     ]
-    assert seen == [RankActivity.OUTSIDE, *way, *way]
+    assert activities == [RankActivity.OUTSIDE, *way, *way]
 
 
 def test_a_phase_ends_however_it_is_left(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:

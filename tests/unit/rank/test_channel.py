@@ -22,8 +22,8 @@ class Line:
         self.agent, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = Channel(theirs.detach())
         self.read_end, self.write_end = os.pipe()
-        self.heard = threading.Event()
-        self.channel.on_over = lambda over: self.heard.set()
+        self.over_received = threading.Event()
+        self.channel.on_over = lambda over: self.over_received.set()
 
     def answer(self, serial: int) -> None:
         """Send the answer to a request, with one descriptor: the write end of the pipe."""
@@ -32,11 +32,11 @@ class Line:
 
     def all_heard(self, generation: int) -> None:
         """End the generation, and wait until the channel has handled this and earlier messages."""
-        self.heard.clear()
+        self.over_received.clear()
         self.agent.send(
             protocol.encode(protocol.GenerationEnded(generation=generation, finished=0))
         )
-        wait_set(self.heard)
+        wait_set(self.over_received)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class Rank:
         """Wait until the agent has received `count` messages of a kind, and return them."""
 
         def found() -> list[Any]:
-            return [each for each in self.agent.heard if isinstance(each, kind)]
+            return [each for each in self.agent.received if isinstance(each, kind)]
 
         wait_until(lambda: len(found()) >= count, f"{count} {kind.__name__}")
         return found()
@@ -150,7 +150,7 @@ def test_the_scripts_own_error_passes_through(rank: Rank, error: Exception) -> N
     rank.fails(error)
     with pytest.raises(type(error), match=str(error)):
         rank.member.join()
-    assert not [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+    assert not [each for each in rank.agent.received if isinstance(each, protocol.StepFailed)]
 
 
 def test_an_unknown_error_of_an_ended_generation_is_in_the_log(
@@ -164,7 +164,7 @@ def test_an_unknown_error_of_an_ended_generation_is_in_the_log(
     with caplog.at_level(logging.WARNING):
         assert rank.member.join()
     assert "ValueError: no such row" in caplog.text
-    assert not [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+    assert not [each for each in rank.agent.received if isinstance(each, protocol.StepFailed)]
 
 
 def test_a_session_error_is_never_the_end_of_a_generation(rank: Rank) -> None:
@@ -195,7 +195,7 @@ def test_a_fault_in_a_generation_that_has_ended(
     wait_until(lambda: rank.member.is_over, "the end of generation 1")
     rank.member.report(kind, "x", own=own)
     assert rank.member.join()  # then the agent has received all earlier messages
-    found = [each for each in rank.agent.heard if isinstance(each, protocol.StepFailed)]
+    found = [each for each in rank.agent.received if isinstance(each, protocol.StepFailed)]
     assert len(found) == is_sent
 
 

@@ -110,7 +110,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
                     )
                 session.model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
-    return [message.finished for message in agent.heard if isinstance(message, Arrived)]
+    return [message.finished for message in agent.received if isinstance(message, Arrived)]
 
 
 @pytest.mark.parametrize("sharded", [False, True])

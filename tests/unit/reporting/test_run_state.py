@@ -38,7 +38,7 @@ def broken(kind: FaultKind = FaultKind.PROCESS) -> Fault:
     return Fault(kind=kind, message="rank 1 is broken", rank=1)
 
 
-def seen(kind: FaultKind = FaultKind.PROCESS, incident: int = 1) -> AnyEvent:
+def fault_seen(kind: FaultKind = FaultKind.PROCESS, incident: int = 1) -> AnyEvent:
     """Return the event of a fault."""
     return FaultSeen(incident=incident, fault=broken(kind))
 
@@ -72,27 +72,27 @@ ENDS = Ended(outcome=RESCHEDULED, reason="node 1 is sick", finished=3)
         ([], "Running"),
         ([started()], "Running"),
         (TRAINS, "Running"),
-        ([*TRAINS, seen()], "Running"),  # the decision follows immediately
-        ([*TRAINS, seen(), decided(Strategy.RETRY)], "Recovering"),
-        ([*TRAINS, seen(), decided(Strategy.RECOVER_IN_PLACE)], "Recovering"),
-        ([*TRAINS, seen(), decided(Strategy.RECOVER)], "Recovering"),
-        ([*TRAINS, seen(), decided(Strategy.SHRINK)], "Recovering"),
-        ([*TRAINS, seen(), decided(Strategy.RESTART)], "Restarting"),
-        ([*TRAINS, seen(), decided(Strategy.RETRY), decided(Strategy.RESTART)], "Restarting"),
-        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.HANG_RESTART)], "Hung"),
-        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.RECOVER_IN_PLACE)], "Hung"),
-        ([*TRAINS, seen(FaultKind.HANG), decided(Strategy.RESCHEDULE_JOB)], "Rescheduling"),
-        ([*TRAINS, seen(), decided(Strategy.RESCHEDULE_POD)], "Rescheduling"),
-        ([*TRAINS, seen(), decided(Strategy.RETRY), step(2, incident=1)], "Running"),
+        ([*TRAINS, fault_seen()], "Running"),  # the decision follows immediately
+        ([*TRAINS, fault_seen(), decided(Strategy.RETRY)], "Recovering"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RECOVER_IN_PLACE)], "Recovering"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RECOVER)], "Recovering"),
+        ([*TRAINS, fault_seen(), decided(Strategy.SHRINK)], "Recovering"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RESTART)], "Restarting"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RETRY), decided(Strategy.RESTART)], "Restarting"),
+        ([*TRAINS, fault_seen(FaultKind.HANG), decided(Strategy.HANG_RESTART)], "Hung"),
+        ([*TRAINS, fault_seen(FaultKind.HANG), decided(Strategy.RECOVER_IN_PLACE)], "Hung"),
+        ([*TRAINS, fault_seen(FaultKind.HANG), decided(Strategy.RESCHEDULE_JOB)], "Rescheduling"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RESCHEDULE_POD)], "Rescheduling"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RETRY), step(2, incident=1)], "Running"),
         ([*TRAINS, formed(2, left_out=(1,)), step(2)], "Shrunk"),
         ([*TRAINS, formed(2, left_out=(1,)), step(2), formed(3), step(3)], "Running"),
         ([*TRAINS, Stopping(reason="enough")], "Stopping"),
         ([*TRAINS, Stopping(reason="enough"), FinalCheckpoint(node=0, step=3)], "Stopping"),
-        ([*TRAINS, seen(), decided(Strategy.RETRY), Stopping(reason="enough")], "Stopping"),
-        ([*TRAINS, seen(), decided(Strategy.FAIL)], "Stopping"),
-        ([*TRAINS, seen(), decided(Strategy.DUMP)], "Stopping"),
-        ([*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT], "Rescheduling"),
-        ([*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT, Stopping(reason="enough")], "Stopping"),
+        ([*TRAINS, fault_seen(), decided(Strategy.RETRY), Stopping(reason="enough")], "Stopping"),
+        ([*TRAINS, fault_seen(), decided(Strategy.FAIL)], "Stopping"),
+        ([*TRAINS, fault_seen(), decided(Strategy.DUMP)], "Stopping"),
+        ([*TRAINS, fault_seen(), PLACED_ANEW, ENDS_FOR_IT], "Rescheduling"),
+        ([*TRAINS, fault_seen(), PLACED_ANEW, ENDS_FOR_IT, Stopping(reason="enough")], "Stopping"),
     ],
 )
 def test_every_phase_has_a_name(events: list[AnyEvent], name: str) -> None:
@@ -100,14 +100,15 @@ def test_every_phase_has_a_name(events: list[AnyEvent], name: str) -> None:
     assert shown(events).name == name
 
 
-ASKED = [*TRAINS, seen(), decided(Strategy.RESTART, approval=True)]
+ASKED = [*TRAINS, fault_seen(), decided(Strategy.RESTART, approval=True)]
 
 
 @pytest.mark.parametrize(
     ("more", "name"),
     [
         ([], "AwaitingApproval"),
-        ([seen(FaultKind.NODE_LOST)], "AwaitingApproval"),  # this state stays until the answer
+        # This state stays until the answer.
+        ([fault_seen(FaultKind.NODE_LOST)], "AwaitingApproval"),
         ([answered(True)], "Restarting"),
         ([answered(False)], "Stopping"),
         ([answered(True), step(2, incident=1)], "Running"),
@@ -121,7 +122,7 @@ def test_what_waits_for_a_person_says_so(more: list[AnyEvent], name: str) -> Non
 
 def test_a_job_that_is_placed_anew_says_so_until_it_trains() -> None:
     """The state is Rescheduling from the decision until the first step of the next attempt."""
-    ends = [*TRAINS, seen(), PLACED_ANEW, ENDS_FOR_IT, ENDS]
+    ends = [*TRAINS, fault_seen(), PLACED_ANEW, ENDS_FOR_IT, ENDS]
     assert shown(ends[:-1]).name == "Rescheduling"
     assert shown(ends).name == "Rescheduling"
     again = [*ends, started(2)]

@@ -10,7 +10,7 @@ from simulated import plain_mix, prices
 from rekindle.errors import UsageError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy
-from rekindle.simulation import mix
+from rekindle.simulation import fault_mix
 from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
 
@@ -70,4 +70,4 @@ def test_a_mix_that_cannot_be_counted_with_is_refused(
     faults = "".join(FAULT.format(name=name, weight=weight) for name in "ab")
     path.write_text(MIX.format(rate=rate, lemon=lemon) + faults)
     with pytest.raises(UsageError, match=f"own.toml{says}"):
-        mix.load(str(path))
+        fault_mix.load(str(path))

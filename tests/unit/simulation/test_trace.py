@@ -9,7 +9,7 @@ import pytest
 from simulated import plain_mix
 
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.simulation import mix
+from rekindle.simulation import fault_mix
 from rekindle.simulation.costs import load
 from rekindle.simulation.trace import DAY_S, Cause, Strike, draw
 from rekindle.user_file import FieldError
@@ -17,15 +17,15 @@ from rekindle.user_file import FieldError
 NODES = 1000
 
 
-def drawn(what: mix.Mix, days: float = 1000.0, seed: int = 1) -> list[Strike]:
+def drawn(what: fault_mix.Mix, days: float = 1000.0, seed: int = 1) -> list[Strike]:
     """Return the faults of 8,000 devices."""
     return draw(what, nodes=NODES, per_node=8, seconds=days * DAY_S, seed=(seed, 0))
 
 
-@pytest.mark.parametrize("name", mix.SHIPPED)
+@pytest.mark.parametrize("name", fault_mix.SHIPPED)
 def test_as_many_faults_as_published(name: str) -> None:
     """The rate is correct with lemons and groups, and the shares follow the table."""
-    what = mix.load(name)
+    what = fault_mix.load(name)
     found = drawn(what)
     expected = what.odds.per_1000_devices_per_day * 8 * 1000
     assert len(found) == pytest.approx(expected, abs=4 * expected**0.5)
@@ -73,7 +73,7 @@ def test_a_group_is_the_nodes_of_one_switch() -> None:
 
 def test_causes_are_drawn_as_the_rows_say() -> None:
     """A share of the faults needs another node, and a share needs another script."""
-    what = mix.load("llama3")
+    what = fault_mix.load("llama3")
     found = [strike for strike in drawn(what) if strike.row.name == "network switch or cable"]
     broken = sum(strike.cause is Cause.PLACE for strike in found) / len(found)
     assert broken == pytest.approx(0.36, abs=0.08)
@@ -83,14 +83,14 @@ def test_causes_are_drawn_as_the_rows_say() -> None:
 
 def test_a_seed_draws_the_same_faults_again() -> None:
     """The same seed and run give the same trace, and another seed gives another trace."""
-    what = mix.load("byterobust")
+    what = fault_mix.load("byterobust")
     assert drawn(what, days=10) == drawn(what, days=10)
     assert drawn(what, days=10) != drawn(what, days=10, seed=2)
 
 
 def test_no_faults_may_come() -> None:
     """In a very short time, no fault occurs."""
-    assert drawn(mix.load("rsc2"), days=1e-6) == []
+    assert drawn(fault_mix.load("rsc2"), days=1e-6) == []
 
 
 @pytest.mark.parametrize("kind", FaultKind)
@@ -98,4 +98,4 @@ def test_every_kind_has_times_or_cannot_be_drawn(kind: FaultKind) -> None:
     """`data/times.toml` has the times of each kind that a mix may contain."""
     if kind not in load().kinds:
         with pytest.raises(FieldError, match="a mix cannot contain this kind"):
-            mix.FaultRow(name="any", weight=1.0, kind=kind)
+            fault_mix.FaultRow(name="any", weight=1.0, kind=kind)

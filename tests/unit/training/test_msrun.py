@@ -48,5 +48,8 @@ def test_the_agent_is_of_mindspore_alone() -> None:
 
 
 def test_the_users_own_intervals_stay() -> None:
-    told = Agent({"MS_RETRY_INTERVAL_LOWER": "3"}).environment()
-    assert (told["MS_RETRY_INTERVAL_LOWER"], told["MS_RETRY_INTERVAL_UPPER"]) == ("3", "1")
+    environment = Agent({"MS_RETRY_INTERVAL_LOWER": "3"}).environment()
+    assert (environment["MS_RETRY_INTERVAL_LOWER"], environment["MS_RETRY_INTERVAL_UPPER"]) == (
+        "3",
+        "1",
+    )

@@ -141,13 +141,13 @@ class Api:
 
         It breaks off after `silence_s` without data.
         """
-        line = HttpStream(self._credentials, self.host, silence_s)
-        stream = Stream(line, f"{self.host}{path}")
+        http = HttpStream(self._credentials, self.host, silence_s)
+        stream = Stream(http, f"{self.host}{path}")
         try:
             stream.open("GET", path + _asked(query))
             yield stream
         finally:
-            line.close()
+            http.close()
 
     def way_to(self, path: str) -> Transport:
         """Return the route to a coordinator through the server's proxy for services."""

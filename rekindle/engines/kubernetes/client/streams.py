@@ -121,19 +121,19 @@ class HttpStream:
 class Stream:
     """The lines of an answer. where: a short name of the request."""
 
-    def __init__(self, line: HttpStream, where: str) -> None:
-        self._line = line
+    def __init__(self, http: HttpStream, where: str) -> None:
+        self._http = http
         self._where = where
 
     def open(self, method: str, target: str) -> None:
         """Send the request. Raises ApiError."""
         try:
-            self._line.request(method, target, headers={"Accept": "application/json"})
-            if self._line.status >= 300:
+            self._http.request(method, target, headers={"Accept": "application/json"})
+            if self._http.status >= 300:
                 raise refusal(
                     f"{method} {self._where}",
-                    self._line.status,
-                    status_object_in(self._line.read()),
+                    self._http.status,
+                    status_object_in(self._http.read()),
                 )
         except OSError as error:
             raise ApiError(f"{method} {self._where} got no answer: {error}") from error
@@ -148,7 +148,7 @@ class Stream:
         Raises ApiError: the answer broke off, or fell silent.
         """
         try:
-            while piece := self._line.readline(most):
+            while piece := self._http.readline(most):
                 yield piece
         except OSError as error:
             raise ApiError(
@@ -157,4 +157,4 @@ class Stream:
 
     def break_off(self) -> None:
         """End the answer for its reader, from another thread."""
-        self._line.break_off()
+        self._http.break_off()

@@ -198,15 +198,15 @@ class ReportHandlers(NamedTuple):
 
 
 def watch_hosts(
-    api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
+    api: Api, pods: KubernetesSettings, spec: JobSpec, handlers: ReportHandlers
 ) -> AbstractContextManager[None]:
     """Return a context that watches, if MindCluster manages the job's devices."""
     if not pods.device.startswith(MAKER):
         return nullcontext()
-    return HostEyes(api, pods, spec, ears).open()
+    return HostWatcher(api, pods, spec, handlers).open()
 
 
-class HostEyes:
+class HostWatcher:
     """Watches MindCluster: a thread for each followed collection, and one that reports.
 
     The reporting thread compares the present faults of each pod with the reported ones. So it
@@ -215,13 +215,13 @@ class HostEyes:
     """
 
     def __init__(
-        self, api: Api, pods: KubernetesSettings, spec: JobSpec, ears: ReportHandlers
+        self, api: Api, pods: KubernetesSettings, spec: JobSpec, handlers: ReportHandlers
     ) -> None:
         self._api = api
         self._pods = pods
         self._workload = Names.of(spec.job_id).workload
         self._ranks = spec.processes_per_node
-        self._ears = ears
+        self._handlers = handlers
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # calls
         self._followers: dict[str, Informer | None] = {}  # by collection; None: unreadable
         self._ended = threading.Event()
@@ -229,7 +229,7 @@ class HostEyes:
         self._recovery = ResetProcess(self._workload)
         self._refused: list[str] = []
         self._reported: dict[str, dict[_Name, HealthEvent]] = {}  # by pod
-        self._before = reported_before(ears.journal)  # by host
+        self._before = reported_before(handlers.journal)  # by host
         self._sentences: set[str] = set()  # sentences that are still true
         self._pause_s = LOOK_S
         self._followed = self._all_followed()
@@ -237,7 +237,7 @@ class HostEyes:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Watch until the block ends."""
-        with beside({**self._followed, "npu-look": self._look_on}, self._close, _JOIN_S):
+        with beside({**self._followed, "npu-reports": self._check_until_end}, self._close, _JOIN_S):
             yield
 
     def _close(self) -> None:
@@ -284,7 +284,7 @@ class HostEyes:
 
         def take_and_tell(thing: Object, *, there: bool) -> None:
             for sentence in take(thing, there=there):
-                self._ears.tell(sentence)
+                self._handlers.tell(sentence)
 
         return take_and_tell
 
@@ -316,17 +316,17 @@ class HostEyes:
 
     # ---- reports
 
-    def _look_on(self) -> None:
+    def _check_until_end(self) -> None:
         while not self._ended.is_set():
             complete = self._is_complete()
             with contextlib.suppress(queue.Empty):
                 self._calls.get(timeout=self._pause_s)()
                 while True:
                     self._calls.get_nowait()()
-            self._look(complete=complete)
+            self._check(complete=complete)
             self._ended.wait(_PACE_S)
 
-    def _look(self, *, complete: bool) -> None:
+    def _check(self, *, complete: bool) -> None:
         """Report new and past faults, and write new sentences."""
         holding = [*self._refused, *filter(None, [self._recovery.damage])]
         reported: dict[str, dict[_Name, HealthEvent]] = {}
@@ -334,7 +334,7 @@ class HostEyes:
         for place in self._places():
             known = self._reported.get(place.uid, {})
             reports = self._host_reports.of(place.host)
-            node = self._ears.node_at(place.ip)
+            node = self._handlers.node_at(place.ip)
             if node is not None:
                 present = [
                     *health_events(place, reports, node, self._ranks),
@@ -348,12 +348,12 @@ class HostEyes:
         self._reported = reported
         for text in dict.fromkeys(holding):
             if text not in self._sentences:
-                self._ears.tell(text)
+                self._handlers.tell(text)
         self._sentences = set(holding)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) if refused else LOOK_S
 
     def _places(self) -> list[Placed]:
-        found = [placed(pod, self._pods.device) for pod in self._ears.pods()]
+        found = [placed(pod, self._pods.device) for pod in self._handlers.pods()]
         return [place for place in found if place is not None]
 
     def _report(
@@ -368,7 +368,7 @@ class HostEyes:
         taken = True
         for health_event in (*gone, *(now[name] for name in now.keys() - known)):
             try:
-                self._ears.report(health_event)
+                self._handlers.report(health_event)
             except JobError:  # the coordinator is away, the job ends, or the node left
                 taken = False
                 continue

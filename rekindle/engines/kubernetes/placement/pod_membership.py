@@ -29,7 +29,7 @@ AGAIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Chore:
+class _Request:
     what: str
     do: Callable[[], None]
 
@@ -42,20 +42,20 @@ class RetryQueue:
 
     def __init__(self) -> None:
         self._tell: Callable[[str], None] = print
-        self._queue: queue.SimpleQueue[_Chore | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._is_open = False
         self._under_way = ""
         self._given_up: set[threading.Thread] = set()
 
-    def do(self, what: str, chore: Callable[[], None]) -> None:
+    def do(self, what: str, request: Callable[[], None]) -> None:
         """Run a request. what: the text if it fails, such as `node 1 is not replaced`.
 
         Raises the request's error while the queue is not open.
         """
         if self._is_open:
-            self._queue.put(_Chore(what, chore))
+            self._queue.put(_Request(what, request))
         else:
-            chore()
+            request()
 
     @property
     def is_given_up(self) -> bool:
@@ -68,7 +68,7 @@ class RetryQueue:
         self._tell = tell
         mine = self._queue = queue.SimpleQueue()
         thread = threading.Thread(
-            target=self._work, args=(mine,), name="rekindle-chores", daemon=True
+            target=self._work, args=(mine,), name="rekindle-retries", daemon=True
         )
         self._is_open = True
         thread.start()
@@ -85,31 +85,31 @@ class RetryQueue:
                     f"{self._under_way}"
                 )
 
-    def _work(self, mine: queue.SimpleQueue[_Chore | None]) -> None:
-        failed: list[_Chore] = []
+    def _work(self, mine: queue.SimpleQueue[_Request | None]) -> None:
+        failed: list[_Request] = []
         while not self.is_given_up:
             try:
-                chore = mine.get(timeout=AGAIN_S if failed else None)
+                request = mine.get(timeout=AGAIN_S if failed else None)
             except queue.Empty:
                 failed = [each for each in failed if self._fails(each, again=True)]
                 continue
-            if chore is None:
+            if request is None:
                 break
-            if self._fails(chore):
-                failed.append(chore)
+            if self._fails(request):
+                failed.append(request)
         for each in failed:
             self._fails(each, again=True)
 
-    def _fails(self, chore: _Chore, *, again: bool = False) -> bool:
+    def _fails(self, request: _Request, *, again: bool = False) -> bool:
         """Run a request; return whether it failed and a retry may succeed."""
         if self.is_given_up:
             return False
-        self._under_way = chore.what
+        self._under_way = request.what
         try:
-            chore.do()
+            request.do()
         except (RekindleError, OSError) as error:
             if not again:
-                self._tell(f"{chore.what}: {error}")
+                self._tell(f"{request.what}: {error}")
             return isinstance(error, (JobError, OSError))
         return False
 

@@ -40,23 +40,23 @@ class HealthEventQueue:
     def __init__(self, report: Report, tell: Callable[[str], None]) -> None:
         self._report = report
         self._tell = tell
-        self._signs: queue.SimpleQueue[tuple[HealthEvent, float] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[HealthEvent, float] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
 
     @contextmanager
     def open(self) -> Iterator[Report]:
         """Report events until the block ends; yield the function that queues an event."""
-        with beside({"signs": self._work}, self._close, _CLOSE_S):
-            yield lambda health_event: self._signs.put((health_event, time.monotonic()))
+        with beside({"health-events": self._work}, self._close, _CLOSE_S):
+            yield lambda health_event: self._queue.put((health_event, time.monotonic()))
 
     def _close(self) -> None:
         self._closed.set()
-        self._signs.put(None)
+        self._queue.put(None)
 
     def _work(self) -> None:
-        while (found := self._signs.get()) and not self._closed.is_set():
+        while (found := self._queue.get()) and not self._closed.is_set():
             health_event, since = found
-            while not self._is_told(health_event):
+            while not self._try_report(health_event):
                 if time.monotonic() - since > LATE_S:
                     self._tell(
                         f"{health_event.in_words()}: Rekindle could not report it, because the "
@@ -66,7 +66,7 @@ class HealthEventQueue:
                 if self._closed.wait(AGAIN_S):
                     return
 
-    def _is_told(self, health_event: HealthEvent) -> bool:
+    def _try_report(self, health_event: HealthEvent) -> bool:
         try:
             self._report(health_event)
         except JobError as error:
@@ -112,14 +112,14 @@ class JobWatcher:
     def open(self, see: Callable[[Object, bool], None]) -> Iterator[None]:
         """Watch until the block ends. see: takes each new or changed pod, and whether it exists."""
 
-        def look_at_pod(pod: Object, there: bool) -> None:
-            self._look_at_pod(pod)
+        def handle_pod(pod: Object, there: bool) -> None:
+            self._handle_pod(pod)
             see(pod, there)
 
         works = {
-            "pods": lambda: self._follow(self._pods, look_at_pod),
-            "workload": lambda: self._follow(self._workload, self._look_at_workload),
-            "events": lambda: self._follow(self._events, self._look_at_event),
+            "pods": lambda: self._follow(self._pods, handle_pod),
+            "workload": lambda: self._follow(self._workload, self._handle_workload),
+            "events": lambda: self._follow(self._events, self._handle_event),
             "rounds": self._go_round,
         }
         with beside(works, self._close, CLOSE_S):
@@ -149,10 +149,10 @@ class JobWatcher:
 
     # ---- events
 
-    def _follow(self, follower: Informer, look: Callable[[Object, bool], None]) -> None:
+    def _follow(self, follower: Informer, handle: Callable[[Object, bool], None]) -> None:
         try:
             for changed, there in follower.changes():
-                look(changed, there)
+                handle(changed, there)
                 if not there:
                     self._last_news.pop(changed["metadata"]["uid"], None)
                     self._unreported.pop(changed["metadata"]["uid"], None)
@@ -160,7 +160,7 @@ class JobWatcher:
             # The agents' connections also report losses. Only the reasons are missing.
             self._tell(f"Rekindle cannot watch {follower.path}: {error}")
 
-    def _look_at_pod(self, changed: Object) -> None:
+    def _handle_pod(self, changed: Object) -> None:
         pod = pod_status(changed)
         if not pod.reasons or self._is_old(pod.uid, (pod.reasons, pod.exit_code, pod.restarts)):
             return
@@ -174,9 +174,9 @@ class JobWatcher:
             return
         self._unreported.pop(pod.uid, None)
         for reason in pod.reasons:
-            self._report(_sign(reason, node, pod))
+            self._report(_health_event(reason, node, pod))
 
-    def _look_at_workload(self, changed: Object, there: bool) -> None:
+    def _handle_workload(self, changed: Object, there: bool) -> None:
         status, metadata = self._place.kind.status(changed), changed["metadata"]
         if self._is_old(metadata["uid"], (status.phase,)):
             return
@@ -187,7 +187,7 @@ class JobWatcher:
                 f"{kind} {metadata['name']} is {status.phase.value}" + f" ({why})" * bool(why)
             )
 
-    def _look_at_event(self, event: Object, there: bool) -> None:
+    def _handle_event(self, event: Object, there: bool) -> None:
         """Report a warning about the workload, such as the reason why its pods cannot be created.
 
         Each refused pod has another name. So texts that differ only in names count as equal.
@@ -241,7 +241,7 @@ class JobWatcher:
                 )
 
 
-def _sign(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:
+def _health_event(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:
     """Make a health event.
 
     A pod that waits is not a node yet, so its host and address do not identify it.

@@ -145,7 +145,7 @@ class LogAndNodeWatchers:
         self._container = container_name(pods.kind)
         self._folder = directory.path / names.LOGS_DIRECTORY
         self._addresses: dict[int, str] = {}  # addresses of the nodes, now or when they were lost
-        self._node_eyes = NodeWatcher(api, directory.spec().fault_tables)
+        self._node_watcher = NodeWatcher(api, directory.spec().fault_tables)
         self._logs: PodLogs | None = None  # while it is open
         self._tell: Callable[[str], None] = print
 
@@ -157,7 +157,7 @@ class LogAndNodeWatchers:
         self._tell = tell
         self._logs = logs = PodLogs(self._api, self._folder, self._pods, self._container)
         try:
-            with logs.open(tell), self._node_eyes.open(report, tell):
+            with logs.open(tell), self._node_watcher.open(report, tell):
                 yield logs.see
         finally:
             self._logs = None
@@ -167,7 +167,7 @@ class LogAndNodeWatchers:
         match event:
             case NodeJoined(node=node, address=address, host=host) if node >= 0:
                 self._addresses[node] = address
-                self._node_eyes.joined(node, host)
+                self._node_watcher.joined(node, host)
             case FaultSeen(fault=fault, explained=False) if fault.kind is FaultKind.NODE_LOST:
                 file = self._logs and self._logs.file_of(self._addresses.get(fault.node, ""))
                 if file:

@@ -26,7 +26,7 @@ from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageEr
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.rank.snapshot_writer import STEP as METADATA_STEP
 from rekindle.training.torch.convert.dcp_reader import read_dcp
-from rekindle.training.torch.convert.whole import REKINDLE, STEP
+from rekindle.training.torch.convert.unsharded import REKINDLE, STEP
 from rekindle.training.torch.state.capture import view
 from rekindle.training.torch.state.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor_specs
 

@@ -98,18 +98,18 @@ class Group:
             # The main thread raises the kernel's error, which shows the kind of fault.
             os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         timeout = timedelta(seconds=timeout_s)
-        line = _line_to(store, timeout)
+        connection = _connection_to(store, timeout)
         over = f"generation {generation} ended before all ranks had formed it"
         hook = sys.excepthook
         with self._lock:
             if self._severed:
                 raise StaleError(over)
-            self._forming = _Forming(line, world_size if "gloo" in backend else 1, timeout_s)
+            self._forming = _Forming(connection, world_size if "gloo" in backend else 1, timeout_s)
         private.reset_group_count()
         try:
             dist.init_process_group(
                 backend,
-                store=PrefixStore(f"gen{generation}", line.store),
+                store=PrefixStore(f"gen{generation}", connection.store),
                 rank=rank,
                 world_size=world_size,
                 timeout=timeout,
@@ -123,7 +123,7 @@ class Group:
             self._groups = private.all_groups()
             self._hooks = (hook, sys.excepthook)
         except RuntimeError as error:
-            line.shut()  # an interrupted wait may have left a partial answer on it
+            connection.shut()  # an interrupted wait may have left a partial answer on it
             if not self._severed:
                 raise
             raise StaleError(over) from error
@@ -189,7 +189,7 @@ def store_at(host: str, port: int) -> TCPStore:
     return TCPStore(host, port, wait_for_workers=False)
 
 
-class _Line:
+class _StoreConnection:
     """A connection to the job's store over which groups are formed.
 
     Its shutdown ends the wait for a late peer, and the process keeps its other connection to the
@@ -210,23 +210,23 @@ class _Line:
             sock.close()
 
 
-_lines: dict[tuple[str, int], _Line] = {}
+_store_connections: dict[tuple[str, int], _StoreConnection] = {}
 
 
-def _line_to(store: TCPStore, timeout: timedelta) -> _Line:
+def _connection_to(store: TCPStore, timeout: timedelta) -> _StoreConnection:
     address = (store.host, store.port)
-    line = _lines.get(address)
-    if line is None or not line.usable:
-        line = _lines[address] = _Line(store, timeout)
-    line.store.set_timeout(timeout)
-    return line
+    connection = _store_connections.get(address)
+    if connection is None or not connection.usable:
+        connection = _store_connections[address] = _StoreConnection(store, timeout)
+    connection.store.set_timeout(timeout)
+    return connection
 
 
 class _Forming:
     """A gloo group during its forming: the sockets that it has opened, and how to interrupt it."""
 
-    def __init__(self, line: _Line, world_size: int, timeout_s: float) -> None:
-        self._line = line
+    def __init__(self, connection: _StoreConnection, world_size: int, timeout_s: float) -> None:
+        self._connection = connection
         self._before = socket_inodes()
         self._world_size = world_size
         self._timeout_s = timeout_s
@@ -240,7 +240,7 @@ class _Forming:
         with the pair's number. The group that is formed in this way is never used. If gloo ever
         changes this, form() waits until its own time-out.
         """
-        self._line.shut()
+        self._connection.shut()
         for sock in new_sockets(self._before):
             with sock:
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

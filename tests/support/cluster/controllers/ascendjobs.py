@@ -29,9 +29,9 @@ class AscendJobs(Replicas):
         if event.kind is kinds.PODS and event.after is None:
             owner = controller_of(event.newest)
             if owner and owner["kind"] == self.kind.kind:
-                told = (event.newest["metadata"].get("labels") or {}).get("version", "0")
-                if int(told) == self._version(owner["uid"]):
-                    self._versions[owner["uid"]] = int(told) + 1
+                version = (event.newest["metadata"].get("labels") or {}).get("version", "0")
+                if int(version) == self._version(owner["uid"]):
+                    self._versions[owner["uid"]] = int(version) + 1
         super().hear(event)
 
     def replicas(self, job: Object) -> dict[str, Object]:
@@ -121,10 +121,10 @@ class AscendJobs(Replicas):
 
     def _version(self, uid: str) -> int:
         if uid not in self._versions:
-            told = [
+            versions = [
                 int((pod["metadata"].get("labels") or {}).get("version", 0))
                 for pod in self.store.all(kinds.PODS)
                 if any(each["uid"] == uid for each in pod["metadata"].get("ownerReferences") or [])
             ]
-            self._versions[uid] = max(told, default=0)
+            self._versions[uid] = max(versions, default=0)
         return self._versions[uid]

@@ -30,15 +30,17 @@ class Deployments(Controller):
         if deployment is None or is_deleted(deployment):
             return
         spec, uid = deployment["spec"], deployment["metadata"]["uid"]
-        told = hashlib.sha256(msgspec.json.encode(spec["template"], order="sorted")).hexdigest()[
-            :10
-        ]
+        template_hash = hashlib.sha256(
+            msgspec.json.encode(spec["template"], order="sorted")
+        ).hexdigest()[:10]
         sets = [
             each
             for each in self.store.all(kinds.REPLICASETS, namespace)
             if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences") or [])
         ]
-        current = next((s for s in sets if s["metadata"]["labels"].get(_HASH) == told), None)
+        current = next(
+            (s for s in sets if s["metadata"]["labels"].get(_HASH) == template_hash), None
+        )
         old = [each for each in sets if each is not current]
         for each in old:
             self._scale(each, 0)
@@ -51,23 +53,23 @@ class Deployments(Controller):
         left = sum(1 for _ in running)
         wanted = spec["replicas"] if not left else 0
         if current is None:
-            self._create(deployment, told, wanted)
+            self._create(deployment, template_hash, wanted)
         else:
             self._scale(current, wanted)
         if left:
             self.again((namespace, name), 0.05)
         self._tell(deployment, current)
 
-    def _create(self, deployment: Object, told: str, replicas: int) -> None:
+    def _create(self, deployment: Object, template_hash: str, replicas: int) -> None:
         metadata, spec = deployment["metadata"], deployment["spec"]
         template = fresh(spec["template"])
-        template.setdefault("metadata", {}).setdefault("labels", {})[_HASH] = told
+        template.setdefault("metadata", {}).setdefault("labels", {})[_HASH] = template_hash
         labels = template["metadata"]["labels"]
         selector = {**spec["selector"]}
-        selector["matchLabels"] = {**(selector.get("matchLabels") or {}), _HASH: told}
+        selector["matchLabels"] = {**(selector.get("matchLabels") or {}), _HASH: template_hash}
         made = {
             "metadata": {
-                "name": f"{metadata['name']}-{told}",
+                "name": f"{metadata['name']}-{template_hash}",
                 "labels": labels,
                 "ownerReferences": [owner_reference(kinds.DEPLOYMENTS, deployment)],
             },

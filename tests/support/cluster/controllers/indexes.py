@@ -16,7 +16,7 @@ def parse(text: str | None) -> set[int]:
     return found
 
 
-def told(indexes: Iterable[int]) -> str:
+def in_words(indexes: Iterable[int]) -> str:
     parts: list[str] = []
     run: list[int] = []
     for index in [*sorted(indexes), None]:

@@ -221,7 +221,7 @@ class Look:
         if self.is_indexed:
             # A smaller Job drops its last indexes.
             self.completed = {each for each in self.completed if each < self.spec["completions"]}
-            self.status["completedIndexes"] = indexes.told(self.completed) or None
+            self.status["completedIndexes"] = indexes.in_words(self.completed) or None
             self.status["succeeded"] = len(self.completed) or None
         if not any(pods.phase(pod) in ("Running", "Pending") for pod in now):
             self._finish()

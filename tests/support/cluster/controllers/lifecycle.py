@@ -83,7 +83,7 @@ class Lifecycle(Controller):
             if pod["spec"].get("nodeName") == node["metadata"]["name"] and holds(pod):
                 condition = {"type": "Ready", "status": "False", "reason": "NodeNotReady"}
                 self.operations.edit(
-                    kinds.PODS, pod, lambda thing, told=condition: set_condition(thing, told)
+                    kinds.PODS, pod, lambda thing, value=condition: set_condition(thing, value)
                 )
 
     def _find(self, node: Object) -> None:

@@ -86,8 +86,8 @@ def create(operations: Operations, kind: Kind, owner: Object, pod: Object) -> st
             text = f"Error creating: {refused.message}"
             operations.event(kind, owner, "Warning", "FailedCreate", text)
         return refused.message
-    told = f"Created pod: {made['metadata']['name']}"
-    operations.event(kind, owner, "Normal", "SuccessfulCreate", told)
+    message = f"Created pod: {made['metadata']['name']}"
+    operations.event(kind, owner, "Normal", "SuccessfulCreate", message)
     return ""
 
 

@@ -142,8 +142,8 @@ class Replicas(Controller):
         self.operations.set_status(self.kind, job, **status)
 
     def _type_of(self, job: Object, pod: Object) -> str:
-        told = (pod["metadata"].get("labels") or {}).get(self.type_label)
-        return next((kind for kind in self.replicas(job) if kind.lower() == told), "")
+        label = (pod["metadata"].get("labels") or {}).get(self.type_label)
+        return next((kind for kind in self.replicas(job) if kind.lower() == label), "")
 
 
 def set_state(status: Object, kind: str, reason: str, message: str, *, true: bool = True) -> None:

@@ -291,8 +291,8 @@ class Container:
 
     def _message(self, path: Path, code: int) -> str:
         with contextlib.suppress(OSError):
-            if told := path.read_bytes()[:_LONGEST_MESSAGE].decode(errors="replace"):
-                return told
+            if message := path.read_bytes()[:_LONGEST_MESSAGE].decode(errors="replace"):
+                return message
         if code and self.spec.get("terminationMessagePolicy") == "FallbackToLogsOnError":
             return logs.last_of(self.log())
         return ""

@@ -118,12 +118,12 @@ async def read(path: Path, wanted: Wanted, ended: asyncio.Event) -> AsyncIterato
             lines = lines[len(lines) - wanted.tail :] if wanted.tail else []
         first = False
         for line in lines:
-            told = (line if wanted.timestamps else line.partition(b" ")[2]) + b"\n"
+            shown = (line if wanted.timestamps else line.partition(b" ")[2]) + b"\n"
             if left is not None:
-                told = told[:left]
-                left -= len(told)
-            if told:
-                yield told
+                shown = shown[:left]
+                left -= len(shown)
+            if shown:
+                yield shown
         if is_last or left == 0:
             return
         if not lines:

@@ -56,7 +56,7 @@ class Pod:
         self.containers = self._make("containers", "containerStatuses")
         self.inits = self._make("initContainers", "initContainerStatuses")
         self._initialized = not self.inits
-        self._told: Object | None = None
+        self._reported: Object | None = None
         self._ending = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -117,15 +117,15 @@ class Pod:
 
     async def _run(self) -> None:
         self._changed.set()
-        told = False
+        reported = False
         while True:
             try:
                 await self._volumes.make()
                 break
             except CannotConfigure as error:
-                if not told:
+                if not reported:
                     self._event("FailedMount", f"MountVolume.SetUp failed: {error}")
-                told = True
+                reported = True
                 await asyncio.sleep(0.3)
         for container in self.inits:
             await container.run()
@@ -175,11 +175,11 @@ class Pod:
             await self._changed.wait()
             self._changed.clear()
             status = self._status()
-            if status != self._told:
+            if status != self._reported:
                 await self._push(status)
 
     async def _push(self, status: Object) -> None:
-        self._told = status
+        self._reported = status
         patch = {"metadata": {"uid": self.uid}, "status": status}
         await self.kit.api.patch(f"{self.path}/status", patch)
 
@@ -211,7 +211,7 @@ class Pod:
         return status
 
     def _stamp(self, conditions: list[Object]) -> None:
-        known = {each["type"]: each for each in (self._told or {}).get("conditions", [])}
+        known = {each["type"]: each for each in (self._reported or {}).get("conditions", [])}
         for each in conditions:
             old = known.get(each["type"])
             if old and old["status"] == each["status"]:

@@ -63,8 +63,8 @@ async def _ask(
     return True  # other kinds of probes are not simulated
 
 
-def _port(container: Object, told: object) -> int:
+def _port(container: Object, port: object) -> int:
     for each in container.get("ports") or []:
-        if each.get("name") == told:
+        if each.get("name") == port:
             return int(each["containerPort"])
-    return int(str(told))
+    return int(str(port))

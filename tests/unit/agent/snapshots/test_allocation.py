@@ -36,13 +36,13 @@ class Node:
     def __init__(self, folder: Path) -> None:
         spec = spec_of(nodes=2, processes=1)
         self._others = set(memory_files())  # the files of earlier tests
-        self.told: list[p.Message] = []
+        self.sent: list[p.Message] = []
         self.answers: list[tuple[p.BufferGrant, list[int]]] = []
-        replica_server = ReplicaServer(spec, KNOWN, self.told.append)
+        replica_server = ReplicaServer(spec, KNOWN, self.sent.append)
         self.snapshots = NodeSnapshots(
             spec,
             DirectoryStore(folder),
-            self.told.append,
+            self.sent.append,
             replica_server=replica_server,
             replica_client=ReplicaClient(KNOWN),
         )
@@ -57,7 +57,7 @@ class Node:
 
     def heard_of_none(self) -> bool:
         """Return whether a message reports that the node keeps no snapshot of the rank."""
-        return any(isinstance(each, p.Snapshots) and each.kept == {0: ()} for each in self.told)
+        return any(isinstance(each, p.Snapshots) and each.kept == {0: ()} for each in self.sent)
 
     def memory(self) -> dict[int, int]:
         """Return the bytes of each buffer that this test made, by inode."""
@@ -156,8 +156,8 @@ def test_memory_that_is_not_to_be_had(
         [(refused, fds)] = await node.answered(1)
         assert "not have memory for 3 snapshots of 100000 bytes: " in refused.error
         assert fds == []
-        [told] = node.told
-        assert told == p.SnapshotRefused(rank=0, error=refused.error)
+        [message] = node.sent
+        assert message == p.SnapshotRefused(rank=0, error=refused.error)
         assert not node.memory()
         monkeypatch.undo()
         assert len(await room_of(node.snapshots, WANTED)) == 3  # the reserved memory is free again

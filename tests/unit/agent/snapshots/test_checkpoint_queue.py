@@ -59,20 +59,20 @@ class Node:
 
     def __init__(self, folder: Path, *, shards: int, keep: Retention = KEEP_ALL) -> None:
         spec = msgspec.structs.replace(spec_of(nodes=2, processes=1), keep=keep)
-        self.told: list[p.Message] = []
+        self.sent: list[p.Message] = []
         self.store = SlowStore(folder)
         self.shards = shards
-        replica_server = ReplicaServer(spec, KNOWN, self.told.append)
+        replica_server = ReplicaServer(spec, KNOWN, self.sent.append)
         self.snapshots = NodeSnapshots(
             spec,
             self.store,
-            self.told.append,
+            self.sent.append,
             replica_server=replica_server,
             replica_client=ReplicaClient(KNOWN),
         )
 
-    def heard(self, kind: type[p.Message]) -> list[int]:
-        return [message.step for message in self.told if isinstance(message, kind)]
+    def steps_of(self, kind: type[p.Message]) -> list[int]:
+        return [message.step for message in self.sent if isinstance(message, kind)]
 
     async def take(self, step: int, *, checkpoint: bool = True) -> None:
         """Take a snapshot like SnapshotWriter, which never waits for the store."""
@@ -120,18 +120,18 @@ def test_a_whole_state_and_a_slow_store(tmp_path: Path) -> None:
     async def body() -> None:
         for step in (5, 10, 15):
             await node.take(step)
-        assert node.heard(p.WriteLeftOut) == [10]
+        assert node.steps_of(p.WriteLeftOut) == [10]
         node.store.free.set()
         await node.snapshots.finish()
-        assert node.heard(p.CheckpointWritten) == [5, 15]
+        assert node.steps_of(p.CheckpointWritten) == [5, 15]
         node.store.free.clear()
         await node.take(20)
         await node.take(25)
         await node.take(26, checkpoint=False)
         node.store.free.set()
         await node.snapshots.finish()
-        assert node.heard(p.CheckpointWritten) == [5, 15, 20]
-        assert node.heard(p.WriteLeftOut) == [10, 25]
+        assert node.steps_of(p.CheckpointWritten) == [5, 15, 20]
+        assert node.steps_of(p.WriteLeftOut) == [10, 25]
 
     run(node, body)
 
@@ -148,17 +148,17 @@ def test_shards_and_a_slow_store(tmp_path: Path) -> None:
         order(5)
         for step in (10, 11, 12, 13):
             await node.take(step, checkpoint=step == 10)
-        assert node.heard(p.ShardReady) == [5, 10]
+        assert node.steps_of(p.ShardReady) == [5, 10]
         order(10)  # while the store has that of step 5
-        assert node.heard(p.WriteLeftOut) == [10]
+        assert node.steps_of(p.WriteLeftOut) == [10]
         node.store.free.set()
         await node.snapshots.finish()
         await node.take(15)
         order(15)
         order(16)  # no rank took this snapshot
         await node.snapshots.finish()
-        assert node.heard(p.ShardWritten) == [5, 15]
-        assert node.heard(p.WriteLeftOut) == [10, 16]
+        assert node.steps_of(p.ShardWritten) == [5, 15]
+        assert node.steps_of(p.WriteLeftOut) == [10, 16]
 
     run(node, body)
 
@@ -177,11 +177,11 @@ def test_what_is_amiss_with_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             for step in (5, 10):
                 await node.take(step)
                 await node.snapshots.finish()
-        [pruned] = (message for message in node.told if isinstance(message, p.Pruned))
+        [pruned] = (message for message in node.sent if isinstance(message, p.Pruned))
         assert pruned.error.endswith("could not remove old checkpoints: the disk is read-only")
         await node.take(15)
         await node.snapshots.finish()
-        assert [m.removed for m in node.told if isinstance(m, p.Pruned)][1:] == [((10, 1), (5, 1))]
+        assert [m.removed for m in node.sent if isinstance(m, p.Pruned)][1:] == [((10, 1), (5, 1))]
         assert node.snapshots.checkpoints == ((15, 1),)
         found = node.store.find(15, 1)
         assert found is not None
@@ -215,7 +215,7 @@ def test_a_final_checkpoint_waits_for_a_snapshot_that_is_not_sealed_yet(
         go_on.set()
         await taken
         await node.snapshots.finish()
-        assert node.heard(p.CheckpointWritten) == [10]
+        assert node.steps_of(p.CheckpointWritten) == [10]
 
     run(node, body)
 

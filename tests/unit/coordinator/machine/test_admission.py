@@ -28,7 +28,7 @@ def checked_job(*, exclude: bool = False, **world: object) -> Driver:
     return job
 
 
-def admit(job: Driver, connection: int, verdict: NodeVerdict, **said: object) -> p.Hello:
+def admit(job: Driver, connection: int, verdict: NodeVerdict, **fields: object) -> p.Hello:
     hello = p.Hello(
         **{
             "job_id": job.machine.job.spec.job_id,
@@ -40,7 +40,7 @@ def admit(job: Driver, connection: int, verdict: NodeVerdict, **said: object) ->
             "processes": 1,
             "host": f"host-{connection}",
         }
-        | said
+        | fields
     )
     assert job.machine.admission.is_to_be_checked(connection, hello)
     job.machine.admission.on_checked(connection, hello, verdict, job.now)

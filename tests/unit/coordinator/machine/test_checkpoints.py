@@ -125,9 +125,9 @@ def test_the_interval_is_chosen() -> None:
         driver.say(0, p.Heartbeat(finished={0: step}))
     due(driver, 10)
     write(driver, 10)
-    told = driver.sent_by_node(p.Settings)
-    [steps] = {order.checkpoint_every for order in told.values()}
-    assert set(told) == {0, 1}
+    settings = driver.sent_by_node(p.Settings)
+    [steps] = {order.checkpoint_every for order in settings.values()}
+    assert set(settings) == {0, 1}
     chosen = driver.last(journal.CheckpointInterval)
     assert chosen.steps == steps > 1000
     assert "takes 3.0 s to write" in chosen.reason
@@ -152,9 +152,9 @@ def test_a_rank_without_memory_for_snapshots() -> None:
     """The journal names the rank and the reason, and training continues."""
     driver = trained()
     driver.say(1, p.SnapshotRefused(rank=1, error="no memory for 3 snapshots"))
-    [told] = driver.recorded(journal.CheckpointFailed)
-    assert told.fault.message == "rank 1 does not keep snapshots: no memory for 3 snapshots"
-    assert (told.fault.kind, told.fault.node) == (FaultKind.STORAGE, 1)
+    [failed] = driver.recorded(journal.CheckpointFailed)
+    assert failed.fault.message == "rank 1 does not keep snapshots: no memory for 3 snapshots"
+    assert (failed.fault.kind, failed.fault.node) == (FaultKind.STORAGE, 1)
     assert driver.phase is Phase.TRAINING
 
 

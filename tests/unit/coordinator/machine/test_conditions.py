@@ -22,10 +22,10 @@ def reads(job: Driver, *codes: str, device: int = 1, health: int = 2) -> None:
     job.say(0, p.Conditions(devices={device: Condition(Severity(health), codes)}))
 
 
-def signs(job: Driver) -> list[tuple[str, int, bool]]:
+def events_in(job: Driver) -> list[tuple[str, int, bool]]:
     """Return what the journal recorded of each health event: code, device, whether it is over."""
-    seen = [event.health_event for event in job.recorded(journal.HealthEventSeen)]
-    return [(sign.what, sign.device, sign.gone) for sign in seen]
+    events = [event.health_event for event in job.recorded(journal.HealthEventSeen)]
+    return [(each.what, each.device, each.gone) for each in events]
 
 
 def test_a_code_that_a_table_lists_is_answered() -> None:
@@ -42,10 +42,10 @@ def test_what_stays_is_one_sign_and_what_goes_another() -> None:
     job = trained()
     reads(job, UNLISTED, health=1)
     reads(job, UNLISTED, health=1)
-    assert signs(job) == [(UNLISTED, 1, False)]
+    assert events_in(job) == [(UNLISTED, 1, False)]
     reads(job, health=0)
     reads(job, health=0)
-    assert signs(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]
+    assert events_in(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]
 
 
 def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
@@ -64,14 +64,14 @@ def test_while_a_device_is_reset_nothing_counts_and_what_is_left_is_news() -> No
     reads(job, RESET)
     job.killed()
     job.store_up()
-    before = signs(job)
+    before = events_in(job)
     reads(job, RESET, UNLISTED)
     reads(job)
-    assert signs(job) == before
+    assert events_in(job) == before
     job.spawned()
-    assert signs(job) == [*before, (RESET, 1, True)]
+    assert events_in(job) == [*before, (RESET, 1, True)]
     reads(job, RESET)
-    assert signs(job)[-1] == (RESET, 1, False)
+    assert events_in(job)[-1] == (RESET, 1, False)
 
 
 def test_what_somebody_else_has_reported_stays() -> None:
@@ -81,11 +81,11 @@ def test_what_somebody_else_has_reported_stays() -> None:
     """
     job = trained()
     assert report(job, EventSource.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
-    before = signs(job)
+    before = events_in(job)
     reads(job, health=0)
     reads(job, UNLISTED, health=1)
     reads(job, health=0)
-    assert signs(job) == before
+    assert events_in(job) == before
 
 
 def test_another_coordinator_knows_whose_codes_they_are() -> None:
@@ -94,4 +94,4 @@ def test_another_coordinator_knows_whose_codes_they_are() -> None:
     take_over(job)
     reads(job, UNLISTED, health=1)
     reads(job, health=0)
-    assert signs(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]
+    assert events_in(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]

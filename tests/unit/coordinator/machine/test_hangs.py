@@ -32,23 +32,25 @@ def stall(
     return driver.sent_by_node(p.InspectRanks)
 
 
-def look(rank: int, **seen: Any) -> p.RankInspection:
+def inspection(rank: int, **fields: Any) -> p.RankInspection:
     """Return the inspection of a rank that waits for others for too long."""
-    seen = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | seen
-    return p.RankInspection(rank=rank, **{"waiting": True, **seen})
+    fields = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | fields
+    return p.RankInspection(rank=rank, **{"waiting": True, **fields})
 
 
-def answer(driver: Driver, asked: dict[int, p.InspectRanks], *looks: p.RankInspection) -> None:
+def answer(
+    driver: Driver, asked: dict[int, p.InspectRanks], *inspections: p.RankInspection
+) -> None:
     """Let all nodes that got the order report their inspections."""
     for node, order in asked.items():
-        own = tuple(each for each in looks if driver.node_of(each.rank) == node)
+        own = tuple(each for each in inspections if driver.node_of(each.rank) == node)
         driver.say(node, p.RanksInspected(serial=order.serial, looks=own))
 
 
 def culprit(rank: int, of: int = 4) -> list[p.RankInspection]:
     """Return inspections in which one rank reads data and all others wait."""
-    stuck = look(rank, waiting=False, where="read (data.py:3)", stack="File data.py")
-    return [stuck if each == rank else look(each) for each in range(of)]
+    stuck = inspection(rank, waiting=False, where="read (data.py:3)", stack="File data.py")
+    return [stuck if each == rank else inspection(each) for each in range(of)]
 
 
 def test_the_culprit_is_replaced() -> None:
@@ -77,7 +79,7 @@ def test_nobody_to_blame() -> None:
     """
     driver = training()
     for _ in range(3):
-        answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
+        answer(driver, stall(driver), *(inspection(rank) for rank in driver.ranks))
         fault = driver.last(journal.FaultSeen).fault
         assert (fault.kind, fault.rank, fault.node) == (FaultKind.HANG, -1, -1)
         assert driver.last(journal.Decided).strategy is Strategy.HANG_RESTART
@@ -86,7 +88,7 @@ def test_nobody_to_blame() -> None:
         driver.spawned()
         driver.form(finished=5)
         driver.step(5)
-    answer(driver, stall(driver), *(look(rank) for rank in driver.ranks))
+    answer(driver, stall(driver), *(inspection(rank) for rank in driver.ranks))
     assert driver.last(journal.Decided).strategy is Strategy.FAIL
     assert "it hung 3 consecutive times" in driver.last(journal.Decided).reason
 
@@ -94,7 +96,7 @@ def test_nobody_to_blame() -> None:
 def test_ranks_that_do_not_hang() -> None:
     """If no rank hangs, the job does nothing, and a later report starts another inspection."""
     driver = training()
-    answer(driver, stall(driver), *(look(rank, late=False) for rank in driver.ranks))
+    answer(driver, stall(driver), *(inspection(rank, late=False) for rank in driver.ranks))
     assert not driver.recorded(journal.FaultSeen)
     assert stall(driver)
 
@@ -129,7 +131,7 @@ def test_a_regroup_meanwhile_answers_it() -> None:
     asked = stall(driver)
     driver.fail_step(1)
     answer(driver, asked, *culprit(2))
-    kinds = [seen.fault.kind for seen in driver.recorded(journal.FaultSeen)]
+    kinds = [event.fault.kind for event in driver.recorded(journal.FaultSeen)]
     assert kinds == [FaultKind.LINK]
 
 
@@ -152,9 +154,9 @@ def test_a_script_without_a_session(resting: int) -> None:
     """A script without a Session hangs when all its ranks rest. All ranks then restart."""
     driver = Driver(nodes=2, processes=2)
     driver.start()
-    seen = {"doing": RankActivity.OUTSIDE, "elapsed_s": 300.0}
-    looks = [look(rank, late=rank < resting, **seen) for rank in driver.ranks]
-    answer(driver, stall(driver), *looks)
+    fields = {"doing": RankActivity.OUTSIDE, "elapsed_s": 300.0}
+    inspections = [inspection(rank, late=rank < resting, **fields) for rank in driver.ranks]
+    answer(driver, stall(driver), *inspections)
     if resting < 4:
         assert not driver.recorded(journal.FaultSeen)
         return
@@ -186,8 +188,11 @@ def test_nobody_is_blamed_by_some_of_the_answers() -> None:
     """A missing answer may show a rank that differs, so the partial answers cause no fault."""
     driver = training()
     asked = stall(driver)
-    looks = [look(0, waiting=False, where="read"), look(1, waiting=False, busy=True)]
-    answer(driver, {0: asked[0]}, *looks)
+    inspections = [
+        inspection(0, waiting=False, where="read"),
+        inspection(1, waiting=False, busy=True),
+    ]
+    answer(driver, {0: asked[0]}, *inspections)
     driver.fire("look")
     driver.fire("look")
     assert not driver.recorded(journal.FaultSeen)
@@ -211,14 +216,14 @@ def test_an_agent_that_could_not_look_has_not_answered() -> None:
 def test_between_steps_two_looks_have_to_agree(still: bool) -> None:
     """Between steps, two inspections must agree, because a rank may rest for only a moment."""
     driver = training()
-    rests = look(2, waiting=False, doing=RankActivity.BETWEEN)
-    others = [look(rank) for rank in (0, 1, 3)]
+    rests = inspection(2, waiting=False, doing=RankActivity.BETWEEN)
+    others = [inspection(rank) for rank in (0, 1, 3)]
     answer(driver, stall(driver), rests, *others)
     assert not driver.recorded(journal.FaultSeen)
     assert not stall(driver, rank=3)  # a second inspection follows soon
     driver.fire("again")
     asked = driver.sent_by_node(p.InspectRanks)
-    computes = look(2, waiting=False, doing=RankActivity.BETWEEN, busy=True, late=False)
+    computes = inspection(2, waiting=False, doing=RankActivity.BETWEEN, busy=True, late=False)
     answer(driver, asked, rests if still else computes, *others)
     assert bool(driver.recorded(journal.FaultSeen)) is still
     assert "again" not in driver.timers
@@ -230,7 +235,11 @@ def test_looks_that_find_nothing_come_less_and_less_often() -> None:
     A newly late rank or a finished step causes an immediate inspection.
     """
     driver = training()
-    evaluates = [look(0, waiting=False, doing=RankActivity.EVALUATE, late=False), look(1), look(2)]
+    evaluates = [
+        inspection(0, waiting=False, doing=RankActivity.EVALUATE, late=False),
+        inspection(1),
+        inspection(2),
+    ]
     looked = []
     for turn in range(2000):
         driver.now += 0.1
@@ -240,7 +249,7 @@ def test_looks_that_find_nothing_come_less_and_less_often() -> None:
     assert len(looked) <= 12
     assert looked[-1] - looked[-2] >= 29.0
     assert stall(driver, rank=3), "it was not late before"
-    answer(driver, driver.sent_by_node(p.InspectRanks), *evaluates, look(3))
+    answer(driver, driver.sent_by_node(p.InspectRanks), *evaluates, inspection(3))
     assert not stall(driver, rank=3)
     driver.say(0, p.Heartbeat(finished={0: 6, 1: 6}, total=9, metrics={}))
     assert stall(driver), "a step was finished since"
@@ -261,8 +270,8 @@ def test_a_look_does_not_outlive_the_ranks_that_it_was_about() -> None:
     driver.store_up()
     driver.spawned()
     assert driver.phase is Phase.REGROUPING
-    seen = {"doing": RankActivity.OUTSIDE, "elapsed_s": 1800.0}
-    answer(driver, asked, *(look(rank, **seen) for rank in driver.ranks))
+    fields = {"doing": RankActivity.OUTSIDE, "elapsed_s": 1800.0}
+    answer(driver, asked, *(inspection(rank, **fields) for rank in driver.ranks))
     assert driver.phase is Phase.REGROUPING
     assert stall(driver)
 
@@ -274,7 +283,7 @@ def test_all_wait_for_a_rank_that_ended_well() -> None:
     """
     driver = training()
     driver.exits(2, code=0)
-    answer(driver, stall(driver), *(look(rank) for rank in (0, 1, 3)))
+    answer(driver, stall(driver), *(inspection(rank) for rank in (0, 1, 3)))
     fault = driver.last(journal.FaultSeen).fault
     assert (fault.kind, fault.rank) == (FaultKind.USER_CODE, 2)
     assert "ended with exit status 0" in fault.message
@@ -283,12 +292,12 @@ def test_all_wait_for_a_rank_that_ended_well() -> None:
 def test_all_stopped_ranks_are_replaced_at_once() -> None:
     """All stopped ranks restart in one incident, with one fault for each."""
     driver = training()
-    stopped = {rank: look(rank, waiting=False, stopped=True) for rank in (0, 3)}
-    answer(driver, stall(driver), *(stopped.get(rank) or look(rank) for rank in driver.ranks))
+    stopped = {rank: inspection(rank, waiting=False, stopped=True) for rank in (0, 3)}
+    answer(driver, stall(driver), *(stopped.get(rank) or inspection(rank) for rank in driver.ranks))
     assert driver.doomed == [0, 3]
-    faults = [seen.fault for seen in driver.recorded(journal.FaultSeen)]
+    faults = [event.fault for event in driver.recorded(journal.FaultSeen)]
     assert [(fault.kind, fault.rank) for fault in faults] == [
         (FaultKind.HANG, 0),
         (FaultKind.HANG, 3),
     ]
-    assert len({seen.incident for seen in driver.recorded(journal.FaultSeen)}) == 1
+    assert len({event.incident for event in driver.recorded(journal.FaultSeen)}) == 1

@@ -84,14 +84,14 @@ def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
     assert reset_helps(job) == [(1,)]
 
 
-@pytest.mark.parametrize(("devices", "told"), [(True, False), (False, True)])
-def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, told: bool) -> None:
+@pytest.mark.parametrize(("devices", "reported"), [(True, False), (False, True)])
+def test_the_end_waits_for_a_sign_that_may_tell_more(devices: bool, reported: bool) -> None:
     """An exit is not decided until a health event may have explained it.
 
     The job waits if the host has devices, or if a health event was reported before.
     """
     job = untouched(AUTO, devices=devices)
-    if told:
+    if reported:
         report(job, EventSource.XID, "92", device=0)
     job.exits(0, code=1)
     assert strategies(job) == []
@@ -274,10 +274,10 @@ def test_what_ails_the_host_that_a_node_has_left_is_not_its_own() -> None:
     deadlock = HealthEvent(
         source=EventSource.NODE_CONDITION, what="KernelDeadlock=True", node=1, host="host-2"
     )
-    said = job.machine.health.on_health_event(
+    answer = job.machine.health.on_health_event(
         msgspec.structs.replace(deadlock, host="host-7"), job.now
     )
-    assert said == "node 1 is not on host-7"
+    assert answer == "node 1 is not on host-7"
     job.lose(1)
     job.hello(1, host="host-3")
     before = strategies(job)
@@ -413,7 +413,7 @@ def test_what_is_reported_after_a_reset_is_news() -> None:
             job.step(step)
             pass_time(job, 3600)
     assert answers == [IN_PLACE, IN_PLACE, RECOVER]
-    assert [sign.health_event.gone for sign in job.recorded(journal.HealthEventSeen)] == [
+    assert [each.health_event.gone for each in job.recorded(journal.HealthEventSeen)] == [
         False, True, False, True, False,
     ]  # fmt: skip
 

@@ -24,15 +24,15 @@ PLACED_ANEW = Policy(
 
 def report(job: Driver, what: str, *, node: int = 0, device: int = 1, **more: object) -> None:
     """Report a fault code of a device."""
-    sign = HealthEvent(source=EventSource.ASCEND, what=what, node=node, device=device, **more)
-    assert job.machine.health.on_health_event(sign, job.now) == ""
+    event = HealthEvent(source=EventSource.ASCEND, what=what, node=node, device=device, **more)
+    assert job.machine.health.on_health_event(event, job.now) == ""
     job.collect()
 
 
 def answer(job: Driver, granted: bool) -> None:
     """Let a person answer the request that waits."""
-    said = p.Approval(incident=job.machine.job.incidents.open, granted=granted, by="ann")
-    assert job.machine.recovery.approve(said) == ""
+    approval = p.Approval(incident=job.machine.job.incidents.open, granted=granted, by="ann")
+    assert job.machine.recovery.approve(approval) == ""
     job.collect()
 
 
@@ -92,8 +92,8 @@ def test_the_second_stop_during_final_checkpoint_is_one_too() -> None:
 
 def sick(job: Driver, node: int) -> None:
     """Report that the pod of a node has the reason NodeLost."""
-    sign = HealthEvent(source=EventSource.POD_REASON, what="NodeLost", node=node)
-    assert job.machine.health.on_health_event(sign, job.now) == ""
+    event = HealthEvent(source=EventSource.POD_REASON, what="NodeLost", node=node)
+    assert job.machine.health.on_health_event(event, job.now) == ""
     job.collect()
 
 
@@ -140,10 +140,10 @@ def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.fail_step(1, kind=FaultKind.TRANSIENT)
-    told = job.last(journal.Decided)
-    assert (told.strategy, told.outweighed) == (Strategy.RETRY, True)
+    decided = job.last(journal.Decided)
+    assert (decided.strategy, decided.outweighed) == (Strategy.RETRY, True)
     (incident,) = journal.incidents(job.history)
-    assert incident_steps(told, incident) == ()
+    assert incident_steps(decided, incident) == ()
     assert incident.strategies == [Strategy.RECOVER_IN_PLACE]
     assert "SIGKILL" in incident.reason
     past = job.machine.job.incidents.past

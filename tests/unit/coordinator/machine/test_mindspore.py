@@ -29,10 +29,10 @@ def trains(**world: object) -> Driver:
 
 def fails(job: Driver, rank: int, kind: FaultKind) -> None:
     """Let a rank report that its step failed."""
-    told = p.StepFailed(
-        rank=rank, generation=job.machine.job.generation, kind=kind, error="told", finished=1
+    message = p.StepFailed(
+        rank=rank, generation=job.machine.job.generation, kind=kind, error="broken", finished=1
     )
-    job.say(job.node_of(rank), told)
+    job.say(job.node_of(rank), message)
 
 
 def test_ranks_are_told_where_all_others_are_reached() -> None:

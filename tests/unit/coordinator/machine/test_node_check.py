@@ -292,9 +292,9 @@ def test_checkers_are_told_whether_ranks_hold_the_devices(beside_ranks: bool) ->
     """Each order of a check states whether ranks hold the devices: only while they train."""
     visit = Visit(4, beside_ranks=beside_ranks)
     visit.come(*range(4))
-    told: list[bool] = []
+    beside: list[bool] = []
     while visit.orders:
         agent, order = visit.orders.pop(0)
-        told.append(order.beside_ranks)
+        beside.append(order.beside_ranks)
         visit.answer(agent, order)
-    assert told == [beside_ranks] * (4 + 2 * 6)
+    assert beside == [beside_ranks] * (4 + 2 * 6)

@@ -12,7 +12,7 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
 
-def seen(job: Driver) -> list[journal.FaultSeen]:
+def faults_seen(job: Driver) -> list[journal.FaultSeen]:
     return [event for event in job.history if isinstance(event, journal.FaultSeen)]
 
 
@@ -27,15 +27,15 @@ def test_a_sign_tells_why_a_node_was_lost(what: str, kind: FaultKind) -> None:
     """
     job = trained(5, nodes=2)
     job.lose(1)
-    assert seen(job)[-1].fault.kind is FaultKind.NODE_LOST
+    assert faults_seen(job)[-1].fault.kind is FaultKind.NODE_LOST
     before = strategies(job)
     assert report(job, EventSource.POD_REASON, what, node=1) == ""
-    told = seen(job)[-1]
-    assert (told.explained, told.fault.kind) == (True, kind)
-    assert what in told.fault.message
+    newest = faults_seen(job)[-1]
+    assert (newest.explained, newest.fault.kind) == (True, kind)
+    assert what in newest.fault.message
     assert strategies(job) == before
     assert report(job, EventSource.POD_REASON, what, node=1) == ""  # a repeated report counts once
-    assert len([e for e in seen(job) if e.explained]) == 1
+    assert len([e for e in faults_seen(job) if e.explained]) == 1
 
 
 def test_another_pod_is_lost_for_the_same_reason() -> None:
@@ -47,7 +47,7 @@ def test_another_pod_is_lost_for_the_same_reason() -> None:
         for _ in ("once", "twice"):
             assert report(job, EventSource.POD_REASON, "Evicted", node=1, address=address) == ""
         assert (
-            len([e for e in seen(job) if e.explained and e.fault.kind is FaultKind.EVICTION])
+            len([e for e in faults_seen(job) if e.explained and e.fault.kind is FaultKind.EVICTION])
             == round_
         )
         job.hello(1, address=f"10.9.9.{round_}")
@@ -65,7 +65,7 @@ def test_a_pod_is_lost_for_the_same_reason_once_more() -> None:
         for _ in ("once", "twice"):
             fields = {"node": 1, "address": address, "run": run}
             assert report(job, EventSource.POD_REASON, "OOMKilled", **fields) == ""
-        assert len([e for e in seen(job) if e.explained]) == run + 1
+        assert len([e for e in faults_seen(job) if e.explained]) == run + 1
         job.hello(1, address=address)
 
 
@@ -77,7 +77,7 @@ def test_a_late_reason_does_not_harm_the_pod_that_came() -> None:
     job.hello(1, address="10.9.9.9")
     decided = strategies(job)
     assert report(job, EventSource.POD_REASON, "Evicted", node=1, address=before) == ""
-    assert seen(job)[-1].fault.kind is FaultKind.EVICTION
+    assert faults_seen(job)[-1].fault.kind is FaultKind.EVICTION
     assert strategies(job) == decided
     assert job.machine.job.roster.nodes[1].address == "10.9.9.9"
 

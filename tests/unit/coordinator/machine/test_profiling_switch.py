@@ -25,8 +25,8 @@ def test_all_nodes_are_told_and_so_are_later_generations() -> None:
     driver.train()
     assert order(driver) == ""
     wanted = p.Profile(switch=FOUR, since=7)
-    told = driver.sent_by_node(p.Settings)
-    assert {node: each.profile for node, each in told.items()} == {0: wanted, 1: wanted}
+    settings = driver.sent_by_node(p.Settings)
+    assert {node: each.profile for node, each in settings.items()} == {0: wanted, 1: wanted}
     driver.exits(1, signal=9, finished=3)
     driver.spawned()
     driver.arrive([0], 3)

@@ -176,7 +176,7 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "words"),
+    ("event", "words"),
     [
         ({"source": EventSource.XID, "what": "many"}, "is not a number"),
         ({"source": EventSource.NODE_CONDITION, "what": "Ready"}, "Type=True"),
@@ -185,10 +185,10 @@ def test_a_sign_that_means_nothing_is_written_down() -> None:
         ({"source": EventSource.ASCEND, "what": "xyz"}, "'xyz' is not a fault code"),
     ],
 )
-def test_a_sign_that_cannot_be_read_is_refused(sign: dict[str, object], words: str) -> None:
+def test_a_sign_that_cannot_be_read_is_refused(event: dict[str, object], words: str) -> None:
     """A health event that cannot be read is refused, and the answer states the error."""
     job = trained(5)
-    assert words in job.machine.health.on_health_event(HealthEvent(**{"node": 0} | sign), job.now)
+    assert words in job.machine.health.on_health_event(HealthEvent(**{"node": 0} | event), job.now)
     job.collect()
     assert job.recorded(journal.HealthEventSeen) == []
 
@@ -241,7 +241,7 @@ def test_a_device_that_cannot_be_reset_is_left() -> None:
     assert "it does not answer" in job.last(journal.Decided).reason
 
 
-@pytest.mark.parametrize("first", ["sign", "rank"])
+@pytest.mark.parametrize("first", ["event", "rank"])
 def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
     """A rank and a health event that report one fault cause one decision, with the event's code.
 
@@ -249,15 +249,15 @@ def test_a_rank_and_a_sign_tell_of_one_fault(first: str) -> None:
     """
     job = trained(5)
 
-    def sign() -> None:
+    def event() -> None:
         report(job, EventSource.ASCEND, "80E01801", device=1)
 
-    if first == "sign":
-        sign()
+    if first == "event":
+        event()
         assert job.phase is Phase.TRAINING
     job.fail_step(1, kind=FaultKind.DEVICE_MEMORY)
     if first == "rank":
-        sign()
+        event()
     assert strategies(job) == [Strategy.RETRY]
     (past,) = job.machine.job.incidents.past
     assert (past.fault.kind, past.fault.code) == (FaultKind.DEVICE_MEMORY, "80E01801")

@@ -84,11 +84,15 @@ def stand(job: Driver) -> None:
 def test_a_slow_node_is_said_to_be_so() -> None:
     """By default, a slow node is only recorded."""
     job = slowed(Policy())
-    (said,) = job.recorded(Slowed)
-    assert (said.finding.kind, said.nodes, said.hosts) == (Slow.NODE, (SLOW,), ("host-1",))
-    assert 1.3 < said.finding.factor < 1.7
+    (straggler,) = job.recorded(Slowed)
+    assert (straggler.finding.kind, straggler.nodes, straggler.hosts) == (
+        Slow.NODE,
+        (SLOW,),
+        ("host-1",),
+    )
+    assert 1.3 < straggler.finding.factor < 1.7
     assert not job.sent(p.PauseRequest)
-    assert "computes 1.5 times as long" in said.in_words()
+    assert "computes 1.5 times as long" in straggler.in_words()
 
 
 def test_it_is_checked_beside_reference_and_replaced() -> None:
@@ -136,9 +140,9 @@ def test_a_reference_that_is_sick_is_replaced_as_well() -> None:
 def test_in_shadow_mode_nothing_is_done() -> None:
     """In shadow mode, the journal states what the job would do, and training continues."""
     job = slowed(Policy(stragglers=Stragglers.REPLACE, stragglers_shadow=True))
-    (said,) = job.recorded(Slowed)
-    assert said.would
-    assert "in shadow mode: the job pauses training" in said.in_words()
+    (straggler,) = job.recorded(Slowed)
+    assert straggler.would
+    assert "in shadow mode: the job pauses training" in straggler.in_words()
     assert not job.sent(p.PauseRequest)
 
 
@@ -175,11 +179,11 @@ def test_uneven_work_is_never_checked() -> None:
     """
     job = begun(REPLACE)
     tell(job, 1, 80, 1.5)
-    (said,) = job.recorded(Slowed)
-    assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    (straggler,) = job.recorded(Slowed)
+    assert (straggler.finding.kind, straggler.finding.ranks) == (Slow.UNEVEN, (2, 3))
     assert (
         "1.5 times the work of its peers since records began; the node is not faulty"
-        in said.in_words()
+        in straggler.in_words()
     )
     assert not job.sent(p.PauseRequest)
     assert precision(job.history) == Precision()
@@ -197,8 +201,8 @@ def test_uneven_work_is_never_checked() -> None:
 )
 def test_training_is_not_held_where_nobody_could_be_replaced(policy: Policy, why: str) -> None:
     job = slowed(policy, spares=0)
-    (said,) = job.recorded(Slowed)
-    assert why in said.then
+    (straggler,) = job.recorded(Slowed)
+    assert why in straggler.then
     assert not job.sent(p.PauseRequest)
 
 
@@ -222,9 +226,9 @@ def test_ranks_of_a_shard_that_all_have_more_to_do_are_uneven() -> None:
     job = begun(REPLACE, shard=lambda rank: rank // 2)
     tell(job, 1, 60)
     tell(job, 61, 40, 1.3)
-    (said,) = job.recorded(Slowed)
-    assert (said.finding.kind, said.finding.ranks) == (Slow.UNEVEN, (2, 3))
-    assert "since step 61; the node is not faulty" in said.in_words()
+    (straggler,) = job.recorded(Slowed)
+    assert (straggler.finding.kind, straggler.finding.ranks) == (Slow.UNEVEN, (2, 3))
+    assert "since step 61; the node is not faulty" in straggler.in_words()
     assert not job.sent(p.PauseRequest)
 
 
@@ -234,8 +238,8 @@ def test_a_slow_node_of_shards_is_checked(shard: Callable[[int], int]) -> None:
     job = begun(REPLACE, shard=shard, spares=1)
     tell(job, 1, 30)
     tell(job, 31, 30, 1.5)
-    (said,) = job.recorded(Slowed)
-    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    (straggler,) = job.recorded(Slowed)
+    assert (straggler.finding.kind, straggler.nodes) == (Slow.NODE, (SLOW,))
     assert job.sent(p.PauseRequest)
 
 
@@ -249,8 +253,8 @@ def test_a_slow_node_stays_one_when_another_is_replaced() -> None:
     job.ready(job.ranks)
     job.step(61)
     tell(job, 61, 90, 1.5)
-    (said,) = job.recorded(Slowed)
-    assert (said.finding.kind, said.nodes) == (Slow.NODE, (SLOW,))
+    (straggler,) = job.recorded(Slowed)
+    assert (straggler.finding.kind, straggler.nodes) == (Slow.NODE, (SLOW,))
     assert not job.recorded(SlowOver)
 
 

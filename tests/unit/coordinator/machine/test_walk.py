@@ -114,8 +114,8 @@ class Walk(RuleBasedStateMachine):
     def answer(self, granted: int) -> None:
         """Let a person answer the request that waits, seldom with a refusal."""
         machine = self.world.machine
-        said = p.Approval(incident=machine.job.incidents.open, granted=granted > 0, by="ann")
-        machine.recovery.approve(said)
+        approval = p.Approval(incident=machine.job.incidents.open, granted=granted > 0, by="ann")
+        machine.recovery.approve(approval)
         self.world.collect()
 
     @precondition(alive)

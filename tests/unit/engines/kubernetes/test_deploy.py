@@ -91,8 +91,8 @@ def test_the_role_is_the_list_of_rights() -> None:
     for kind in WorkloadKind:
         # The engine also creates the ConfigMap of MindCluster's own recovery.
         known = kind in (WorkloadKind.ASCENDJOB, WorkloadKind.VOLCANO_JOB)
-        said = {"recovery": "mindcluster"} if known else {}
-        for each in (*needed(kind, rendered(kind.value, **said)), *useful(kind)):
+        settings = {"recovery": "mindcluster"} if known else {}
+        for each in (*needed(kind, rendered(kind.value, **settings)), *useful(kind)):
             listed.setdefault((each.group, each.resource), set()).update(each.verbs)
     assert rights() == listed
 

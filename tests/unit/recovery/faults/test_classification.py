@@ -176,8 +176,8 @@ def test_the_time_of_an_exception_is_the_ranks_own() -> None:
 
 
 @given(st.permutations(SEEN))
-def test_the_cause_is_found_in_any_order(seen: list[Fault]) -> None:
+def test_the_cause_is_found_in_any_order(faults: list[Fault]) -> None:
     """If any other fault can break links, a broken link is not the cause."""
-    assert root_cause(seen).kind is FaultKind.USER_CODE
-    without = [one for one in seen if one.kind not in (FaultKind.USER_CODE, FaultKind.NODE_LOST)]
+    assert root_cause(faults).kind is FaultKind.USER_CODE
+    without = [one for one in faults if one.kind not in (FaultKind.USER_CODE, FaultKind.NODE_LOST)]
     assert root_cause(without).kind is FaultKind.DEVICE

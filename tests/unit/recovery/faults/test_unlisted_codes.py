@@ -16,11 +16,11 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgen
 from rekindle.recovery.journal import journal
 
 
-def report(job: Driver, **sign: object) -> None:
+def report(job: Driver, **fields: object) -> None:
     """Report an Ascend code."""
     assert (
         job.machine.health.on_health_event(
-            HealthEvent(source=EventSource.ASCEND, **{"node": 1} | sign), job.now
+            HealthEvent(source=EventSource.ASCEND, **{"node": 1} | fields), job.now
         )
         == ""
     )
@@ -28,7 +28,7 @@ def report(job: Driver, **sign: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sign", "level"),
+    ("fields", "level"),
     [
         ({"what": "03000099"}, ""),  # a code of NodeD
         ({"what": "03000099", "device": 0, "origin": FaultOrigin.NODE}, ""),
@@ -41,10 +41,10 @@ def report(job: Driver, **sign: object) -> None:
     ],
 )
 def test_an_unlisted_code_is_judged_as_mindcluster_does(
-    sign: dict[str, object], level: str
+    fields: dict[str, object], level: str
 ) -> None:
     """An unlisted code is judged by its severity and origin, also after encoding for the wire."""
-    given = HealthEvent(source=EventSource.ASCEND, node=1, **sign)
+    given = HealthEvent(source=EventSource.ASCEND, node=1, **fields)
     sent = msgspec.json.decode(msgspec.json.encode(given), type=HealthEvent)
     verdict = verdict_of(tables(), sent)
     assert (verdict.level, verdict.listed) == (level, False)
@@ -58,7 +58,7 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
     job = trained(5, nodes=2)
     report(job, what="03000099")
     report(job, what="80FF0001", device=0, severity=Severity.MINOR)
-    assert {seen.urgency for seen in job.recorded(journal.HealthEventSeen)} == {Urgency.NONE}
+    assert {each.urgency for each in job.recorded(journal.HealthEventSeen)} == {Urgency.NONE}
     assert job.recorded(journal.Isolated) == job.recorded(journal.Decided) == []
     report(job, what="81FF0001", device=0, origin=FaultOrigin.NETWORK)
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
@@ -67,9 +67,9 @@ def test_only_what_is_grave_takes_the_host_out() -> None:
 
 def test_severity_and_origin_are_of_ascend_codes() -> None:
     """An XID with a severity is refused."""
-    sign = HealthEvent(source=EventSource.XID, what="79", node=0, severity=Severity.MINOR)
+    event = HealthEvent(source=EventSource.XID, what="79", node=0, severity=Severity.MINOR)
     with pytest.raises(UsageError, match="only to Ascend codes, and '79' is not one"):
-        verdict_of(tables(), sign)
+        verdict_of(tables(), event)
 
 
 def test_the_command_line_takes_both() -> None:

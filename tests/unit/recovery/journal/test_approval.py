@@ -25,11 +25,11 @@ def test_a_lighter_strategy_that_needs_approval_is_told() -> None:
     broken = Fault(kind=FaultKind.LINK, message="a link broke", rank=1)
     for fault, expected in ((wrong, Strategy.RESTART), (broken, Strategy.RETRY)):
         incidents.note(fault)
-        case = Situation(fault=fault, session=True, formed=True, newest=0, incident=1)
-        decision = decide(policy, case)
-        told = incidents.decided(case, decision)
-        assert (decision.strategy, told.strategy) == (expected, expected)
-    assert (told.approval, told.outweighed) == (True, False)
+        situation = Situation(fault=fault, session=True, formed=True, newest=0, incident=1)
+        decision = decide(policy, situation)
+        decided = incidents.decided(situation, decision)
+        assert (decision.strategy, decided.strategy) == (expected, expected)
+    assert (decided.approval, decided.outweighed) == (True, False)
 
 
 def test_a_coordinator_that_takes_over_isolates_what_is_approved() -> None:

@@ -92,9 +92,9 @@ def test_what_a_job_tells_of_a_host(kind: FaultKind, user_caused: bool, noted: b
     """Only faults of hardware that the user did not cause are recorded for a host."""
     fault = Fault(kind=kind, message="m", node=1, host="a", user_caused=user_caused)
     event = journal.FaultSeen(seq=7, at=5.0, incident=1, fault=fault)
-    said = hosts.learned_from("job", event)
-    assert (said is not None) is noted
-    assert said is None or (said.host, said.source, said.at) == ("a", "job#7", 5.0)
+    learned = hosts.learned_from("job", event)
+    assert (learned is not None) is noted
+    assert learned is None or (learned.host, learned.source, learned.at) == ("a", "job#7", 5.0)
 
 
 def test_what_one_incident_tells_of_a_host_is_one_fault() -> None:

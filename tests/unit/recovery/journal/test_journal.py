@@ -113,12 +113,12 @@ def test_a_field_of_a_later_version_is_passed_over() -> None:
 
 
 @given(st.lists(events, min_size=1, max_size=4), st.data())
-def test_a_torn_last_line_is_left_out(told: list[journal.Event], data: st.DataObject) -> None:
+def test_a_torn_last_line_is_left_out(recorded: list[journal.Event], data: st.DataObject) -> None:
     """If the last line is partial, all events before it are read."""
-    lines = [journal.encode(event) + b"\n" for event in told]
+    lines = [journal.encode(event) + b"\n" for event in recorded]
     cut = data.draw(st.integers(0, len(lines[-1]) - 2))
     torn = b"".join(lines[:-1]) + lines[-1][:cut]
-    assert journal.read(torn.splitlines()) == told[:-1]
+    assert journal.read(torn.splitlines()) == recorded[:-1]
 
 
 def test_a_broken_line_in_the_middle_is_an_error() -> None:
@@ -197,8 +197,8 @@ LOST = {
 @pytest.mark.parametrize(("later", "lost"), LOST.values(), ids=LOST)
 def test_the_lost_steps_of_an_incident(later: list[journal.Event], lost: int | None) -> None:
     """The lost steps are known when a generation with Sessions has formed, in any attempt."""
-    seen = journal.FaultSeen(incident=1, fault=killed(at=10.0))
-    first, *_ = journal.incidents([seen, *later])
+    fault_seen = journal.FaultSeen(incident=1, fault=killed(at=10.0))
+    first, *_ = journal.incidents([fault_seen, *later])
     assert first.steps_lost == lost
 
 
@@ -212,16 +212,16 @@ def test_a_second_recovery_in_one_incident_replaces_the_first() -> None:
 
 
 @given(st.lists(events, max_size=12))
-def test_any_journal_can_be_folded(told: list[journal.Event]) -> None:
+def test_any_journal_can_be_folded(recorded: list[journal.Event]) -> None:
     """Each incident occurs once and in order, for any events."""
-    numbers = [incident.number for incident in journal.incidents(told)]
+    numbers = [incident.number for incident in journal.incidents(recorded)]
     assert numbers == sorted(set(numbers))
     assert 0 not in numbers
 
 
 @given(st.lists(events, max_size=8), st.integers(0, 8))
-def test_a_fold_is_over_the_events_alone(told: list[journal.Event], cut: int) -> None:
+def test_a_fold_is_over_the_events_alone(recorded: list[journal.Event], cut: int) -> None:
     """A journal that is written and read gives the same incidents."""
-    lines = [journal.encode(event) for event in told]
-    assert journal.incidents(journal.read(lines)) == journal.incidents(told)
-    journal.incidents(told[:cut])  # a part of a journal also gives incidents
+    lines = [journal.encode(event) for event in recorded]
+    assert journal.incidents(journal.read(lines)) == journal.incidents(recorded)
+    journal.incidents(recorded[:cut])  # a part of a journal also gives incidents

@@ -29,7 +29,7 @@ XID_13 = [
 NOT_RESET = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, reset_failed=True)
 
 TABLE = {
-    # name: (policy, fault, past, special settings of the case, strategy, words of the reason)
+    # name: (policy, fault, past, special settings of the situation, strategy, words of the reason)
     "a dead process": (FREE, DEAD, [], {}, IN_PLACE, "restarts the rank on its node"),
     "a stuck rank": (FREE, fault(Kind.STUCK), [], {}, IN_PLACE, "all other ranks wait"),
     "a lost node": (FREE, fault(Kind.NODE_LOST), [], {}, RECOVER, "a new node replaces it"),
@@ -269,19 +269,19 @@ def test_the_same_error_from_the_same_checkpoint_rolls_back_once() -> None:
     If that does not help, the script is the cause, and the job fails.
     """
     policy, past = Policy(max_restarts=9), ()
-    told = []
+    decisions = []
     for resumed in (0, 4, 4, 3):  # the start; twice the checkpoint of step 4; the one of step 3
-        case = Situation(
+        situation = Situation(
             fault=USER, session=True, formed=True, newest=5, resumed=resumed, older=resumed > 0,
             past=past,
         )  # fmt: skip
-        decision = decide(policy, case)
-        told.append((decision.strategy, decision.roll_back))
+        decision = decide(policy, situation)
+        decisions.append((decision.strategy, decision.roll_back))
         past = (*past, Past(
             fault=USER, strategy=decision.strategy, newest=5, resumed=resumed,
             rolled_back=decision.roll_back,
         ))  # fmt: skip
-    assert told == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
+    assert decisions == [(RESTART, False), (RESTART, False), (RESTART, True), (RESTART, False)]
     last = decide(policy, Situation(
         fault=USER, session=True, formed=True, newest=5, resumed=3, older=True, past=past,
     ))  # fmt: skip
@@ -310,7 +310,7 @@ def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> Non
 
 
 def lag(what: Fault, past: tuple[Past, ...]) -> Situation:
-    """Return a case in which the healthy ranks are at step 5."""
+    """Return a situation in which the healthy ranks are at step 5."""
     return Situation(fault=what, session=True, formed=True, newest=5, past=past)
 
 

@@ -80,11 +80,11 @@ def test_any_sequence_of_faults_ends_within_the_budgets(
     past: list[Past] = []
     for number, what in enumerate(what for what in coming if counts(what)):
         newest = max([what.finished, *(seen.fault.finished for seen in past)])
-        case = Situation(
+        situation = Situation(
             fault=what, session=session, formed=formed, newest=newest, engine=engine,
             incident=number // 2, older=older, past=tuple(past),
         )  # fmt: skip
-        decision = decide(policy, case)
+        decision = decide(policy, situation)
         assert decision.reason
         assert not (decision.isolate and (what.user_caused or what.kind is FaultKind.EVICTION))
         if decision.strategy is FAIL:
@@ -122,10 +122,10 @@ def test_hangs_without_progress_have_an_end(
     past: list[Past] = []
     for number, rank in enumerate(ranks):
         what = msgspec.structs.replace(fault(FaultKind.HANG, rank), at=1000.0 + number)
-        case = Situation(
+        situation = Situation(
             fault=what, session=True, formed=True, newest=5, spares=spares, past=tuple(past)
         )
-        decision = decide(policy, case)
+        decision = decide(policy, situation)
         past.append(Past(fault=what, strategy=decision.strategy, newest=5))
         if decision.strategy is FAIL:
             break
@@ -154,5 +154,5 @@ def test_evictions_use_up_no_budget(policy: Policy, before: list[Fault], newest:
 def test_a_decision_depends_on_nothing_else(
     policy: Policy, what: Fault, past: list[tuple[Fault, Strategy]]
 ) -> None:
-    """The same case gives the same decision, also in a coordinator that takes over."""
+    """The same situation gives the same decision, also in a coordinator that takes over."""
     assert judge(what, past, policy) == judge(what, past, policy)

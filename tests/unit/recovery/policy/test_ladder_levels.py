@@ -45,7 +45,7 @@ def test_minor_and_major_faults_reset_and_critical_ones_cannot(
     """A device that a reset repairs restarts in its containers. Another device is isolated."""
     verdict = TABLES.ascend(code)
     assert (verdict.level, verdict.urgency) == (level, Urgency.NOW)
-    sign = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)
-    fault = fault_of_event(sign, verdict, rank=0, finished=5, at=1.0)
-    case = Situation(fault=fault, session=False, formed=True, newest=5)
-    assert decide(AUTO, case).strategy is strategy
+    event = HealthEvent(source=EventSource.ASCEND, what=code, node=0, device=0)
+    fault = fault_of_event(event, verdict, rank=0, finished=5, at=1.0)
+    situation = Situation(fault=fault, session=False, formed=True, newest=5)
+    assert decide(AUTO, situation).strategy is strategy

@@ -36,8 +36,8 @@ def mindcluster(words: tuple[str, ...], **labels: str) -> Policy:
 def test_any_combination_of_strategies(words: tuple[str, ...], kind: FaultKind) -> None:
     """The job takes the cheapest named strategy that helps, or the final checkpoint, if named."""
     fault = Fault(kind=kind, message="it broke", rank=2, node=1)
-    case = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3)
-    chosen = decide(mindcluster(words), case)
+    situation = Situation(fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3)
+    chosen = decide(mindcluster(words), situation)
     helpful = [word for word in ANSWERS[kind] if word in words]
     last = "dump" if "dump" in words else "fail"
     assert chosen.strategy.value == (helpful[0] if helpful else last)
@@ -57,10 +57,10 @@ def test_a_strategy_that_failed_gives_way_to_the_next(words: tuple[str, ...], fa
     fault = Fault(kind=FaultKind.DEVICE_MEMORY, message="it broke", rank=2, node=1, finished=5)
     times = 3 if failed == "recover-in-place" else 1
     past = (Past(fault=fault, strategy=Strategy(failed), newest=5),) * times
-    case = Situation(
+    situation = Situation(
         fault=fault, session=True, formed=True, newest=5, spares=1, final_step=3, past=past
     )
-    chosen = decide(mindcluster(words), case)
+    chosen = decide(mindcluster(words), situation)
     order = ANSWERS[FaultKind.DEVICE_MEMORY]
     stronger = [word for word in order[order.index(failed) + 1 :] if word in words]
     last = "dump" if "dump" in words else "fail"

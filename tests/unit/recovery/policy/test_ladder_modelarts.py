@@ -55,9 +55,9 @@ NONE = policy()
 
 def chip(code: str = HBM, hours_ago: float = 0.0, device: int = 3, **more: Any) -> Fault:
     """Return the fault for a reported code of a chip, as the tables judge it."""
-    sign = HealthEvent(source=EventSource.ASCEND, what=code, node=1, device=device)
+    event = HealthEvent(source=EventSource.ASCEND, what=code, node=1, device=device)
     at = NOW - hours_ago * HOUR_S
-    fault = fault_of_event(sign, verdict_of(TABLES, sign), rank=8 + device, finished=5, at=at)
+    fault = fault_of_event(event, verdict_of(TABLES, event), rank=8 + device, finished=5, at=at)
     return msgspec.structs.replace(fault, **({"host": "host-1"} | more))
 
 

@@ -40,7 +40,7 @@ def edits_of(strategy: Strategy) -> dict[str, bool]:
         f"name it in the description of Policy.strategies in {POLICY}": strategy.value
         in described()
         or strategy is Strategy.FAIL,
-        "add its rung to STRATEGIES in rekindle/recovery/policy/strategies.py": strategy
+        "add its function to STRATEGIES in rekindle/recovery/policy/strategies.py": strategy
         in {*STRATEGIES, *LAST},
         "add it to Recovery.ways in rekindle/coordinator/machine/recovery.py": strategy
         in Driver().machine.recovery.ways,
@@ -89,8 +89,8 @@ def test_no_edit_is_missing(strategy: Strategy) -> None:
 def test_a_dead_rank_needs_a_process(strategy: Strategy, kind: FaultKind) -> None:
     """A strategy that starts no process does not help against the end of a rank."""
     fault = Fault(kind=kind, message="it ended", rank=1, node=0)
-    case = Situation(fault=fault, session=True, formed=True, newest=5, dead=True)
-    assert STRATEGIES[strategy](Policy(strategies=ALLOWABLE), case) is None
+    situation = Situation(fault=fault, session=True, formed=True, newest=5, dead=True)
+    assert STRATEGIES[strategy](Policy(strategies=ALLOWABLE), situation) is None
 
 
 def test_the_enumeration_has_the_order_of_the_ladder() -> None:

@@ -26,15 +26,15 @@ def info(
 
 def test_who_sends_and_who_takes_hear_the_same_of_each_other() -> None:
     """Senders and receivers get calls that match: their own pairs, and all ranks in any pair."""
-    heard = [RepairRequest(((0, 2),)), RepairRequest(((0, 5),)), RepairRequest(((1, 3),))]
+    requests = [RepairRequest(((0, 2),)), RepairRequest(((0, 5),)), RepairRequest(((1, 3),))]
     ranks = [0, 1, 2, 3, 5]
-    sends = repair_of(0, 9, heard, rebuild=False, types=1)
+    sends = repair_of(0, 9, requests, rebuild=False, types=1)
     assert sends == (9, False, [2, 5], info(RepairType.RT_SEND, [(0, 2), (0, 5)], ranks))
-    damaged = repair_of(2, 9, heard, rebuild=True, types=1)
+    damaged = repair_of(2, 9, requests, rebuild=True, types=1)
     assert damaged == (9, True, [2], info(RepairType.RT_UCE_HIGHLEVEL, [(0, 2)], ranks))
-    torn = repair_of(3, 9, heard, rebuild=False, types=1)
+    torn = repair_of(3, 9, requests, rebuild=False, types=1)
     assert torn == (9, False, [3], info(RepairType.RT_RECV_REPAIR, [(1, 3)], ranks))
-    assert repair_of(4, 9, heard, rebuild=False, types=1) is None
+    assert repair_of(4, 9, requests, rebuild=False, types=1) is None
     assert repair_of(0, 9, [], rebuild=False, types=1) is None
 
 
@@ -50,10 +50,10 @@ def test_one_that_asks_for_a_checkpoint_has_all_load_it() -> None:
 
     A rank with damaged memory also rebuilds its model.
     """
-    heard = [RepairRequest(loads=True), RepairRequest(((0, 2),))]
-    call = repair_of(1, 9, heard, rebuild=False, types=1)
+    requests = [RepairRequest(loads=True), RepairRequest(((0, 2),))]
+    call = repair_of(1, 9, requests, rebuild=False, types=1)
     assert call == (9, False, [1], info(RepairType.RT_LOAD_CKPT, [(1, 1)], [1]))
-    call = repair_of(2, 9, heard, rebuild=True, types=1)
+    call = repair_of(2, 9, requests, rebuild=True, types=1)
     assert call == (9, True, [2], info(RepairType.RT_LOAD_REBUILD, [(2, 2)], [2]))
 
 

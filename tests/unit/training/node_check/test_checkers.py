@@ -67,14 +67,14 @@ def test_a_checker_that_the_kernel_kills_for_want_of_memory(
             if for_memory:
                 file.write_text("oom_kill 4\n")
             os.kill(process.pid, signal.SIGKILL)
-            with pytest.raises(CheckerError) as said:
+            with pytest.raises(CheckerError) as error:
                 await one.ask(DeviceWork(serial=1))
         process.returncode = -signal.SIGKILL  # the checker has reaped it
-        return str(said.value)
+        return str(error.value)
 
-    said = asyncio.run(killed())
-    assert "SIGKILL" in said
-    assert (KILLED in said) is lacks_memory(said) is for_memory
+    error = asyncio.run(killed())
+    assert "SIGKILL" in error
+    assert (KILLED in error) is lacks_memory(error) is for_memory
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_a_checker_says_of_memory_is_understood(
     assert "\n" not in done.error
 
 
-class Pretended:
+class SimulatedChecker:
     """A checker that answers after some turns of the loop. answer: None: it never answers."""
 
     def __init__(self, device: int, answer: str | float | None, after: int = 0) -> None:
@@ -137,7 +137,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
     """
     monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
     checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
-    checkers._checkers = [Pretended(n, each, 10 * n) for n, each in enumerate(answers)]
+    checkers._checkers = [SimulatedChecker(n, each, 10 * n) for n, each in enumerate(answers)]
     with pytest.raises(CheckerError, match=text) as raised:
         asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
     assert raised.value.device == device
@@ -146,7 +146,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
 def test_the_slowest_device_counts() -> None:
     """The slowest device's time counts, and a note that all devices have appears once."""
     checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
-    checkers._checkers = [Pretended(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
+    checkers._checkers = [SimulatedChecker(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
     done = asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
     assert done == Done(serial=1, seconds={Measurement.COMPUTE: 3.0}, note="a note")
 

@@ -21,7 +21,7 @@ from rekindle.training.torch.profiler import TorchProfiler
 ON = Profile(switch=switch_of(["step", "forward"]), since=1)
 
 
-class Pretended(CpuDevice):
+class SimulatedDevice(CpuDevice):
     """A device whose marks are 250 ms apart, and pass when the test sets `done`."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Pretended(CpuDevice):
 
 
 class Moment:
-    def __init__(self, device: Pretended, number: int) -> None:
+    def __init__(self, device: SimulatedDevice, number: int) -> None:
         self._device, self.number = device, number
 
     def query(self) -> bool:
@@ -47,8 +47,8 @@ class Moment:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Pretended:
-    simulated = Pretended()
+def device(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    simulated = SimulatedDevice()
     monkeypatch.setattr(torch_profiler, "device_for", lambda device: simulated)
     return simulated
 
@@ -58,7 +58,7 @@ Written = Callable[[], list[StepTimes]]
 
 @pytest.fixture
 def profiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Pretended
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: SimulatedDevice
 ) -> tuple[TorchProfiler, torch.nn.Module, Written]:
     """Return a profiler, its model, and a function that closes it and returns its records."""
     monkeypatch.setattr(rank_environment, "path", lambda name: tmp_path)
@@ -80,7 +80,7 @@ def train(profiler: TorchProfiler, model: torch.nn.Module, step: int) -> None:
 
 
 def test_a_pass_takes_what_it_took_on_the_device(
-    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: Pretended
+    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: SimulatedDevice
 ) -> None:
     """Each step has the device time of its forward pass, also if it is known two steps later."""
     made, model, written = profiler
@@ -94,7 +94,7 @@ def test_a_pass_takes_what_it_took_on_the_device(
 
 
 def test_what_a_device_does_not_finish_is_not_waited_for(
-    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: Pretended
+    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: SimulatedDevice
 ) -> None:
     made, model, written = profiler
     for step in range(3):
@@ -104,7 +104,7 @@ def test_what_a_device_does_not_finish_is_not_waited_for(
 
 
 def test_a_device_with_a_fault_breaks_no_record(
-    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: Pretended
+    profiler: tuple[TorchProfiler, torch.nn.Module, Written], device: SimulatedDevice
 ) -> None:
     """After a device error, the profiler records later steps without the unknown times."""
     made, model, written = profiler

@@ -131,12 +131,12 @@ def test_no_field_is_left_out_of_these_tests() -> None:
 )
 def test_mounts_alone_and_with_mindcluster(field: str, paths: set[str]) -> None:
     """Each field mounts its folders, and can disable them in a job of MindCluster."""
-    for said, there in (
+    for settings, there in (
         ({"ascend": {field: True}}, True),
         ({"recovery": "mindcluster"}, True),
         ({"recovery": "mindcluster", "ascend": {field: False}}, False),
     ):
-        found = rendered("ascendjob", **said)
+        found = rendered("ascendjob", **settings)
         mounts = {one["mountPath"] for one in container(found, "ascendjob")["volumeMounts"]}
         assert (paths <= mounts) == there
         volumes = {one["name"] for one in templates(found, "ascendjob")[0]["spec"]["volumes"]}

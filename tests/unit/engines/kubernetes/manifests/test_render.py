@@ -65,11 +65,11 @@ EVERYTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "said", [{}, EVERYTHING, {"host_network": True}], ids=["least", "all", "host"]
+    "settings", [{}, EVERYTHING, {"host_network": True}], ids=["least", "all", "host"]
 )
-def test_only_fields_that_exist(kind: str, said: dict[str, Any]) -> None:
+def test_only_fields_that_exist(kind: str, settings: dict[str, Any]) -> None:
     """No object has an unknown field, or a value of a wrong type."""
-    found = rendered(kind, avoid=("bad",), **said)
+    found = rendered(kind, avoid=("bad",), **settings)
     wrong = [text for one in found.every for text in wrong_fields(one)]
     assert not wrong
 
@@ -77,8 +77,8 @@ def test_only_fields_that_exist(kind: str, said: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_golden(kind: str) -> None:
     """The objects of one job are equal to the reviewed ones (GOLDEN=write replaces them)."""
-    said = {"device": "huawei.com/Ascend910" if kind == "ascendjob" else "nvidia.com/gpu"}
-    text = stream(rendered(kind, job=spec(spares=1), **said).every)
+    settings = {"device": "huawei.com/Ascend910" if kind == "ascendjob" else "nvidia.com/gpu"}
+    text = stream(rendered(kind, job=spec(spares=1), **settings).every)
     text = re.sub("(?<=job.json: ).*", "JOB", text)  # it changes with every new field of a job
     path = GOLDEN / f"{kind}.yaml"
     if os.environ.get("GOLDEN") == "write":
@@ -98,12 +98,12 @@ def test_pods_for_nodes_and_spares_with_the_agent_inside(kind: str) -> None:
         *("rekindle", "run", "--coordinator", "demo-coordinator.research.svc:29600"),
         *("--join-timeout", "600", "--local-addr", "$(REKINDLE_POD_IP)"),
     ]
-    said = {one["name"]: one for one in agent["env"]}
-    assert said["REKINDLE_SECRET"]["valueFrom"]["secretKeyRef"] == {
+    variables = {one["name"]: one for one in agent["env"]}
+    assert variables["REKINDLE_SECRET"]["valueFrom"]["secretKeyRef"] == {
         "name": "demo-secret",
         "key": "secret",
     }
-    assert said["REKINDLE_HOST_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+    assert variables["REKINDLE_HOST_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
 def _pods(workload: dict[str, Any]) -> int:
@@ -171,14 +171,14 @@ def test_a_device_keeps_nodes_of_a_job_apart(kind: str) -> None:
         "requests": {"nvidia.com/gpu": "4"},
         "limits": {"nvidia.com/gpu": "4"},
     }
-    for said, apart in (
+    for settings, apart in (
         ({}, False),
         ({"anti_affinity": True}, True),
         ({"device": "nvidia.com/gpu"}, True),
         ({"device": "nvidia.com/gpu", "anti_affinity": False}, False),
         ({"host_network": True}, True),
     ):
-        (template, *_) = templates(rendered(kind, **said), kind)
+        (template, *_) = templates(rendered(kind, **settings), kind)
         assert ("affinity" in template["spec"]) == apart
 
 

@@ -249,9 +249,9 @@ def test_the_command(cluster: Simulated, root: dict[str, Any], trace: Command) -
     found = cluster.get(f"{MAPS}/data-trace-demo")
     assert [one["uid"] for one in found["metadata"]["ownerReferences"]] == [root["metadata"]["uid"]]
     cluster.patch(f"{MAPS}/data-trace-demo", {"data": {"profilingSwitch": "{"}})
-    status, _, said = trace()
+    status, _, error = trace()
     assert status == 1
-    assert "data-trace-demo" in said
+    assert "data-trace-demo" in error
     assert trace("--on", "communication,step") == (0, " ".join(ALL.words), "")
     assert trace() == (0, " ".join(ALL.words), "")
     assert trace("--off")[:2] == (0, "off")
@@ -281,9 +281,9 @@ def test_pods_that_would_not_look(cluster: Simulated, trace: Command) -> None:
     container: dict[str, Any] = {"name": "c", "image": "i", "command": ["sleep", "1000"]}
     pod = {"metadata": {"name": "demo-0", "labels": labels}, "spec": {"containers": [container]}}
     cluster.create(path, pod | {"spec": {"schedulerName": "nobody", "containers": [container]}})
-    status, _, said = trace("--on", "step")
+    status, _, error = trace("--on", "step")
     assert status == 2
-    assert "data_trace: true" in said
+    assert "data_trace: true" in error
     cluster.delete(f"{path}/demo-0", gracePeriodSeconds=0)
 
 
@@ -297,9 +297,9 @@ def test_the_command_asks_clusterd(
     assert trace("--on", "step", *named)[:2] == (0, " ".join(STEPS.words))
     assert clusterd.asked == [request("default/demo", STEPS)]
     clusterd.answer = b"\x10\xf4\x03"
-    status, _, said = trace("--off", *named)
+    status, _, error = trace("--off", *named)
     assert status == 1
-    assert "refuses with code 500" in said
+    assert "refuses with code 500" in error
     assert cluster.call("GET", f"{MAPS}/data-trace-demo")[0] == 404
 
 

@@ -33,16 +33,16 @@ SWITCH = "[0x00f1fef5,155912,npu,na]"
 
 def chips_of(thing: dict[str, Any]) -> Report:
     """Return the report about chips of a host's ConfigMap; it must be valid."""
-    told = read(thing)[0]
-    assert told.topic is Topic.CHIPS
-    assert told.report is not None, told.damage
-    return told.report
+    found = read(thing)[0]
+    assert found.topic is Topic.CHIPS
+    assert found.report is not None, found.damage
+    return found.report
 
 
 def damage_of(thing: dict[str, Any]) -> str:
-    told = read(thing)[0]
-    assert told.report is None
-    return told.damage
+    found = read(thing)[0]
+    assert found.report is None
+    return found.damage
 
 
 def changed(thing: dict[str, Any], key: str, text: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_faults_of_chips() -> None:
         ),
         updated=1744182144,
     )
-    assert [told.host for told in read(thing)] == ["a"]
+    assert [found.host for found in read(thing)] == ["a"]
 
 
 def test_check_code_as_the_real_plugin_makes_it() -> None:
@@ -152,11 +152,11 @@ def test_bus_switches(entry: Any) -> None:
 
 def test_boards() -> None:
     """The codes of NodeD are codes of the host."""
-    (told,) = read(node_info("a", "2C000031", "0100000D"))
-    assert (told.host, told.topic) == ("a", Topic.BOARD)
-    assert told.report is not None
-    assert [fault.code for fault in told.report.faults] == ["2C000031", "0100000D"]
-    assert {fault.origin for fault in told.report.faults} == {FaultOrigin.NODE}
+    (found,) = read(node_info("a", "2C000031", "0100000D"))
+    assert (found.host, found.topic) == ("a", Topic.BOARD)
+    assert found.report is not None
+    assert [fault.code for fault in found.report.faults] == ["2C000031", "0100000D"]
+    assert {fault.origin for fault in found.report.faults} == {FaultOrigin.NODE}
 
 
 def torn(thing: dict[str, Any], key: str) -> list[dict[str, Any]]:
@@ -201,10 +201,10 @@ HOSTILE = [
 def test_hostile_text(name: str, key: str, text: Any) -> None:
     """For invalid text, read() returns no report and raises only DamagedError."""
     thing = configmap(name, {} if text is None else {key: text})
-    told: tuple[TopicReport, ...] = ()
+    found: tuple[TopicReport, ...] = ()
     with contextlib.suppress(DamagedError):
-        told = read(thing)
-    assert all(one.report is None for one in told)
+        found = read(thing)
+    assert all(one.report is None for one in found)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_all_hosts_of_clusterd() -> None:
         "mindx-dl-switchinfo-a": switch_list(go(switch_event(SWITCH))),
         "something-else": 7,
     }
-    told = read(cluster_info("cluster-info-device-0", hosts))
-    assert [(one.host, one.topic) for one in told] == [
+    found = read(cluster_info("cluster-info-device-0", hosts))
+    assert [(one.host, one.topic) for one in found] == [
         *(("a", Topic.CHIPS), ("b", Topic.CHIPS), ("a", Topic.SWITCHES))
     ]
-    assert told[0].report is not None
-    assert told[0].report.faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
-    assert "mindx-dl-deviceinfo-b" in told[1].damage
+    assert found[0].report is not None
+    assert found[0].report.faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
+    assert "mindx-dl-deviceinfo-b" in found[1].damage
 
 
 def codes(known: HostReports, host: str) -> set[str]:

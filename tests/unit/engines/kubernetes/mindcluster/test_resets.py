@@ -29,7 +29,7 @@ from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity, Urgency
 
 
-def said(before: ResetInfo, **now: Any) -> list[str]:
+def texts_of(before: ResetInfo, **now: Any) -> list[str]:
     return list(progress(before, read_reset(reset_config("job", **now))))
 
 
@@ -51,7 +51,7 @@ def test_a_recovery_from_its_beginning_to_its_end() -> None:
     ]
     story, before = [], ResetInfo()
     for phase in phases:
-        story.append(said(before, **phase))
+        story.append(texts_of(before, **phase))
         before = read_reset(reset_config("job", **phase))
     assert story == [
         ["has detected a fault, and waits for other faults"],
@@ -65,7 +65,7 @@ def test_a_recovery_from_its_beginning_to_its_end() -> None:
 
 def test_words_that_are_not_known() -> None:
     """A message has an unknown status or policy unchanged."""
-    assert said(ResetInfo(), RankList=[rank(0, "frozen", "thaw")]) == [
+    assert texts_of(ResetInfo(), RankList=[rank(0, "frozen", "thaw")]) == [
         "lists rank 0: frozen; it does 'thaw'"
     ]
 
@@ -116,7 +116,7 @@ def test_pods_with_ranks() -> None:
         assert placed(other, RESOURCE) is None
 
 
-def told(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, int]]:
+def codes_of(place: Placed, *faults: ActiveCode, ranks: int = 2) -> list[tuple[str, int]]:
     found = health_events(place, [Report(faults)], 3, ranks)
     assert {one.node for one in found} <= {3}
     return [(one.what, one.device) for one in found]
@@ -130,9 +130,9 @@ def test_chips_of_other_pods_are_none_of_our_business() -> None:
     place = Placed("u", "a", "10.0.0.1", (4, 6))
     chip = FaultOrigin.CHIP
     faults = [ActiveCode("80E01801", number, chip) for number in (0, 4, 6)]
-    assert told(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
-    assert told(place, ActiveCode("2C000031", -1, FaultOrigin.NODE)) == [("2C000031", -1)]
-    assert told(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
+    assert codes_of(place, *faults) == [("80E01801", 0), ("80E01801", 1)]
+    assert codes_of(place, ActiveCode("2C000031", -1, FaultOrigin.NODE)) == [("2C000031", -1)]
+    assert codes_of(place, faults[2], ranks=1) == [("80E01801", -1)]  # a rank with two chips
 
 
 def test_a_pod_whose_chips_are_not_known() -> None:
@@ -145,7 +145,7 @@ def test_a_pod_whose_chips_are_not_known() -> None:
         ActiveCode("80E01801", 0, FaultOrigin.CHIP),
         ActiveCode("2C000031", -1, FaultOrigin.NODE),
     )
-    assert told(unknown, *faults) == [("2C000031", -1)]
+    assert codes_of(unknown, *faults) == [("2C000031", -1)]
     (remark,) = remarks(unknown, [Report(faults)])
     assert "host a, chip 0: has fault 80E01801" in remark
     assert remarks(Placed("u", "a", "10.0.0.1", (0,)), [Report(faults)]) == []
@@ -165,12 +165,12 @@ def test_ranks_that_mindcluster_lists() -> None:
     """A rank of MindCluster's list is an event of the node with the same pod index."""
     info = ResetInfo(rank_list=read_reset(with_data()).rank_list)
     place = Placed("u", "a", "10.0.0.1", (4, 6), index=0)
-    (sign,) = recovery_events(place, info, node=3, ranks=2)
+    (event,) = recovery_events(place, info, node=3, ranks=2)
     expected = HealthEvent(
         source=EventSource.MINDCLUSTER, what="fault", node=3, device=1, by="mindcluster", host="a"
     )
-    assert sign == expected
-    assert verdict_of(Tables.load(), sign).urgency is Urgency.WATCH
+    assert event == expected
+    assert verdict_of(Tables.load(), event).urgency is Urgency.WATCH
     for index in (1, -1):
         other = Placed("u", "a", "10.0.0.1", (4, 6), index=index)
         assert recovery_events(other, info, node=3, ranks=2) == []
@@ -204,7 +204,7 @@ def test_what_clusterd_notes_at_the_pod_group() -> None:
             group("odd", "new"),
         )
     ]
-    assert [[text.removeprefix("MindCluster ") for text in told] for told in story] == [
+    assert [[text.removeprefix("MindCluster ") for text in texts] for texts in story] == [
         [],
         ["has tried retry, without success"],
         ["pauses its recovery of processes, to place the job again"],

@@ -56,8 +56,8 @@ class Job:
         self.cluster = cluster
         self.nodes: dict[str, int] = {}
         self.pods: list[Object] = []
-        self.signs: list[HealthEvent] = []
-        self.told: list[str] = []
+        self.events: list[HealthEvent] = []
+        self.texts: list[str] = []
         self.away = False
         self.journal: list[AnyEvent] = []
 
@@ -73,28 +73,28 @@ class Job:
         self.pods.append({"metadata": metadata, "spec": {"nodeName": host}, "status": status})
         self.nodes[ip] = node
 
-    def report(self, sign: HealthEvent) -> None:
+    def report(self, event: HealthEvent) -> None:
         if self.away:
             raise JobError("no coordinator")
-        self.signs.append(sign)
+        self.events.append(event)
 
     @contextlib.contextmanager
     def watched(self, recovery: Recovery = Recovery.REKINDLE) -> Iterator[None]:
-        ears = ReportHandlers(
-            self.report, self.told.append, lambda: self.pods, self.nodes.get, self.journal
+        handlers = ReportHandlers(
+            self.report, self.texts.append, lambda: self.pods, self.nodes.get, self.journal
         )
         pods = KubernetesSettings(image="i", device=RESOURCE, recovery=recovery)
-        with watch_hosts(self.api, pods, spec(processes_per_node=2), ears):
+        with watch_hosts(self.api, pods, spec(processes_per_node=2), handlers):
             yield
 
-    def heard(self, *expected: tuple[str, int, int, bool]) -> None:
-        """Wait for exactly these signs (code, node, device, gone)."""
+    def wait_for(self, *expected: tuple[str, int, int, bool]) -> None:
+        """Wait for exactly these events (code, node, device, gone)."""
 
         def all_of_them() -> bool:
-            return len(self.signs) >= len(expected)
+            return len(self.events) >= len(expected)
 
-        wait_until(all_of_them, f"signs: {self.signs}, told: {self.told}")
-        assert sorted((s.what, s.node, s.device, s.gone) for s in self.signs) == sorted(expected)
+        wait_until(all_of_them, f"events: {self.events}, texts: {self.texts}")
+        assert sorted((s.what, s.node, s.device, s.gone) for s in self.events) == sorted(expected)
 
     def write(self, thing: Object) -> None:
         """Create or change a ConfigMap, as MindCluster does."""
@@ -132,7 +132,7 @@ def test_faults_come_and_go(job: Callable[..., Job]) -> None:
     run.place("a", 0)
     run.write(device_info("a", card(0, "80C98006", "NotHandleFault")))
     with run.watched():
-        run.heard(("80C98006", 0, 0, False))
+        run.wait_for(("80C98006", 0, 0, False))
         for updated in (1, 2, 3):
             run.write(device_info("a", card(0, "80C98006"), card(1, "80E01801"), updated=updated))
         run.write(node_info("a", "2C000031"))
@@ -141,11 +141,11 @@ def test_faults_come_and_go(job: Callable[..., Job]) -> None:
             ("80E01801", 0, 1, False),
             ("2C000031", 0, -1, False),
         ]
-        run.heard(*expected)
+        run.wait_for(*expected)
         run.write(device_info("a", card(1, "80E01801"), updated=4))
         run.remove(node_info("a"))
-        run.heard(*expected, ("80C98006", 0, 0, True), ("2C000031", 0, -1, True))
-    assert run.told == []
+        run.wait_for(*expected, ("80C98006", 0, 0, True), ("2C000031", 0, -1, True))
+    assert run.texts == []
 
 
 def test_two_jobs_and_other_hosts(job: Callable[..., Job]) -> None:
@@ -158,8 +158,8 @@ def test_two_jobs_and_other_hosts(job: Callable[..., Job]) -> None:
         first.write(device_info("elsewhere", card(0, "80E01801")))
         first.write(device_info("a", card(1, "80E01801"), card(2, "80E18402")))
         first.write(device_info("b", card(0, "80C98006")))
-        first.heard(("80E01801", 0, 1, False), ("80C98006", 1, 0, False))
-        second.heard(("80E18402", 0, 0, False))
+        first.wait_for(("80E01801", 0, 1, False), ("80C98006", 1, 0, False))
+        second.wait_for(("80E18402", 0, 0, False))
 
 
 def test_a_host_that_is_taken_later(job: Callable[..., Job]) -> None:
@@ -170,7 +170,7 @@ def test_a_host_that_is_taken_later(job: Callable[..., Job]) -> None:
         run.write(device_info("b"))
         run.place("b", 1)
         run.place("a", 0)
-        run.heard(("80E01801", 0, 0, False))
+        run.wait_for(("80E01801", 0, 0, False))
 
 
 def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
@@ -182,13 +182,13 @@ def test_a_coordinator_that_is_away(job: Callable[..., Job]) -> None:
         run.write(device_info("a", card(0, "80E01801")))
         run.write(device_info("a", card(0, "80E01801"), updated=2))
         run.away = False
-        run.heard(("80E01801", 0, 0, False))
+        run.wait_for(("80E01801", 0, 0, False))
 
 
-def seen(host: str, what: str, **more: Any) -> HealthEventSeen:
-    sign = HealthEvent(source=EventSource.ASCEND, what=what, node=7, device=0, by="mindcluster")
-    sign = msgspec.structs.replace(sign, **more)
-    return HealthEventSeen(health_event=sign, host=host, urgency=Urgency.NONE, explanation="")
+def recorded(host: str, what: str, **more: Any) -> HealthEventSeen:
+    event = HealthEvent(source=EventSource.ASCEND, what=what, node=7, device=0, by="mindcluster")
+    event = msgspec.structs.replace(event, **more)
+    return HealthEventSeen(health_event=event, host=host, urgency=Urgency.NONE, explanation="")
 
 
 def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> None:
@@ -200,18 +200,18 @@ def test_what_is_over_since_somebody_else_steered(job: Callable[..., Job]) -> No
     run.place("a", 0)
     run.write(device_info("a", card(0, "80E01801")))
     run.journal = [
-        seen("a", "80E01801"),
-        seen("a", "80C98006"),
-        seen("a", "80C98006", device=-1, origin=FaultOrigin.NODE),
-        seen("a", "80CB8006", by="somebody"),
-        seen("a", "80CD8003"),
-        seen("a", "80CD8003", gone=True, by="its reset"),
-        seen("b", "80E01801"),
+        recorded("a", "80E01801"),
+        recorded("a", "80C98006"),
+        recorded("a", "80C98006", device=-1, origin=FaultOrigin.NODE),
+        recorded("a", "80CB8006", by="somebody"),
+        recorded("a", "80CD8003"),
+        recorded("a", "80CD8003", gone=True, by="its reset"),
+        recorded("b", "80E01801"),
     ]
     with run.watched():
-        run.heard(("80C98006", 0, 0, True), ("80C98006", 0, -1, True))
+        run.wait_for(("80C98006", 0, 0, True), ("80C98006", 0, -1, True))
         run.write(device_info("a"))
-        run.heard(*(("80C98006", 0, d, True) for d in (0, -1)), ("80E01801", 0, 0, True))
+        run.wait_for(*(("80C98006", 0, d, True) for d in (0, -1)), ("80E01801", 0, 0, True))
 
 
 def test_damage_is_said_once(job: Callable[..., Job]) -> None:
@@ -226,14 +226,14 @@ def test_damage_is_said_once(job: Callable[..., Job]) -> None:
         for text in ("{", "{"):
             run.write(thing | {"data": {"DeviceInfoCfg": text}})
             run.write(device_info("b") | {"data": {"DeviceInfoCfg": text}})
-        wait_until(lambda: run.told, "word of the damage")
+        wait_until(lambda: run.texts, "word of the damage")
         run.write(thing)
-        run.heard(("80E01801", 0, 0, False))
+        run.wait_for(("80E01801", 0, 0, False))
         run.write(device_info("a", card(0, "80E01801"), card(1, "", "ManuallySeparateNPU")))
-        wait_until(lambda: len(run.told) > 1, "word of the chip that is out of use")
-    assert "mindx-dl-deviceinfo-a" in run.told[0]
-    assert "host a, chip 1: is excluded" in run.told[1]
-    assert len(run.told) == 2
+        wait_until(lambda: len(run.texts) > 1, "word of the chip that is out of use")
+    assert "mindx-dl-deviceinfo-a" in run.texts[0]
+    assert "host a, chip 1: is excluded" in run.texts[1]
+    assert len(run.texts) == 2
 
 
 def others() -> list[threading.Thread]:
@@ -262,13 +262,13 @@ def test_no_rights_at_all(cluster: Simulated, job: Callable[..., Job], tmp_path:
     """Without rights, the watch reports this once with the remedy, and sends no event."""
     run = job(kubeconfig=allowed(cluster, (), tmp_path))
     run.place("a", 0)
-    run.journal = [seen("a", "80E01801")]  # the fault may still exist
+    run.journal = [recorded("a", "80E01801")]  # the fault may still exist
     with run.watched():
         wait_until(lambda: not others(), "the end of those that may not read")
-        wait_until(lambda: run.told, "word of the refusal")
-    assert (len(run.told), run.signs) == (1, [])
-    assert "deploy/mindcluster" in run.told[0]
-    assert "forbidden" in run.told[0]
+        wait_until(lambda: run.texts, "word of the refusal")
+    assert (len(run.texts), run.events) == (1, [])
+    assert "deploy/mindcluster" in run.texts[0]
+    assert "forbidden" in run.texts[0]
 
 
 def test_clusterds_word_where_that_of_hosts_may_not_be_read(
@@ -280,8 +280,8 @@ def test_clusterds_word_where_that_of_hosts_may_not_be_read(
     with run.watched():
         hosts = {"mindx-dl-deviceinfo-a": device_list(card(1, "80E01801"))}
         run.write(cluster_info("cluster-info-device-0", hosts))
-        run.heard(("80E01801", 0, 1, False))
-    assert run.told == []
+        run.wait_for(("80E01801", 0, 1, False))
+    assert run.texts == []
 
 
 def noted(cluster: Simulated, workload: str, key: str, value: str) -> None:
@@ -304,15 +304,15 @@ def test_a_recovery_is_followed(cluster: Simulated, job: Callable[..., Job]) -> 
     with run.watched(Recovery.MINDCLUSTER):
         run.write(reset_config("other", RankList=[rank(0)]))
         run.write(reset_config("demo", FaultFlushing=True))
-        wait_until(lambda: run.told, "the first phase")
+        wait_until(lambda: run.texts, "the first phase")
         run.write(reset_config("demo", RankList=[rank(1)], RestartFaultProcess=True))
-        run.heard(("fault", 0, 1, False))
+        run.wait_for(("fault", 0, 1, False))
         run.write(reset_config("demo", RetryTime=1))
-        run.heard(("fault", 0, 1, False), ("fault", 0, 1, True))
+        run.wait_for(("fault", 0, 1, False), ("fault", 0, 1, True))
         for name in ("other", "demo"):
             noted(cluster, name, "ProcessRecoverStatus", "recover-success")
-        wait_until(lambda: len(run.told) == 6, f"the result: {run.told}")
-    assert run.told == [
+        wait_until(lambda: len(run.texts) == 6, f"the result: {run.texts}")
+    assert run.texts == [
         "MindCluster has detected a fault, and waits for other faults",
         "MindCluster lists rank 1: fault",
         "MindCluster restarts the failed processes on their nodes",

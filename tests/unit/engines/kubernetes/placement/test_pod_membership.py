@@ -62,7 +62,7 @@ def left(node: int) -> journal.NodeLeft:
     return journal.NodeLeft(node=node, address="", pid=1, reason="it is sick", replaced=True)
 
 
-def told(*events: journal.AnyEvent, keeps_off: bool = True) -> PodMembership:
+def membership_after(*events: journal.AnyEvent, keeps_off: bool = True) -> PodMembership:
     """Return the membership of two nodes after these events."""
     members = PodMembership(keeps_off=keeps_off)
     for event in (joined(0, "10.0.0.1"), joined(1, "10.0.0.2"), *events):
@@ -83,7 +83,7 @@ def test_of_a_lost_node_the_pod_that_still_runs() -> None:
 
     The replacement may have the same address.
     """
-    members = told()
+    members = membership_after()
     gone = members.take_gone(1)
     again = pod("e", "10.0.0.2", "host-2", created=BEGAN + 60)
     assert ending(members, gone, again) == ["b"]
@@ -91,7 +91,7 @@ def test_of_a_lost_node_the_pod_that_still_runs() -> None:
 
 
 def test_one_that_was_sent_away_is_asked_for_once() -> None:
-    members = told(left(1))
+    members = membership_after(left(1))
     assert ending(members, members.take_gone(names.SPARE)) == ["b"]
     assert ending(members, members.take_gone(1)) == []
 
@@ -102,7 +102,9 @@ def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
 
     Otherwise the pod stays, because the next pod could have the same host.
     """
-    members = told(isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off)
+    members = membership_after(
+        isolated(1), left(1), joined(1, "10.0.0.4", BEGAN + 70), keeps_off=keeps_off
+    )
     gone = members.take_gone(names.SPARE)
     assert ending(members, gone, RESTARTS, ELSEWHERE) == (["b", "c"] if keeps_off else ["b"])
     assert ending(members, LostPods(), RESTARTS, ELSEWHERE) == (["b", "c"] if keeps_off else [])
@@ -110,19 +112,19 @@ def test_what_waits_on_a_host_that_was_left(keeps_off: bool) -> None:
 
 def test_a_node_that_goes_on_there_is_left_alone() -> None:
     """On an isolated host, the engine keeps the pod of a node that had no fault."""
-    members = told(isolated(0))
+    members = membership_after(isolated(0))
     assert ending(members, LostPods(), RESTARTS) == ["c"]
 
 
 def test_a_coordinators_pod_is_no_nodes() -> None:
-    members = told(isolated(0))
+    members = membership_after(isolated(0))
     coordinator = pod("c", "10.0.0.9", LEFT)
     coordinator["metadata"]["labels"][ROLE] = Role.COORDINATOR.value
     assert ending(members, LostPods(), coordinator) == []
 
 
 def test_one_that_ends_or_has_ended_is_left_alone() -> None:
-    members = told(isolated(1))
+    members = membership_after(isolated(1))
     over = pod("c", "10.0.0.3", LEFT, phase="Failed")
     ends = pod("d", "10.0.0.4", LEFT)
     ends["metadata"]["deletionTimestamp"] = stamp(BEGAN)
@@ -131,4 +133,4 @@ def test_one_that_ends_or_has_ended_is_left_alone() -> None:
 
 def test_another_attempt_knows_of_no_isolated_hosts() -> None:
     again = journal.JobStarted(job_id="j", attempt=1, nodes=2, processes_per_node=1, pid=1)
-    assert told(isolated(1), again).isolated == frozenset()
+    assert membership_after(isolated(1), again).isolated == frozenset()

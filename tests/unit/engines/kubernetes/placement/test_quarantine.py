@@ -147,8 +147,8 @@ def test_a_change_names_the_version_that_was_seen() -> None:
 def test_a_mark_is_readable() -> None:
     """The mark is JSON that a person can read with kubectl describe."""
     patch = marking(node(), wanted(IsolationMode.CORDON)) or {}
-    said = msgspec.json.decode(patch["metadata"]["annotations"][ISOLATED])
-    assert said == {
+    recorded = msgspec.json.decode(patch["metadata"]["annotations"][ISOLATED])
+    assert recorded == {
         "how": "cordon",
         "by": "job",
         "namespace": "default",

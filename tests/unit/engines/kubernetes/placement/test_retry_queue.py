@@ -7,7 +7,7 @@ import threading
 import pytest
 from waiting import wait_set
 
-from rekindle.engines.kubernetes.placement import pod_membership as chores
+from rekindle.engines.kubernetes.placement import pod_membership
 from rekindle.engines.kubernetes.placement.pod_membership import RetryQueue
 from rekindle.errors import JobError, UsageError
 
@@ -48,7 +48,7 @@ def test_what_fails_is_told() -> None:
 
 def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle queue tries failed work again, and reports the failure once."""
-    monkeypatch.setattr(chores, "AGAIN_S", 0.001)
+    monkeypatch.setattr(pod_membership, "AGAIN_S", 0.001)
     messages: list[str] = []
     tries: list[int] = []
     done = threading.Event()
@@ -107,27 +107,27 @@ def test_an_end_that_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
 
     The work itself can read that it was abandoned.
     """
-    monkeypatch.setattr(chores, "CLOSE_S", 0.1)
+    monkeypatch.setattr(pod_membership, "CLOSE_S", 0.1)
     messages: list[str] = []
-    seen: list[bool] = []
+    states: list[bool] = []
     gate, begun, over = threading.Event(), threading.Event(), threading.Event()
     mine = RetryQueue()
 
     def stuck() -> None:
-        seen.append(mine.is_given_up)
+        states.append(mine.is_given_up)
         begun.set()
         wait_set(gate)
-        seen.append(mine.is_given_up)
+        states.append(mine.is_given_up)
         over.set()
 
     with mine.open(messages.append):
         mine.do("node 1 is not replaced", stuck)
-        mine.do("nor is node 2", lambda: seen.append(True))
+        mine.do("nor is node 2", lambda: states.append(True))
         wait_set(begun)
     with mine.open(messages.append):  # the later queue has its own thread
         gate.set()
         wait_set(over)
-    assert seen == [False, True]
+    assert states == [False, True]
     assert messages == [
         "Rekindle abandoned this work after 0.1 s, and all later work: node 1 is not replaced"
     ]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import format_utils
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.store import read_file
-from rekindle.training.torch.convert.whole import Loaded
+from rekindle.training.torch.convert.unsharded import Loaded
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.skeleton import tensor_specs
 from rekindle.training.torch.state.snapshot import load
@@ -123,13 +123,13 @@ def test_only_some_objects(store: DirectoryStore, checkpoints: Checkpoints) -> N
 def test_nothing_is_written_over(store: DirectoryStore, checkpoints: Checkpoints) -> None:
     """The command refuses an existing target or a missing folder before it reads a checkpoint."""
     Path("out.pt").write_text("of the user's")
-    for out, said in (
+    for out, error in (
         ("out.pt", "exists already"),
         ("no/out.pt", "does not exist; create it first"),
     ):
         done = checkpoints("export", "store", out, "--format", "torch")
         assert (done.status, done.out) == (2, "")
-        assert said in done.err
+        assert error in done.err
         assert "verify" not in done.err
     assert Path("out.pt").read_text() == "of the user's"
 
@@ -230,9 +230,9 @@ def test_states_by_hand(tmp_path: Path, checkpoints: Checkpoints) -> None:
     arguments += ["--add", 'sampler={"position": 64, "length": 512, "seed": 3, "shuffle": true}']
     done = checkpoints(*arguments, "--step", 4)
     assert done.status == 0, done.err
-    (seen,) = DirectoryStore(tmp_path / "store").survey()
-    assert seen.manifest
-    assert seen.manifest.data_position == {
+    (info,) = DirectoryStore(tmp_path / "store").survey()
+    assert info.manifest
+    assert info.manifest.data_position == {
         "position": 64,
         "length": 512,
         "seed": 3,

@@ -100,8 +100,8 @@ def test_metadata_that_act(checkpoints: Checkpoints, folder: Path) -> None:
 def test_a_value_that_acts(checkpoints: Checkpoints, states: dict[str, Any]) -> None:
     """The import does not execute values of DCP that are not tensors."""
     dcp.save(states | {"extra": Evil()}, checkpoint_id="dcp", no_dist=True)
-    assert "extra in" in (said := refused(checkpoints, "dcp"))
-    assert "contains objects that need a pickle" in said
+    assert "extra in" in (error := refused(checkpoints, "dcp"))
+    assert "contains objects that need a pickle" in error
 
 
 def test_a_folder_of_another_kind(checkpoints: Checkpoints, folder: Path) -> None:

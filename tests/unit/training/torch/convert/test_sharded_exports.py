@@ -40,22 +40,22 @@ def file_of(tree: Any, tensors: Mapping[str, torch.Tensor], pieces: Pieces | Non
     return buffer
 
 
-def shard(node: Any, number: int, cut: Any, found: dict[str, torch.Tensor], told: Pieces) -> Any:
+def shard(node: Any, number: int, cut: Any, found: dict[str, torch.Tensor], pieces: Pieces) -> Any:
     """Return the node with its tensors cut by rows, as FSDP cuts them."""
     if isinstance(node, list):
-        return [shard(each, number, cut, found, told) for each in node]
+        return [shard(each, number, cut, found, pieces) for each in node]
     if not isinstance(node, dict):
         return node
     [(kind, body)] = node.items()
     if kind != "tensor":
-        return {kind: shard(body, number, cut, found, told)}
+        return {kind: shard(body, number, cut, found, pieces)}
     name, code, shape, device, _ = body
     if not shape or not cut(name):
         return node
     rows = -(-shape[0] // SHARDS)
     begin = min(number * rows, shape[0])
     found[name] = found[name][begin : begin + rows]
-    told[name] = [shape, [begin, *[0] * (len(shape) - 1)]]
+    pieces[name] = [shape, [begin, *[0] * (len(shape) - 1)]]
     return {"shard": [name, code, list(found[name].shape), device, None]}
 
 
@@ -64,10 +64,10 @@ def keep(folder: Path, trained: Trained, *, tell: bool, cut: Any = lambda _: Tru
     state = capture(trained.named)
     parts = {}
     for number in range(SHARDS):
-        tensors, told = dict(state.tensors), {}
+        tensors, pieces = dict(state.tensors), {}
         whole = msgspec.json.decode(state.skeleton)
-        tree = {name: shard(node, number, cut, tensors, told) for name, node in whole.items()}
-        data = file_of(tree, tensors, told if tell else None)
+        tree = {name: shard(node, number, cut, tensors, pieces) for name, node in whole.items()}
+        data = file_of(tree, tensors, pieces if tell else None)
         parts[state_file(number)] = CheckpointFile([data], (number,))
     DirectoryStore(folder).write(manifest(9), parts)
 
@@ -121,7 +121,7 @@ def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoin
 
 
 @pytest.mark.parametrize(
-    "told",
+    "pieces",
     [
         [[5, 6], [0, 0]],  # the same position twice
         [[50, 6], [0, 0]],  # far larger than all parts
@@ -132,13 +132,13 @@ def test_files_that_hold_different_states(tmp_path: Path, checkpoints: Checkpoin
         "nonsense",
     ],
 )
-def test_places_that_cannot_be(told: Any, tmp_path: Path, checkpoints: Checkpoints) -> None:
+def test_places_that_cannot_be(pieces: Any, tmp_path: Path, checkpoints: Checkpoints) -> None:
     """The export never writes uninitialized memory."""
     parts = {}
     for number in range(2):
         state = capture(Trained().named)
         tree = msgspec.json.decode(state.skeleton)
-        data = file_of(tree, state.tensors, {"model.0.weight": told})
+        data = file_of(tree, state.tensors, {"model.0.weight": pieces})
         parts[state_file(number)] = CheckpointFile([data], (number,))
     DirectoryStore(tmp_path / "store").write(manifest(9), parts)
     done = checkpoints("export", "store", "out", "--format", "dcp")

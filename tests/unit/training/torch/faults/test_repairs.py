@@ -24,10 +24,10 @@ def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -
     repairs.took_state(0)
     for step in (1, 2):
         repairs.times.begin(step)
-    told = RuntimeError("HBM MULTI BIT ECC ERROR")  # no time: it may be older than the newest
+    original = RuntimeError("HBM MULTI BIT ECC ERROR")  # no time: it may be older than the newest
     wrapped = ValueError("no luck")
-    wrapped.__cause__ = told
-    assert valid_steps_after(repairs, told) == 1
+    wrapped.__cause__ = original
+    assert valid_steps_after(repairs, original) == 1
     repairs.took_state(2)
     assert valid_steps_after(repairs, ValueError("no luck")) is None
     repairs.times.begin(3)

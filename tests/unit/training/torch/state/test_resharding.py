@@ -121,8 +121,8 @@ def file_of(named: dict[str, Any], place: RankPlace, **changes: str) -> bytearra
     state = capture(named)
     metadata = {METADATA_SKELETON: state.skeleton.decode(), **metadata_of(state, place, seed=5)}
     metadata |= changes
-    told = ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items())
-    layout = plan_layout(told, metadata_room=1 << 16)
+    described = ((name, DTYPE_CODES[t.dtype], tuple(t.shape)) for name, t in state.tensors.items())
+    layout = plan_layout(described, metadata_room=1 << 16)
     file = bytearray(layout.total_bytes)
     write_header(layout, metadata, memoryview(file))
     for spec in layout.specs:

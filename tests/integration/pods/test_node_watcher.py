@@ -21,34 +21,34 @@ pytestmark = pytest.mark.timeout(300)  # a cluster
 DISK = "DiskPressure=True"
 
 
-class Seen:
+class EventRecorder:
     """The reports and messages for a job with node 0 on node-0 and node 1 on node-1."""
 
     def __init__(self, api: Api, fault_tables: str = "") -> None:
-        self.eyes = NodeWatcher(api, fault_tables)
-        self.signs: list[tuple[int, str, bool]] = []
-        self.told: list[str] = []
+        self.watcher = NodeWatcher(api, fault_tables)
+        self.events: list[tuple[int, str, bool]] = []
+        self.texts: list[str] = []
         self._news = threading.Condition()
         for number in (0, 1):
-            self.eyes.joined(number, f"node-{number}")
+            self.watcher.joined(number, f"node-{number}")
 
-    def report(self, sign: HealthEvent) -> None:
-        assert sign.source is EventSource.NODE_CONDITION
-        assert sign.host.startswith("node-")
+    def report(self, event: HealthEvent) -> None:
+        assert event.source is EventSource.NODE_CONDITION
+        assert event.host.startswith("node-")
         with self._news:
-            self.signs.append((sign.node, sign.what, sign.gone))
+            self.events.append((event.node, event.what, event.gone))
             self._news.notify_all()
 
     def wait(self, *wanted: tuple[int, str, bool]) -> None:
         with self._news:
-            met = self._news.wait_for(lambda: set(wanted) <= set(self.signs), bound_s(30))
-            assert met, self.signs
+            met = self._news.wait_for(lambda: set(wanted) <= set(self.events), bound_s(30))
+            assert met, self.events
 
 
 @pytest.fixture
-def seen(cluster: Simulated, api: Api) -> Iterator[Seen]:
-    found = Seen(api)
-    with found.eyes.open(found.report, found.told.append):
+def recorder(cluster: Simulated, api: Api) -> Iterator[EventRecorder]:
+    found = EventRecorder(api)
+    with found.watcher.open(found.report, found.texts.append):
         yield found
     for name in ("node-0", "node-1", "node-2"):
         condition(cluster, name, "DiskPressure", "False")
@@ -61,62 +61,68 @@ def condition(cluster: Simulated, name: str, kind: str, status: str) -> None:
     cluster.patch(f"{NODES}/{name}/status", {"status": {"conditions": conditions}})
 
 
-def test_a_condition_comes_and_goes(seen: Seen, cluster: Simulated) -> None:
+def test_a_condition_comes_and_goes(recorder: EventRecorder, cluster: Simulated) -> None:
     """A condition of a job's host is reported with its message, and its end as well.
 
     A condition of another host is not reported.
     """
     condition(cluster, "node-2", "DiskPressure", "True")
     condition(cluster, "node-1", "DiskPressure", "True")
-    seen.wait((1, DISK, False))
+    recorder.wait((1, DISK, False))
     condition(cluster, "node-1", "DiskPressure", "False")
-    seen.wait((1, DISK, True))
-    assert seen.signs == [(1, DISK, False), (1, DISK, True)]
-    assert seen.told == [
+    recorder.wait((1, DISK, True))
+    assert recorder.events == [(1, DISK, False), (1, DISK, True)]
+    assert recorder.texts == [
         "node node-1 of the cluster: DiskPressure=True: said so",
         "node node-1 of the cluster: DiskPressure=True is over",
     ]
 
 
-def test_a_host_that_falls_silent_and_comes_back(seen: Seen, cluster: Simulated) -> None:
+def test_a_host_that_falls_silent_and_comes_back(
+    recorder: EventRecorder, cluster: Simulated
+) -> None:
     cluster.kill_node("node-1")
-    seen.wait((1, "Ready=Unknown", False))
+    recorder.wait((1, "Ready=Unknown", False))
     cluster.revive_node("node-1")
-    seen.wait((1, "Ready=Unknown", True))
+    recorder.wait((1, "Ready=Unknown", True))
 
 
-def test_a_node_that_joins_where_something_is_amiss(seen: Seen, cluster: Simulated) -> None:
+def test_a_node_that_joins_where_something_is_amiss(
+    recorder: EventRecorder, cluster: Simulated
+) -> None:
     """A node that joins gets the existing conditions of its host.
 
     Conditions of its earlier host are no longer reported for it.
     """
     condition(cluster, "node-2", "DiskPressure", "True")
     condition(cluster, "node-0", "DiskPressure", "True")  # later than the other
-    seen.wait((0, DISK, False))
-    seen.eyes.joined(1, "node-2")
-    seen.wait((1, DISK, False))
+    recorder.wait((0, DISK, False))
+    recorder.watcher.joined(1, "node-2")
+    recorder.wait((1, DISK, False))
     condition(cluster, "node-1", "DiskPressure", "True")
     condition(cluster, "node-0", "DiskPressure", "False")
-    seen.wait((0, DISK, True))
-    assert [sign for sign in seen.signs if sign[0] == 1] == [(1, DISK, False)]
+    recorder.wait((0, DISK, True))
+    assert [event for event in recorder.events if event[0] == 1] == [(1, DISK, False)]
 
 
-def test_a_node_that_is_taken_out_of_the_cluster(seen: Seen, cluster: Simulated) -> None:
+def test_a_node_that_is_taken_out_of_the_cluster(
+    recorder: EventRecorder, cluster: Simulated
+) -> None:
     """A removed cluster node is reported; a new one with its name ends the report.
 
     This also holds if the node was created while the API server was not watched.
     """
     named = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-9"}}
     condition(cluster, "node-0", "DiskPressure", "True")
-    seen.wait((0, DISK, False))  # the watch has started
-    seen.eyes.joined(7, "node-9")
+    recorder.wait((0, DISK, False))  # the watch has started
+    recorder.watcher.joined(7, "node-9")
     cluster.create(NODES, named)
     cluster.delete(f"{NODES}/node-9")
-    seen.wait((7, REMOVED, False))
+    recorder.wait((7, REMOVED, False))
     cluster.stop_server()
     cluster.start_server()
     cluster.create(NODES, named)
-    seen.wait((7, REMOVED, True))
+    recorder.wait((7, REMOVED, True))
     cluster.delete(f"{NODES}/node-9")
 
 
@@ -127,12 +133,12 @@ def test_a_condition_of_the_users_own_tables(cluster: Simulated, api: Api, tmp_p
         "[[node_condition]]\nconditions = ['FanBroken']\nstatus = ['True']\n"
         "kind = 'node'\nsays = 'a fan stands still'\n"
     )
-    seen = Seen(api, str(tables))
-    with seen.eyes.open(seen.report, seen.told.append):
+    recorder = EventRecorder(api, str(tables))
+    with recorder.watcher.open(recorder.report, recorder.texts.append):
         condition(cluster, "node-0", "FanBroken", "True")
-        seen.wait((0, "FanBroken=True", False))
+        recorder.wait((0, "FanBroken=True", False))
         condition(cluster, "node-0", "FanBroken", "False")
-        seen.wait((0, "FanBroken=True", True))
+        recorder.wait((0, "FanBroken=True", True))
 
 
 @pytest.mark.parametrize("text", ["", "[[node_condition]]\n"], ids=["not here", "wrong"])
@@ -146,29 +152,29 @@ def test_tables_that_cannot_be_read_here(
     tables = tmp_path / "own.toml"
     if text:
         tables.write_text(text)
-    seen = Seen(api, str(tables))
-    with seen.eyes.open(seen.report, seen.told.append):
-        wait_until(lambda: seen.told, "a sentence about the file")
+    recorder = EventRecorder(api, str(tables))
+    with recorder.watcher.open(recorder.report, recorder.texts.append):
+        wait_until(lambda: recorder.texts, "a sentence about the file")
         if not text:
             condition(cluster, "node-0", "DiskPressure", "True")
-            seen.wait((0, DISK, False))
+            recorder.wait((0, DISK, False))
             condition(cluster, "node-0", "DiskPressure", "False")
-            seen.wait((0, DISK, True))
-    assert str(tables) in seen.told[0]
+            recorder.wait((0, DISK, True))
+    assert str(tables) in recorder.texts[0]
 
 
 def test_it_costs_one_list_and_one_watch(cluster: Simulated) -> None:
     """The watcher does one list and one watch, for any number of changes."""
     began = time.time()
     api = load(str(cluster.kubeconfig))
-    other = Seen(api)
-    with other.eyes.open(other.report, other.told.append):
+    other = EventRecorder(api)
+    with other.watcher.open(other.report, other.texts.append):
         for number in range(5):
             condition(cluster, "node-0", "DiskPressure", "True")
             other.wait(*[(0, DISK, False)] * (number + 1))
             condition(cluster, "node-0", "DiskPressure", "False")
             other.wait((0, DISK, True))
-            other.signs.clear()
+            other.events.clear()
     asked = [each["verb"] for each in cluster.calls(began) if each["resource"] == "nodes"]
     assert (asked.count("list"), asked.count("watch")) == (1, 1)
     api.close()
@@ -178,10 +184,10 @@ def test_without_rights_nothing_is_watched(cluster: Simulated, tmp_path: Path) -
     """Without rights on nodes the watcher reports nothing and sends at most one request."""
     token = cluster.token_for("stranger")
     api = load(str(cluster.kubeconfig_for(token, tmp_path / "config")))
-    seen, began = Seen(api), time.time()
-    with seen.eyes.open(seen.report, seen.told.append):
+    recorder, began = EventRecorder(api), time.time()
+    with recorder.watcher.open(recorder.report, recorder.texts.append):
         pass
-    assert seen.told == []
+    assert recorder.texts == []
     user = "system:serviceaccount:default:stranger"
     assert len(cluster.calls(began, user)) <= 1
     api.close()

@@ -93,8 +93,8 @@ def test_nobody_lands_there_until_it_is_released(
     other = pod("other")
     other["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "node-0"}
     cluster.create(f"{DEFAULT}/pods", other)
-    told = cluster.until(f"{DEFAULT}/pods", why_it_waits)
-    assert ("were unschedulable" if how is IsolationMode.CORDON else ISOLATED) in told
+    text = cluster.until(f"{DEFAULT}/pods", why_it_waits)
+    assert ("were unschedulable" if how is IsolationMode.CORDON else ISOLATED) in text
     output = command("nodes")
     assert "isolated" in output
     assert f"{'cordoned' if how is IsolationMode.CORDON else 'tainted'}\n" in output

@@ -236,8 +236,8 @@ def test_lines_of_earlier_generations_and_strangers_change_nothing(four: World) 
     host, port = four.addresses[0]
     late = StepVote(four.listeners[1], HeartbeatPage())
     late._generation, late._place = 4, 1
-    line = late.connect((host, port), 1)
-    assert line.recv(1) == b""
+    connection = late.connect((host, port), 1)
+    assert connection.recv(1) == b""
     with socket.create_connection((host, port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n".ljust(HELLO_BYTES))
         assert stranger.recv(1) == b""
@@ -250,8 +250,8 @@ def test_a_state_goes_over_a_line_of_its_own(four: World) -> None:
     """A state uses its own connection, which does not block the gate."""
     four.formed()
     sends = four.pool.submit(lambda: four.gates[0].accept(2, STATE).sendall(b"state"))
-    line = four.gates[2].connect(four.addresses[0], STATE)
-    assert line.recv(5, socket.MSG_WAITALL) == b"state"
+    connection = four.gates[2].connect(four.addresses[0], STATE)
+    assert connection.recv(5, socket.MSG_WAITALL) == b"state"
     result_of(sends)
 
 
@@ -275,8 +275,8 @@ def test_what_one_rank_has_to_say_all_hear(world: World) -> None:
         def gather(place: int, talkers: set[int] = talkers) -> list[bytes]:
             return world.gates[place].gather(f"rank {place}".encode() if place in talkers else b"")
 
-        told = [f"rank {place}".encode() for place in sorted(talkers)]
-        assert [result_of(each) for each in world.on_all(gather)] == [told] * world.size
+        expected = [f"rank {place}".encode() for place in sorted(talkers)]
+        assert [result_of(each) for each in world.on_all(gather)] == [expected] * world.size
     agreed = world.on_all(lambda place: world.gates[place].agree(0, can=True))
     assert all(result_of(each) for each in agreed)
 

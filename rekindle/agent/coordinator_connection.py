@@ -74,8 +74,8 @@ async def decline(url: str, directory: JobDirectory, secret: str, hello: protoco
     Raises JobError: as `connect` does.
     """
     async with open_session(secret) as session:
-        line = await connect(session, url, directory, CONNECT_S)
+        connection = await connect(session, url, directory, CONNECT_S)
         with contextlib.suppress(ConnectionError):  # the job may end before the coordinator answers
-            await line.send_bytes(protocol.encode(hello))
-            await line.receive()  # EndAgent
+            await connection.send_bytes(protocol.encode(hello))
+            await connection.receive()  # EndAgent
     return 1
