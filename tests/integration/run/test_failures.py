@@ -96,6 +96,48 @@ def test_the_script_raises_an_error_with_a_librarys_text(place: Place, decorator
     assert "RuntimeError: [/data/gloo/transport/tcp/pair.cc:553] Broken pipe" in report
 
 
+def test_a_full_disk_does_not_hide_the_error(place: Place) -> None:
+    """If the rank cannot write its error file, its log has the traceback and the reason."""
+    script = place.script("""
+import os
+os.symlink("/dev/full", os.environ["TORCHELASTIC_ERROR_FILE"] + ".unfinished")
+raise KeyError("the script's own")
+""")
+    run = place.start(script).end(1)
+    errors = run.log(0, "stderr")
+    assert 'KeyError: "the script\'s own"' in errors
+    assert "rekindle: the rank cannot write its error file: OSError(28" in errors
+    assert "During handling" not in errors
+    assert "rank 0 ended with exit status 1" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"message": {"message": "E: own", "extraInfo": null}}', "rank 0 raised E: own"),
+        ('{"message": {"message": "E: own", "extraInfo": "x"}}', "rank 0 raised E: own"),
+        (
+            '{"message": {"message": "E: own", "extraInfo": {"timestamp": "nan"}}}',
+            "rank 0 raised E: own",
+        ),
+        ('{"message": "E: \\udcff"}', "rank 0 raised E: \\udcff"),
+        ("[" * 100_000, "rank 0 ended with exit status 1"),
+        ("{", "rank 0 ended with exit status 1"),
+    ],
+    ids=["null", "text", "no time", "not UTF-8", "deep", "truncated"],
+)
+def test_an_error_file_of_another_tool(place: Place, content: str, reason: str) -> None:
+    """The job ends with the file's message, or with the status if the file has none."""
+    (place.folder / "content").write_text(content)
+    script = place.script("""
+import os, shutil
+shutil.copy("content", os.environ["TORCHELASTIC_ERROR_FILE"])
+os._exit(1)
+""")
+    run = place.start_quick(script).end(1)
+    assert reason in run.events_of(journal.Ended)[-1].reason
+
+
 # Each attempt ends in another way without a traceback.
 ENDS = """
 import os, sys, time
