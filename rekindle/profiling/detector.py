@@ -285,11 +285,16 @@ class Detector:
 # Steps for which some ranks have not reported yet. Ranks write every few seconds, at different
 # times.
 MOST_PENDING = 4096
+# A rank or a link that has become this many times slower since its report is reported again. Causes
+# of slowness that justify a replacement start at this factor.
+GROWN = 1.3
 _Key = tuple[Slow, tuple[int, ...]]
 
 
 class OnlineDetector:
     """Combine the reports of ranks step by step, and return each finding once.
+
+    A finding that may have a faulty node as its cause is returned again if its factor grows.
 
     `ranks` holds all ranks of the world; the detector skips steps that one of them does not report.
     `peers` holds the known groups of ranks that do the same work.
@@ -354,8 +359,13 @@ class OnlineDetector:
             for found in self._detector.add(step, times)
             if (found.kind, found.ranks) not in self._holding
         ]
+        present = {(found.kind, found.ranks): found for found in self._detector.findings}
+        new += [
+            msgspec.structs.replace(present[key], found=step)
+            for key, before in self._holding.items()
+            if before.may_be_sick and key in present and present[key].factor > GROWN * before.factor
+        ]
         self._holding |= {(found.kind, found.ranks): found for found in new}
-        present = {(found.kind, found.ranks) for found in self._detector.findings}
         for key in list(self._holding):
             self._away[key] = 0 if key in present else self._away.get(key, 0) + 1
             # this delay prevents a borderline finding from alternating

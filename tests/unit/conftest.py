@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import matplotlib.font_manager  # noqa: F401  # the first import on a machine starts fc-list
 import pytest
 import urllib3  # noqa: F401  # the import binds a port; here it precedes the first test
 

@@ -57,8 +57,12 @@ def give_more_to_do(job: Job, number: int) -> None:
 
 def first_check(events: Sequence[journal.AnyEvent]) -> list[journal.AnyEvent]:
     """Return the events before training continues after the check of the busy node."""
-    suspect = next(n for n, e in enumerate(events) if isinstance(e, Examined) and e.suspect)
-    end = next(n for n, e in enumerate(events) if n > suspect and isinstance(e, journal.Formed))
+    check = next(
+        n
+        for n, e in enumerate(events)
+        if isinstance(e, Examined) and e.suspect and e.node == BUSY_NODE
+    )
+    end = next(n for n, e in enumerate(events) if n > check and isinstance(e, journal.Formed))
     return [*events[:end]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rekindle.profiling import detector as p
 from rekindle.profiling.detector import OnlineDetector
-from rekindle.profiling.findings import Slow
+from rekindle.profiling.findings import Finding, Slow
 from rekindle.profiling.steps import StepTimes
 
 RANKS = range(4)
@@ -58,6 +58,39 @@ def test_what_is_over_may_come_again() -> None:
     assert not pace.holding
     found, _ = all_tell(pace, 120, 160, slow=1)
     assert [each.ranks for each in found] == [(1,)]
+
+
+def test_a_slow_rank_that_becomes_slower() -> None:
+    """A mild slowness that lasts does not hide a severe one of the same rank."""
+    pace = OnlineDetector(RANKS, per_node=1)
+
+    def found_until(end: int, factor: float) -> list[Finding]:
+        first = end - 60
+        reports = {r: steps(first, end, r, factor if r == 2 else 1.0) for r in RANKS}
+        new, over = pace.add(reports)
+        assert not over
+        return new
+
+    assert not found_until(60, 1.0)
+    (mild,) = found_until(120, 1.2)
+    assert not found_until(180, 1.25)
+    (severe,) = found_until(240, 4.0)
+    assert (severe.kind, severe.ranks) == (Slow.RANK, (2,))
+    assert severe.factor > p.GROWN * mild.factor
+    assert severe.found > 180
+    assert pace.holding == [severe]
+    assert not found_until(300, 4.0)
+
+
+def test_uneven_work_that_grows_is_one_finding() -> None:
+    """A finding that never leads to an action is reported once."""
+    pace = OnlineDetector(RANKS, per_node=1)
+    found = []
+    for first, factor in ((0, 1.3), (60, 2.6), (120, 5.2)):
+        reports = {r: steps(first, first + 60, r, factor if r == 2 else 1.0) for r in RANKS}
+        new, _ = pace.add(reports)
+        found += [each for each in new if each.kind is Slow.UNEVEN]
+    assert len(found) == 1
 
 
 def test_steps_that_are_done_again() -> None:
