@@ -130,6 +130,26 @@ def test_a_node_that_is_healthy_stays() -> None:
     assert precision(job.history) == Precision(wrong=1)
 
 
+def test_a_healthy_node_that_becomes_slower_is_checked_again() -> None:
+    """A mild slowness that lasts does not hide a severe one of the same node."""
+    job = slowed(REPLACE, 1.2)
+    stand(job)
+    examined(job)
+    job.ready(job.ranks)
+    job.step(61)
+    tell(job, 61, 30, 1.2)
+    assert job.examinations == [(SLOW, 0, 2)]
+    tell(job, 91, 60, 4.0)
+    mild, severe = job.recorded(Slowed)
+    assert severe.hosts == mild.hosts
+    assert severe.finding.factor > 3
+    hold(job)
+    job.arrive(job.ranks, finished=150)
+    assert job.examinations == [(SLOW, 0, 2)] * 2
+    examined(job, node1=Health.STRAGGLER)
+    assert strategies(job) == [Strategy.RECOVER]
+
+
 def test_a_reference_that_is_sick_is_replaced_as_well() -> None:
     job = slowed(REPLACE, spares=2)
     stand(job)
