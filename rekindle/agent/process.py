@@ -266,13 +266,18 @@ class Agent:
                 await connection.send_bytes(encoded)
 
     async def _beat(self) -> None:
-        last: protocol.Heartbeat | None = None
+        """Send a heartbeat when the progress changes, and the first one of each generation.
+
+        The generation may begin at an earlier step. A new connection may have lost a heartbeat.
+        """
+        last: tuple[int, int, protocol.Heartbeat] | None = None
         interval_s = beat_interval(self.spec.nodes)
         while True:
             await asyncio.sleep(interval_s)
             beat = self.ranks.beat()
-            if beat.finished and beat != last:
-                last = beat
+            key = self._connection_count, self.state.generation, beat
+            if beat.finished and key != last:
+                last = key
                 self.send(beat)
 
     async def _end(self) -> None:

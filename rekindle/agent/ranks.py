@@ -68,6 +68,7 @@ class RankSupervisor:
         self._output = Output(spec)
         self._gone = asyncio.Event()
         self._training: set[int] = set()  # ranks that are in a Session
+        self._ready: set[int] = set()  # ranks that have their generation's state
         self._waiting: dict[int, protocol.Arrived] = {}
         self._shards: dict[int, int] = {}  # the shards of ranks whose state is sharded
         self._ended: set[int] = set()  # ranks that ended with status 0
@@ -89,6 +90,7 @@ class RankSupervisor:
             protocol.BufferRequest: self._on_snapshot_room,
             protocol.SnapshotTaken: lambda _, taken: snapshots.taken(taken),
             protocol.Arrived: self._on_arrived,
+            protocol.StateReady: self._on_state_ready,
             protocol.StepDone: self._on_step_done,
         }
 
@@ -302,10 +304,16 @@ class RankSupervisor:
 
     def _on_arrived(self, _: RankProcess, arrived: protocol.Arrived) -> None:
         self._training.add(arrived.rank)
+        self._ready.discard(arrived.rank)
         self._waiting[arrived.rank] = arrived
         if arrived.shard is not None:
             self._shards[arrived.rank] = arrived.shard
         self._send(arrived)
+
+    def _on_state_ready(self, _: RankProcess, ready: protocol.StateReady) -> None:
+        self._send(ready)
+        if not ready.error:
+            self._ready.add(ready.rank)
 
     def _on_step_done(self, _: RankProcess, done: protocol.StepDone) -> None:
         self._send(done)
@@ -322,6 +330,7 @@ class RankSupervisor:
         if self._ranks.get(rank.rank) is rank:
             del self._ranks[rank.rank]
         self._training.discard(rank.rank)
+        self._ready.discard(rank.rank)
         self._waiting.pop(rank.rank, None)
         self._leaving[rank.rank] = rank.pid
         exited = protocol.Exited(
@@ -355,8 +364,11 @@ class RankSupervisor:
         self._send(exited)
 
     def beat(self) -> protocol.Heartbeat:
-        """Return the progress on the heartbeat pages of live ranks."""
-        pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
+        """Return the progress of the ranks that have reported their state in this generation.
+
+        Until then, a rank's page may show the steps of an earlier generation.
+        """
+        pages = {rank: self._pages[rank][1] for rank in sorted(self._ready)}
         finished = {rank: page.finished or 0 for rank, page in pages.items()}
         first = next(iter(pages.values()), None)
         return protocol.Heartbeat(

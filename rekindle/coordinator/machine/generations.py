@@ -98,6 +98,7 @@ class Generations:
         self._job.record(
             journal.Restored(generation=formed.generation, incident=self._incidents.open)
         )
+        self._job.newest = 0
         self._close_incident(generation=formed.generation, step=0)
 
     def on_arrived(self, message: p.Arrived) -> None:
@@ -392,10 +393,13 @@ class Generations:
         rank = self._roster.ranks[message.rank]
         if message.generation != self._job.generation or not rank.inside:
             return
-        rank.stepped, rank.finished = True, message.finished
+        rank.stepped = True
+        # A heartbeat that arrived earlier may show more finished steps.
+        rank.finished = max(rank.finished, message.finished)
         self._job.newest = max(self._job.newest, message.finished)
         if self._job.phase is Phase.TRAINING and self._roster.all_stepped:
             self._job.newcomers = set()
+            self._job.newest = max(rank.finished for rank in self._roster.world)
             self._close_incident(generation=self._job.generation, step=message.finished)
             self._grow()
 
@@ -405,7 +409,7 @@ class Generations:
             journal.FirstStep(generation=generation, step=step, incident=self._incidents.open)
         )
         self._incidents.close()
-        self._job.newest, self._common_steps = step, 0
+        self._common_steps = 0
         self._refused = set()
 
     def declare_over(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -162,3 +163,42 @@ def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
         return line
 
     assert asyncio.run(speak()).sent[1:] == [SWITCH]
+
+
+def test_a_heartbeat_of_each_generation_and_connection(agent: Agent) -> None:
+    """The agent sends no progress of a rank without its state, and never waits for a change.
+
+    A generation may begin at an earlier step, and reach the same step within one interval.
+    """
+    beat = p.Heartbeat(finished={0: 3})
+    ready = p.StateReady(rank=0, generation=1)
+    failed = p.StateReady(rank=0, generation=1, error="no checkpoint")
+    arrived = p.Arrived(rank=0, generation=1)
+    nobody: Any = None
+
+    async def speak() -> list[p.Message]:
+        line, next_line = Line(), Line()
+        serving = asyncio.create_task(serve(agent, line))
+        await line.has_tried(1)
+        agent.ranks._page(0)[1].beat(3)
+        agent.ranks._on_message(nobody, failed)
+        assert not agent.ranks.beat().finished
+        beating = asyncio.create_task(agent._beat())
+        agent.ranks._on_message(nobody, ready)
+        await line.has_tried(4)
+        agent.ranks._on_message(nobody, arrived)
+        assert not agent.ranks.beat().finished
+        agent.state.generation = 2
+        agent.ranks._on_message(nobody, ready)
+        await line.has_tried(7)
+        line.cut()
+        await serving
+        serving = asyncio.create_task(serve(agent, next_line))
+        await next_line.has_tried(3)
+        next_line.cut()
+        beating.cancel()
+        await serving
+        return [*line.sent[1:], *next_line.sent[1:]]
+
+    first, second = [failed, ready, beat], [arrived, ready, beat]
+    assert asyncio.run(speak()) == [*first, *second, arrived, beat]

@@ -56,6 +56,25 @@ def test_from_the_start_to_the_first_step() -> None:
     assert not job.timers.keys() & {"leave", "join", "node"}
 
 
+def test_a_heartbeat_arrives_before_the_report_of_the_first_step() -> None:
+    """The job keeps the finished steps of the heartbeat, and counts from there what a fault costs.
+
+    A script with short steps finishes several of them before its agent forwards that report.
+    """
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    job.form()
+    for node in (0, 1):
+        job.say(node, p.Heartbeat(finished={node: 3}))
+    job.step(1)
+    assert [rank.finished for rank in job.machine.job.roster.ranks] == [3, 3]
+    assert job.last(journal.FirstStep).step == 1
+    job.lose(1)
+    assert job.last(journal.Decided).newest == 3
+    [over] = job.sent_by_node(p.GenerationEnded).values()
+    assert over.finished == 3
+
+
 def test_generations_go_on_from_those_of_earlier_attempts() -> None:
     """A later attempt never repeats a generation number of an earlier attempt."""
     job = Driver(attempt=2, generation=7)
