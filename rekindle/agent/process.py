@@ -276,7 +276,7 @@ class Agent:
             await asyncio.sleep(interval_s)
             beat = self.ranks.beat()
             key = self._connection_count, self.state.generation, beat
-            if beat.finished and key != last:
+            if beat != protocol.Heartbeat(finished={}) and key != last:
                 last = key
                 self.send(beat)
 

@@ -364,15 +364,15 @@ class RankSupervisor:
         self._send(exited)
 
     def beat(self) -> protocol.Heartbeat:
-        """Return the progress of the ranks that have reported their state in this generation.
+        """Return the progress on the heartbeat pages of live ranks.
 
-        Until then, a rank's page may show the steps of an earlier generation.
+        It includes the finished steps of a rank that has reported its state in this generation.
+        Until then the page may show the steps of an earlier generation.
         """
-        pages = {rank: self._pages[rank][1] for rank in sorted(self._ready)}
-        finished = {rank: page.finished or 0 for rank, page in pages.items()}
+        pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
         first = next(iter(pages.values()), None)
         return protocol.Heartbeat(
-            finished=finished,
+            finished={rank: pages[rank].finished or 0 for rank in sorted(self._ready)},
             total=first.total if first else 0,
             metrics=_numbers(first.last_record()) if first else {},
         )

@@ -256,7 +256,10 @@ class Snapshots(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """The finished steps of each rank of the node, and the newest metrics of its first rank."""
+    """The progress of the node's ranks, and the newest metrics of its first rank.
+
+    finished: the steps of each rank that has its generation's state.
+    """
 
     finished: dict[int, int]
     total: int = 0

@@ -132,10 +132,14 @@ class Paused(Message, frozen=True, kw_only=True):
 
 
 class StateReady(Message, frozen=True, kw_only=True):
-    """The rank has the state that the plan names; `error`: why it does not."""
+    """The rank has its state of this generation; `error`: why it does not.
+
+    finished: the steps of the state. MindIO's handlers may load an older one than the plan names.
+    """
 
     rank: int
     generation: int
+    finished: int
     error: str = ""
 
 

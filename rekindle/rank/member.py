@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from rekindle.errors import CheckpointError, RekindleError, SessionError
 from rekindle.protocol.rank import (
     Arrived,
@@ -257,11 +255,10 @@ class Member:
         self.channel.on_over = functools.partial(self._on_over, stop)
         if self.is_over:
             return False
-        ready = StateReady(rank=self.slot, generation=form.generation)
         try:
             self._framework.form(form)
         except CheckpointError as error:
-            self.channel.send(msgspec.structs.replace(ready, error=str(error)))
+            self._ready(str(error))
             self.channel.wait_over(form.generation)
             return False
         except Exception as error:
@@ -269,8 +266,15 @@ class Member:
             return False
         self._stepped = False
         self._progress.formed(self.state.finished)
-        self.channel.send(ready)
+        self._ready()
         return True
+
+    def _ready(self, error: str = "") -> None:
+        """Report that the rank has its state, or why it does not."""
+        ready = StateReady(
+            rank=self.slot, generation=self.generation, finished=self.state.finished, error=error
+        )
+        self.channel.send(ready)
 
     def _on_failed_form(self, error: Exception) -> None:
         kind = self._framework.failed(error)

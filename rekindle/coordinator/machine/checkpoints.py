@@ -321,7 +321,8 @@ class Checkpoints:
                 rank.finished = max(rank.finished, finished)
                 self._job.newest = max(self._job.newest, finished)
                 reached.append(rank.finished)
-        if reached:
+        # The first step of a generation is slower than others.
+        if reached and self._roster.all_stepped:
             self.interval.at(now, max(reached))
         self.total = max(self.total, beat.total)
         self.metrics = beat.metrics or self.metrics

@@ -216,6 +216,7 @@ class Generations:
     def dismiss(self) -> None:
         """End the Sessions of the ranks, because all have finished all steps."""
         finished = self._roster.world[0].finished
+        self._job.newest = finished
         if self._incidents.open:
             self._close_incident(generation=self._job.generation, step=finished)
         self._fleet.tell_nodes(p.EndSession(finished=finished))
@@ -376,7 +377,7 @@ class Generations:
             tried = f"{source.value} of step {state.step} of generation {state.generation}"
             self._report(msgspec.structs.replace(fault, signature=tried))
             return
-        rank.status = Status.TRAINING
+        rank.status, rank.finished = Status.TRAINING, message.finished
         if rank.rank in self._injections.orders:
             for order in self._injections.due(rank):
                 self._job.do(Send(self._roster.nodes[rank.node].connection, order))

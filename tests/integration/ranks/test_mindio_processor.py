@@ -73,7 +73,7 @@ def test_damaged_memory_is_repaired_in_mindio_s_order(pair: World) -> None:
         (2, False, 1),
         (2, True, 1),
     ]
-    pair.ready()
+    pair.ready(2)
     assert all(result_of(each) for each in recovered)
     sends = repair(RepairType.RT_SEND, 2, rebuild=False, pair=(0, 1))
     takes = repair(RepairType.RT_UCE_HIGHLEVEL, 2, rebuild=True, pair=(0, 1))
@@ -91,7 +91,7 @@ def test_a_failed_link_repairs_no_state(pair: World) -> None:
     pair.over(1, 2)
     arrived = pair.form(2, 2, [OWN, OWN])
     assert not any(each.torn for each in arrived)
-    pair.ready()
+    pair.ready(2)
     assert all(result_of(each) for each in recovered)
     for rank in pair.ranks:
         assert rank.calls == [*cleaned(False), ROLLED_BACK]
@@ -104,7 +104,7 @@ def test_an_update_that_broke_off_leaves_no_state(pair: World) -> None:
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
     assert [each.torn for each in pair.form(2, 2, [SENDS, TAKES])] == [False, True]
-    pair.ready()
+    pair.ready(2)
     assert all(result_of(each) for each in recovered)
     takes = repair(RepairType.RT_RECV_REPAIR, 2, rebuild=False, pair=(0, 1))
     assert takes in pair.ranks[1].calls
@@ -120,7 +120,7 @@ def test_memory_that_is_no_part_of_the_state_costs_none(pair: World) -> None:
     pair.ranks[1].hear(protocol.StepFailed)
     pair.over(1, 2)
     assert not any(each.torn for each in pair.form(2, 2, [OWN, OWN]))
-    pair.ready()
+    pair.ready(2)
     assert all(result_of(each) for each in recovered)
     assert pair.ranks[1].calls == [*cleaned(True), ROLLED_BACK]
 
@@ -164,7 +164,7 @@ def test_what_asks_for_a_checkpoint_has_all_go_back_to_it(pair: World) -> None:
     assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.TRANSIENT
     pair.over(1, 2)
     pair.form(2, 2, [OWN, OWN])
-    pair.ready()
+    pair.ready(1)
     assert all(result_of(each) for each in recovered)
     for rank in pair.ranks:
         loads = repair(RepairType.RT_LOAD_CKPT, 2, rebuild=False, pair=(rank.rank, rank.rank))
@@ -180,7 +180,7 @@ def test_what_a_late_error_has_spoilt_no_peer_repairs(pair: World) -> None:
     assert pair.ranks[1].hear(protocol.StepFailed).kind is FaultKind.DEVICE_MEMORY
     pair.over(1, 2)
     pair.form(2, 2, [SENDS, TAKES])
-    pair.ready()
+    pair.ready(1)
     assert all(result_of(each) for each in recovered)
     kinds = [(RepairType.RT_LOAD_CKPT, False), (RepairType.RT_LOAD_REBUILD, True)]
     for rank, (kind, rebuild) in zip(pair.ranks, kinds, strict=True):
@@ -228,7 +228,7 @@ def test_a_new_process_joins_the_others(monkeypatch: pytest.MonkeyPatch) -> None
     joined = world.pool.submit(retried, new.processor, ReportState.RS_PREREPAIR_FINISH)
     arrived = world.form(2, 2, [SENDS, TAKES])
     assert [(each.finished, each.needs_peer) for each in arrived] == [(2, False), (None, True)]
-    world.ready()
+    world.ready(2)
     assert result_of(goes_on)
     assert result_of(joined)
     rebuilt = ("rebuild_group", [1], ARGUMENTS, CONTEXT)
@@ -311,7 +311,7 @@ def test_at_its_end_a_rank_goes_on_with_those_that_are_not_done(pair: World) -> 
     first.processor.report(NORMAL, "", None)
     assert first.processor.wait_clean()
     assert first.processor.wait_repaired()
-    pair.ready()
+    pair.ready(2)
     ended = pair.pool.submit(first.processor.end)
     assert first.hear(protocol.Arrived).done
     first.tell(protocol.EndSession(finished=2))

@@ -338,8 +338,10 @@ class Driver:
 
     def ready(self, ranks: Iterable[int], error: str = "") -> None:
         """Let ranks report that they have their state, or that the restore failed."""
+        assert self.machine.generations.planned is not None
+        generation, step = self.machine.job.generation, self.machine.generations.planned.step
         for rank in ranks:
-            ready = p.StateReady(rank=rank, generation=self.machine.job.generation, error=error)
+            ready = p.StateReady(rank=rank, generation=generation, finished=step, error=error)
             self.say(self.node_of(rank), ready)
 
     def step(self, finished: int) -> None:

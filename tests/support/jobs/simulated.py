@@ -254,7 +254,10 @@ class World(Driver):
         process.has_state, process.finished = True, process.form.step
         process.state_generation = process.form.state_generation
         process.doing, process.told_step = Doing.STEPPING, False
-        self._tell(process.rank, p.StateReady(rank=process.rank, generation=process.generation))
+        ready = p.StateReady(
+            rank=process.rank, generation=process.generation, finished=process.finished
+        )
+        self._tell(process.rank, ready)
 
     def _peers_keep_up(self, process: Process) -> bool:
         """Return whether a step of this rank can end: all peers have finished as many steps."""
@@ -360,7 +363,9 @@ class World(Driver):
         assert process.form is not None
         if process.form.plan[rank].source in (StateSource.SNAPSHOT, StateSource.CHECKPOINT):
             process.has_state, process.doing = False, Doing.BROKEN
-            ready = p.StateReady(rank=rank, generation=process.generation, error="corrupt")
+            ready = p.StateReady(
+                rank=rank, generation=process.generation, finished=0, error="corrupt"
+            )
             self._tell(rank, ready)
 
     def lose(self, node: int) -> None:

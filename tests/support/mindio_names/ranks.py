@@ -105,17 +105,17 @@ class World:
             rank.tell(form_of(rank.rank, plans[rank.rank], ports, generation, step))
         return arrived
 
-    def ready(self) -> None:
-        """Wait until all ranks report that they have their state."""
-        assert [rank.hear(protocol.StateReady).error for rank in self.ranks] == [""] * len(
-            self.ranks
-        )
+    def ready(self, finished: int) -> None:
+        """Wait until all ranks report their state and its number of finished steps."""
+        for rank in self.ranks:
+            ready = rank.hear(protocol.StateReady)
+            assert (ready.error, ready.finished) == ("", finished)
 
     def start(self) -> World:
         """Form the first generation."""
         started = self.on_all(lambda each: each.start())
         self.form(1, 0, [RankPlan(source=StateSource.FRESH)] * len(self.ranks))
-        self.ready()
+        self.ready(0)
         for each in started:
             result_of(each)
         return self

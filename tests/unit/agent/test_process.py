@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -165,40 +166,50 @@ def test_what_a_switch_says_waits_for_a_coordinator(agent: Agent) -> None:
     assert asyncio.run(speak()).sent[1:] == [SWITCH]
 
 
-def test_a_heartbeat_of_each_generation_and_connection(agent: Agent) -> None:
-    """The agent sends no progress of a rank without its state, and never waits for a change.
+def test_a_heartbeat_of_each_generation_and_connection(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent sends the finished steps of ranks that have their state, and never waits for more.
 
-    A generation may begin at an earlier step, and reach the same step within one interval.
+    A generation may begin at an earlier step, and reach the same step within one interval. After
+    its last step a rank arrives, and the agent still sends its metrics.
     """
-    beat = p.Heartbeat(finished={0: 3})
-    ready = p.StateReady(rank=0, generation=1)
-    failed = p.StateReady(rank=0, generation=1, error="no checkpoint")
-    arrived = p.Arrived(rank=0, generation=1)
+    live: Any = {0: SimpleNamespace(rank=0, pid=1)}
     nobody: Any = None
+    monkeypatch.setattr(agent.ranks, "_ranks", live)
+    page = agent.ranks._page(0)[1]
+    page.beat(3)
+    page.total = 9
+    early = p.Heartbeat(finished={}, total=9)
+    beat = p.Heartbeat(finished={0: 3}, total=9)
+    last = p.Heartbeat(finished={}, total=9, metrics={"loss": 0.5})
+    failed = p.StateReady(rank=0, generation=1, finished=0, error="no checkpoint")
+    ready = p.StateReady(rank=0, generation=1, finished=3)
+    arrived = p.Arrived(rank=0, generation=1)
 
-    async def speak() -> list[p.Message]:
-        line, next_line = Line(), Line()
-        serving = asyncio.create_task(serve(agent, line))
-        await line.has_tried(1)
-        agent.ranks._page(0)[1].beat(3)
-        agent.ranks._on_message(nobody, failed)
-        assert not agent.ranks.beat().finished
+    async def speak() -> list[list[p.Message]]:
+        first, second = Line(), Line()
         beating = asyncio.create_task(agent._beat())
+        serving = asyncio.create_task(serve(agent, first))
+        await first.has_tried(1)
+        agent.ranks._on_message(nobody, failed)
+        await first.has_tried(3)
         agent.ranks._on_message(nobody, ready)
-        await line.has_tried(4)
-        agent.ranks._on_message(nobody, arrived)
-        assert not agent.ranks.beat().finished
+        await first.has_tried(5)
         agent.state.generation = 2
-        agent.ranks._on_message(nobody, ready)
-        await line.has_tried(7)
-        line.cut()
+        await first.has_tried(6)
+        first.cut()
         await serving
-        serving = asyncio.create_task(serve(agent, next_line))
-        await next_line.has_tried(3)
-        next_line.cut()
+        serving = asyncio.create_task(serve(agent, second))
+        await second.has_tried(2)
+        page.put_record(b'{"metrics": {"loss": 0.5}}')
+        agent.ranks._on_message(nobody, arrived)
+        await second.has_tried(4)
+        second.cut()
+        await serving
         beating.cancel()
-        await serving
-        return [*line.sent[1:], *next_line.sent[1:]]
+        return [first.sent[1:], second.sent[1:]]
 
-    first, second = [failed, ready, beat], [arrived, ready, beat]
-    assert asyncio.run(speak()) == [*first, *second, arrived, beat]
+    first, second = asyncio.run(speak())
+    assert first == [failed, early, ready, beat, beat]
+    assert second == [beat, arrived, last]

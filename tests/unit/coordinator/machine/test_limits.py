@@ -195,8 +195,8 @@ def test_the_exit_of_an_earlier_process_changes_nothing() -> None:
     "message",
     [
         p.StepFailed(rank=0, generation=1, kind=FaultKind.LINK, error="reset by peer", finished=99),
-        p.StateReady(rank=0, generation=1),
-        p.StateReady(rank=0, generation=1, error="nothing there"),
+        p.StateReady(rank=0, generation=1, finished=99),
+        p.StateReady(rank=0, generation=1, finished=99, error="nothing there"),
         p.StepDone(rank=0, generation=1, finished=99),
         p.StoreUp(serial=0, port=1),
         p.StoreDown(serial=0),

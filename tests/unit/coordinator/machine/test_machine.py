@@ -75,6 +75,25 @@ def test_a_heartbeat_arrives_before_the_report_of_the_first_step() -> None:
     assert over.finished == 3
 
 
+def test_ranks_load_an_older_state_than_planned() -> None:
+    """The job counts from the state that the ranks have: MindIO's handlers may load an older one.
+
+    A fault in that generation has these steps, and not those of the plan.
+    """
+    job = trained(10)
+    job.fail_step(1, kind=FaultKind.TRANSIENT)
+    job.arrive(job.ranks, finished=10)
+    assert set(sources(job).values()) == {StateSource.SELF}
+    for rank in job.ranks:
+        job.say(0, p.StateReady(rank=rank, generation=2, finished=4))
+    job.step(5)
+    job.say(0, p.Heartbeat(finished={0: 6, 1: 6}))
+    assert [rank.finished for rank in job.machine.job.roster.ranks] == [6, 6]
+    job.fail_step(1, kind=FaultKind.TRANSIENT)
+    assert job.last(journal.Decided).newest == 6
+    assert job.sent_by_node(p.GenerationEnded)[0].finished == 6
+
+
 def test_generations_go_on_from_those_of_earlier_attempts() -> None:
     """A later attempt never repeats a generation number of an earlier attempt."""
     job = Driver(attempt=2, generation=7)
