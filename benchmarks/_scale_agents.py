@@ -197,7 +197,10 @@ class _Agent:
                 tally.formed.append(time.monotonic())
                 self._generation = message.generation
                 self.finished = message.step
-                self.say(p.StateReady(rank=self.node, generation=message.generation))
+                ready = p.StateReady(
+                    rank=self.node, generation=message.generation, finished=message.step
+                )
+                self.say(ready)
                 self._fleet.formed()
             case p.Spawn():
                 self.pid, self.finished = self._fleet.new_pid(), None

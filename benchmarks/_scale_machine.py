@@ -148,7 +148,8 @@ class _Run:
         assert self.machine.job.generation == generation + 1
         with self._stage(f"{name}: all have their state"):
             for rank in range(self.nodes):
-                self._say(rank, p.StateReady(rank=rank, generation=generation + 1))
+                ready = p.StateReady(rank=rank, generation=generation + 1, finished=self.steps)
+                self._say(rank, ready)
         self.steps += 1
         with self._stage(f"{name}: first step of all"):
             for rank in range(self.nodes):
