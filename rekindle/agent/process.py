@@ -77,6 +77,7 @@ class Agent:
         self._connection: aiohttp.ClientWebSocketResponse[bool] | None = None
         self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
         self._connection_count = 0  # connections to coordinators, so far
+        self._last_beat: tuple[int, protocol.Heartbeat] | None = None  # with its generation
         self._handling = asyncio.Lock()
         self._store = store
         credentials = Credentials(spec.job_id, hello.attempt, secret)
@@ -170,6 +171,7 @@ class Agent:
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep messages that a new coordinator needs, and drop those for the old one only."""
+        self._last_beat = None  # the new coordinator does not have it
         kept: list[protocol.Message] = []
         while not self._outbox.empty():
             message, _ = self._outbox.get_nowait()
@@ -268,16 +270,15 @@ class Agent:
     async def _beat(self) -> None:
         """Send a heartbeat when the progress changes, and the first one of each generation.
 
-        The generation may begin at an earlier step. A new connection may have lost a heartbeat.
+        The generation may begin at an earlier step. A new connection also gets one.
         """
-        last: tuple[int, int, protocol.Heartbeat] | None = None
         interval_s = beat_interval(self.spec.nodes)
         while True:
             await asyncio.sleep(interval_s)
             beat = self.ranks.beat()
-            key = self._connection_count, self.state.generation, beat
-            if beat != protocol.Heartbeat(finished={}) and key != last:
-                last = key
+            new = self.state.generation, beat
+            if beat != protocol.Heartbeat(finished={}) and new != self._last_beat:
+                self._last_beat = new
                 self.send(beat)
 
     async def _end(self) -> None:

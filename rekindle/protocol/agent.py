@@ -141,11 +141,15 @@ class Hello(Message, frozen=True, kw_only=True):
     After a promotion the agent sends Hello again, as that node.
 
     checkpoints: those in the store of the node. The rank that loads one verifies it.
+
     copies: the snapshots of other nodes' ranks that the agent keeps. replica_port: their port.
+
     shards: the shard of the state that each rank has, if the ranks have different ones.
 
-    host: the machine's name, which stays the same from job to job. devices: it has accelerators.
+    host: the machine's name, which stays the same in all jobs. devices: it has accelerators.
+
     restart: the newest restart whose ranks the agent has started.
+
     unable: why the agent cannot work as a node.
 
     The message gives a new coordinator the knowledge of a dead one: the newest generation, the

@@ -135,6 +135,7 @@ class StateReady(Message, frozen=True, kw_only=True):
     """The rank has its state of this generation; `error`: why it does not.
 
     finished: the steps of the state. MindIO's handlers may load an older one than the plan names.
+    If a new process of a MindIO script loads its state itself, these are the steps of the plan.
     """
 
     rank: int

@@ -115,9 +115,11 @@ class GenerationAdapter(Protocol):
 class Member:
     """One rank in the generations of its job.
 
-    channel: the connection to the agent. slot: the rank's number in the full world, which messages
-    and the journal call `rank`.
-    generation: the newest one that the rank entered; 0: none.
+    channel: the connection to the agent.
+
+    slot: the rank's number in the full world. Messages and the journal call it `rank`.
+
+    generation: the newest generation that the rank entered; 0: none.
 
     dismissed: the coordinator has let all ranks leave since the last call of `join`.
     ended_step: the finished steps at that time.
