@@ -42,6 +42,7 @@ class Adaptor:
         self.faults = Injector(folder, self.rank)
         tft.tft_init_processor(self.rank, self.world, False, False, "", True, True)
         tft.tft_start_processor("127.0.0.1", 8000)
+        self.faults.watch(framework.current().member)
         self.joins = tft.tft_is_reboot_node()
         if not self.joins:
             self.connect()

@@ -2,7 +2,8 @@
 
 A test writes the faults to a file in the folder of the run. A rank reads the file when it starts,
 and causes a fault when it reaches the named place (`Injector.at`). Each fault occurs once, unless
-it is marked `again`.
+it is marked `again`. After the first step of a generation, a rank causes a fault only when the
+coordinator has closed the last incident; a fault that came earlier would join that incident.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 from waiting import bound_s
 
+from rekindle import names
+from rekindle.protocol.rank import StepDone
 from rekindle.training.devices import CpuDevice, Damage
 
 PAUSE_LIMIT_S = 600.0  # much longer than the bounds of tests, which end their ranks themselves
@@ -130,7 +133,9 @@ class Injector:
         self.flaw = 0.0  # the error of the model's outputs
         self._flipped_us = 0
         self._channel: Any = None
+        self._stepped = -1  # the newest generation whose first step this rank has reported
         self._folder = folder
+        self._journal = folder / "job" / names.JOURNAL_FILE
         faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
         self._all = faults
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
@@ -138,6 +143,7 @@ class Injector:
         path = folder / "processes" / f"{rank}-{self.life}"
         unfinished = path.with_name(f".{path.name}-{os.getpid()}")
         unfinished.write_text(str(os.getpid()))  # a fault may end this process at any time
+        _stamp(unfinished)
         unfinished.rename(path)
         mine = [
             (number, fault)
@@ -156,9 +162,13 @@ class Injector:
                     continue
                 mark = reached(self._folder, number)
                 first = not mark.exists()
+                strikes = fault.do != "nothing" and (first or fault.again)
+                if strikes:
+                    self._wait_closed()
                 if first:
                     mark.touch()
-                if fault.do != "nothing" and (first or fault.again):
+                    _stamp(mark)
+                if strikes:
                     self._strike(number, fault.do)
 
     def _strike(self, number: int, what: str) -> None:
@@ -195,6 +205,26 @@ class Injector:
             case _:
                 _die(what)
 
+    def _wait_closed(self) -> None:
+        """Wait until the journal has the first step of this rank's generation.
+
+        On a busy machine, ranks can be several steps ahead of the coordinator. The wait ends with
+        the generation. A job with its journal in another folder does not wait.
+        """
+        generation = self._stepped
+        if generation < 0 or not self._journal.exists():
+            return
+
+        def known() -> bool:
+            return self._channel.is_over(generation) or self._has_first_step(generation)
+
+        _wait(known, f"no first step of generation {generation} in the journal")
+
+    def _has_first_step(self, generation: int) -> bool:
+        complete = self._journal.read_bytes().split(b"\n")[:-1]
+        events = (json.loads(line) for line in complete if b'"first-step"' in line)
+        return any(event["generation"] >= generation for event in events)
+
     def _meet(self, what: str) -> None:
         """Wait for the other ranks that raise together, because the first failure ends the job."""
         if what != "raise together":
@@ -207,7 +237,7 @@ class Injector:
         _wait(lambda: all(mark.exists() for mark in marks), "not all ranks came")
 
     def watch(self, member: Any) -> None:
-        """Add fault places to the rank's messages to its agent, its snapshots and its transfers."""
+        """Add fault places to the rank's messages to its agent."""
         if member is None:
             return
         self._channel = channel = member.channel
@@ -216,12 +246,14 @@ class Injector:
         def send(message: Any) -> None:
             self.at(f"before {type(message).__name__}")
             say(message)
+            if isinstance(message, StepDone):
+                self._stepped = message.generation
             self.at(f"after {type(message).__name__}")
 
         channel.send = send
-        self._watch_runtime()
 
-    def _watch_runtime(self) -> None:
+    def watch_runtime(self) -> None:
+        """Add fault places to the rank's snapshots and transfers."""
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
         from rekindle.rank.snapshot_schedule import SnapshotSchedule
         from rekindle.training.torch import generations
@@ -261,6 +293,15 @@ def _have_snapshots_sealed() -> None:
         return taken
 
     SnapshotWriter.take = patient
+
+
+def _stamp(path: Path) -> None:
+    """Set the time of a file, to compare it with times of the journal.
+
+    The kernel's own times of files come from a clock with steps of several milliseconds.
+    """
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
 
 
 def _wait(true: Callable[[], bool], else_say: str, *, computes: bool = False) -> None:

@@ -133,6 +133,7 @@ class Run:
             **self.session_options(),
         )
         self.faults.watch(session._loop.member)
+        self.faults.watch_runtime()
         with session:
             for step in session.steps(self.options.steps):
                 self.faults.step = step.number
