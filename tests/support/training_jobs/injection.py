@@ -2,8 +2,9 @@
 
 A test writes the faults to a file in the folder of the run. A rank reads the file when it starts,
 and causes a fault when it reaches the named place (`Injector.at`). Each fault occurs once, unless
-it is marked `again`. After the first step of a generation, a rank causes a fault only when the
-coordinator has closed the last incident; a fault that came earlier would join that incident.
+it is marked `again`. After the first step of a generation, a rank that can read the job's journal
+causes a fault only when the coordinator has closed the last incident; a fault that came earlier
+would join that incident.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 
 from waiting import bound_s
 
-from rekindle import names
 from rekindle.protocol.rank import StepDone
 from rekindle.training.devices import CpuDevice, Damage
 
@@ -78,15 +78,22 @@ def held(fault: Fault) -> tuple[Fault, Fault]:
     return dataclasses.replace(fault, do="pause"), fault
 
 
-def write_faults(folder: Path, faults: list[Fault], *, keep: bool = False) -> None:
+def write_faults(
+    folder: Path, faults: list[Fault], *, keep: bool = False, journal: Path | None = None
+) -> None:
     """Prepare the folder of a run with the faults of its ranks.
 
     `keep`: whether to keep the marks of faults that have occurred.
+    `journal`: the file that the coordinator writes, if the ranks can read it.
     """
     (folder / "processes").mkdir(parents=True, exist_ok=True)
     for mark in () if keep else folder.glob("*-fault-*"):
         mark.unlink()
-    (folder / _FILE).write_text(json.dumps([dataclasses.asdict(fault) for fault in faults]))
+    plan = {
+        "journal": str(journal) if journal is not None else None,
+        "faults": [dataclasses.asdict(fault) for fault in faults],
+    }
+    (folder / _FILE).write_text(json.dumps(plan))
 
 
 def reached(folder: Path, number: int) -> Path:
@@ -135,8 +142,9 @@ class Injector:
         self._channel: Any = None
         self._stepped = -1  # the newest generation whose first step this rank has reported
         self._folder = folder
-        self._journal = folder / "job" / names.JOURNAL_FILE
-        faults = [Fault(**each) for each in json.loads((folder / _FILE).read_text())]
+        plan = json.loads((folder / _FILE).read_text())
+        self._journal = Path(plan["journal"]) if plan["journal"] else None
+        faults = [Fault(**each) for each in plan["faults"]]
         self._all = faults
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
         self.life = earlier + 1
@@ -209,21 +217,16 @@ class Injector:
         """Wait until the journal has the first step of this rank's generation.
 
         On a busy machine, ranks can be several steps ahead of the coordinator. The wait ends with
-        the generation. A job with its journal in another folder does not wait.
+        the generation.
         """
-        generation = self._stepped
-        if generation < 0 or not self._journal.exists():
+        generation, journal = self._stepped, self._journal
+        if generation < 0 or journal is None:
             return
 
         def known() -> bool:
-            return self._channel.is_over(generation) or self._has_first_step(generation)
+            return self._channel.is_over(generation) or _has_first_step(journal, generation)
 
         _wait(known, f"no first step of generation {generation} in the journal")
-
-    def _has_first_step(self, generation: int) -> bool:
-        complete = self._journal.read_bytes().split(b"\n")[:-1]
-        events = (json.loads(line) for line in complete if b'"first-step"' in line)
-        return any(event["generation"] >= generation for event in events)
 
     def _meet(self, what: str) -> None:
         """Wait for the other ranks that raise together, because the first failure ends the job."""
@@ -293,6 +296,12 @@ def _have_snapshots_sealed() -> None:
         return taken
 
     SnapshotWriter.take = patient
+
+
+def _has_first_step(journal: Path, generation: int) -> bool:
+    complete = journal.read_bytes().split(b"\n")[:-1]
+    events = (json.loads(line) for line in complete if b'"first-step"' in line)
+    return any(event["generation"] >= generation for event in events)
 
 
 def _stamp(path: Path) -> None:

@@ -113,10 +113,15 @@ class Job(JobHandle):
         self._node_killed = False
         self.plan(*faults)
 
+    @property
+    def journal_of_ranks(self) -> Path | None:
+        """The file that the coordinator writes; None: the ranks cannot read it."""
+        return self.directory.journal_file
+
     def plan(self, *faults: Fault) -> None:
         """Set the faults that the ranks cause."""
         self.faults = list(faults)
-        write_faults(self.folder, self.faults)
+        write_faults(self.folder, self.faults, journal=self.journal_of_ranks)
 
     def plan_more(self, *faults: Fault) -> int:
         """Add faults and return the number of the first. Earlier faults no longer occur."""
@@ -124,7 +129,7 @@ class Job(JobHandle):
             if not reached(self.folder, number).exists():
                 self.faults[number] = dataclasses.replace(fault, life=-1)
         self.faults += faults
-        write_faults(self.folder, self.faults, keep=True)
+        write_faults(self.folder, self.faults, keep=True, journal=self.journal_of_ranks)
         return len(self.faults) - len(faults)
 
     # ---- start and end

@@ -82,6 +82,11 @@ class PodJob(Job):
         self._watching = contextlib.ExitStack()
         self._learned = 0
 
+    @property
+    def journal_of_ranks(self) -> None:
+        """None: the coordinator writes its journal in its own pod."""
+        return None
+
     # ---- start and end
 
     def start(self, **changes: object) -> PodJob:
