@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -246,6 +247,19 @@ def test_a_real_error_of_torch_is_of_a_library() -> None:
     assert not is_raised_by_script(product)
 
 
+def package_in(folder: Path, name: str) -> ModuleType:
+    """Return a package whose `fail` raises its argument. Later tests cannot import it."""
+    path = folder / name / "__init__.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def fail(error):\n    raise error\n")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_an_error_of_a_package_that_is_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,19 +267,12 @@ def test_an_error_of_a_package_that_is_the_script(
 
     A framework is a library in any folder.
     """
-    packages = tmp_path / "site-packages"
-    for name in ("trainer", "torch_npu"):
-        (packages / name).mkdir(parents=True)
-        (packages / name / "__init__.py").write_text("def fail(error):\n    raise error\n")
-    (packages / "torch_npu").rename(tmp_path / "torch_npu")
-    monkeypatch.syspath_prepend(packages)
-    monkeypatch.syspath_prepend(tmp_path)
-    trainer, framework = map(importlib.import_module, ("trainer", "torch_npu"))
+    trainer = package_in(tmp_path / "site-packages", "trainer")
+    framework = package_in(tmp_path, "torch_npu")
     assert not is_raised_by_script(caught(trainer.fail, RuntimeError(GLOO)))
     assert not is_raised_by_script(caught(framework.fail, RuntimeError(GLOO)))
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", trainer.__spec__)
     assert is_raised_by_script(caught(trainer.fail, RuntimeError(GLOO)))
-    monkeypatch.delitem(sys.modules, "torch_npu")
 
 
 def test_compiled_code_has_no_instructions() -> None:
