@@ -276,7 +276,7 @@ def test_an_error_of_a_package_that_is_the_script(
 
 
 def test_compiled_code_has_no_instructions() -> None:
-    """An error of compiled code is of a library, for example one of numpy's random numbers."""
+    """A library raises the errors of compiled code, for example of numpy's random numbers."""
     error = caught(np.random.RandomState(1).choice, 3, 5, False)
     assert isinstance(error, ValueError)
     assert not is_of_script(error)
