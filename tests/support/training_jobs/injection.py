@@ -148,11 +148,7 @@ class Injector:
         self._all = faults
         earlier = len(list((folder / "processes").glob(f"{rank}-*")))
         self.life = earlier + 1
-        path = folder / "processes" / f"{rank}-{self.life}"
-        unfinished = path.with_name(f".{path.name}-{os.getpid()}")
-        unfinished.write_text(str(os.getpid()))  # a fault may end this process at any time
-        _stamp(unfinished)
-        unfinished.rename(path)
+        _record(folder / "processes" / f"{rank}-{self.life}", str(os.getpid()))
         mine = [
             (number, fault)
             for number, fault in enumerate(faults)
@@ -174,8 +170,7 @@ class Injector:
                 if strikes:
                     self._wait_closed()
                 if first:
-                    mark.touch()
-                    _stamp(mark)
+                    _record(mark, "")
                 if strikes:
                     self._strike(number, fault.do)
 
@@ -304,13 +299,17 @@ def _has_first_step(journal: Path, generation: int) -> bool:
     return any(event["generation"] >= generation for event in events)
 
 
-def _stamp(path: Path) -> None:
-    """Set the time of a file, to compare it with times of the journal.
+def _record(path: Path, text: str) -> None:
+    """Create a file at once, with its text and an exact time to compare with the journal.
 
-    The kernel's own times of files come from a clock with steps of several milliseconds.
+    A fault may end this process at any time. The kernel's own times of files come from a clock with
+    steps of several milliseconds.
     """
+    unfinished = path.with_name(f".{path.name}-{os.getpid()}")
+    unfinished.write_text(text)
     now = time.time_ns()
-    os.utime(path, ns=(now, now))
+    os.utime(unfinished, ns=(now, now))
+    unfinished.rename(path)
 
 
 def _wait(true: Callable[[], bool], else_say: str, *, computes: bool = False) -> None:
