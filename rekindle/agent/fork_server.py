@@ -48,16 +48,16 @@ def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
 class Child:
     """A forked process, which leads a session, and our end of its connection."""
 
-    def __init__(self, pid: int, line: socket.socket) -> None:
-        self.pid, self.line = pid, line
-        line.setblocking(False)
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        self.pid, self.connection = pid, connection
+        connection.setblocking(False)
 
     def watch(self, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]) -> None:
         """Call `on_data` with each message of the process, and `on_exit` after its end."""
         pidfd = os.pidfd_open(self.pid)
         loop = asyncio.get_running_loop()
         loop.add_reader(pidfd, self._ended, pidfd, on_data, on_exit)
-        loop.add_reader(self.line, self._readable, on_data)
+        loop.add_reader(self.connection, self._readable, on_data)
 
     def signal(self, number: int) -> None:
         """Signal the process and the processes it started in its session."""
@@ -69,13 +69,13 @@ class Child:
 
     def _readable(self, on_data: Callable[[bytes], None]) -> None:
         try:
-            while data := self.line.recv(MAX_MESSAGE):
+            while data := self.connection.recv(MAX_MESSAGE):
                 on_data(data)
         except BlockingIOError:
             return
         except ConnectionError:
             pass  # the process has ended with a message unread
-        asyncio.get_running_loop().remove_reader(self.line)
+        asyncio.get_running_loop().remove_reader(self.connection)
 
     def _ended(
         self, pidfd: int, on_data: Callable[[bytes], None], on_exit: Callable[[Exit], None]
@@ -84,8 +84,8 @@ class Child:
         loop.remove_reader(pidfd)
         os.close(pidfd)
         self._readable(on_data)  # messages just before its end still count
-        loop.remove_reader(self.line)
-        self.line.close()
+        loop.remove_reader(self.connection)
+        self.connection.close()
         # Kill its helpers (data loader workers) before the kernel reuses its pid.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -201,7 +201,7 @@ class ForkServer:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         if self._reserve is not None:
-            self._reserve.line.close()
+            self._reserve.connection.close()
             self._reserve = None
         self.process.kill()
         try:
@@ -213,9 +213,9 @@ class ForkServer:
 def _give(blank: Child, data: bytes, fds: list[int]) -> bool:
     """Send a waiting process its order; False: the process has ended."""
     try:
-        socket.send_fds(blank.line, [data], fds)
+        socket.send_fds(blank.connection, [data], fds)
     except OSError as error:
-        blank.line.close()
+        blank.connection.close()
         if not isinstance(error, ConnectionError):
             raise
         return False

@@ -68,7 +68,7 @@ class Checker:
         """Send it a task; return its result. Raises CheckerError: it failed or ended."""
         if not self._end:
             with contextlib.suppress(ConnectionError):  # it is about to end
-                self._child.line.send(msgspec.msgpack.encode(task))
+                self._child.connection.send(msgspec.msgpack.encode(task))
         while True:
             answer = await self._next_answer()
             if isinstance(answer, Done) and answer.serial == task.serial:

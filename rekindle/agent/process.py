@@ -102,7 +102,7 @@ class Agent:
             self.send,
             environment,
             self.state,
-            reader.standings,
+            reader.positions,
         )
         self._checkers = NodeCheckRunner(spec, self.ranks.fork, self.send, environment)
 

@@ -65,22 +65,22 @@ class ProfilingReader:
             if rank is None:  # earlier records do not count
                 self._ranks[number] = _Rank(where / str(number))
                 continue
-            rank.standing.formed(self._state.formed_ns)
+            rank.position.formed(self._state.formed_ns)
             times = rank.read(self._least_s)
             if times:
                 steps[number] = times
         return StepTimings(steps=steps) if steps else None
 
-    def standings(self) -> dict[int, CollectivePosition]:
+    def positions(self) -> dict[int, CollectivePosition]:
         """Return the position in collectives of each rank that has recorded any."""
-        return {n: rank.standing for n, rank in self._ranks.items() if rank.standing.groups}
+        return {n: rank.position for n, rank in self._ranks.items() if rank.position.groups}
 
 
 class _Rank:
     """One rank's records."""
 
     def __init__(self, folder: Path) -> None:
-        self.standing = CollectivePosition()
+        self.position = CollectivePosition()
         self._follower = Follower(folder)
         self._ranges, self._steps = Ranges(), Steps()
 
@@ -91,7 +91,7 @@ class _Rank:
         so one rank may choose each second step, and another each fourth. All have each fourth.
         """
         read = list(marks(self._follower.lines()))
-        self.standing.read(read)
+        self.position.read(read)
         new = list(self._steps.read(self._ranges.read(read)))
         if not new:
             return ()

@@ -98,7 +98,7 @@ class RankProcess:
     def send(self, message: protocol.Message, fds: list[int] | None = None) -> None:
         """Send to the rank. The agent finds a dead rank by its exit, a silent one by a limit."""
         with contextlib.suppress(ConnectionError, BlockingIOError):
-            socket.send_fds(self._child.line, [protocol.encode(message)], fds or [])
+            socket.send_fds(self._child.connection, [protocol.encode(message)], fds or [])
 
     def error(self) -> ErrorRecord | None:
         """Read the rank's error file, in torchrun's format. For a thread."""

@@ -39,7 +39,7 @@ from rekindle.recovery.faults.fault import Exit
 class RankSupervisor:
     """The node's ranks, their fork server and (on one node of the job) their store.
 
-    standings: returns the position of each rank in its collectives.
+    positions: returns the position of each rank in its collectives.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RankSupervisor:
         send: Callable[[protocol.Message], None],
         environment: dict[str, str],
         state: NodeState,
-        standings: Callable[[], Mapping[int, CollectivePosition]] = dict[int, CollectivePosition],
+        positions: Callable[[], Mapping[int, CollectivePosition]] = dict[int, CollectivePosition],
     ) -> None:
         self._state = state
         self._spec = spec
@@ -59,7 +59,7 @@ class RankSupervisor:
         self._starts: Counter[int] = Counter()  # of each rank
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
-        self.watchdog = Watchdog(self._ranks, spec, send, state, standings)
+        self.watchdog = Watchdog(self._ranks, spec, send, state, positions)
         self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
         self._streams: dict[int, list[Stream]] = {}
         self._fork_server: ForkServer | None = None

@@ -105,7 +105,7 @@ class StoreProcess:
     """
 
     def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
-        self._pid, self._connection = child.pid, child.line
+        self._pid, self._connection = child.pid, child.connection
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen

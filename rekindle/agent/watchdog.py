@@ -63,7 +63,7 @@ class OomCounter:
 class Watchdog:
     """Watches the heartbeat pages of a node's ranks; without a Session, their processes.
 
-    oom: the kernel's count of its kills. standings: returns the position of each rank in its
+    oom: the kernel's count of its kills. positions: returns the position of each rank in its
     collectives, from its records.
     """
 
@@ -73,11 +73,11 @@ class Watchdog:
         spec: JobSpec,
         send: Callable[[protocol.Message], None],
         state: NodeState,
-        standings: Callable[[], Mapping[int, CollectivePosition]],
+        positions: Callable[[], Mapping[int, CollectivePosition]],
     ) -> None:
         policy = spec.policy
         self._state = state
-        self._standings = standings
+        self._positions = positions
         self.oom = OomCounter()
         self._per_node = spec.processes_per_node
         self._ranks = ranks
@@ -220,5 +220,5 @@ class Watchdog:
             busy=computes or moves,
             where=stacks.innermost(stack),
             stack="" if waits else stack[: stacks.MOST],
-            standing=self._standings().get(rank),
+            position=self._positions().get(rank),
         )

@@ -1,6 +1,6 @@
 """Communicate with a job's coordinator over HTTP: read its state, and steer it under a lease.
 
-The client is synchronous and uses only the standard library, so that any process can use it.
+The client is synchronous and uses `http.client`, so that any process can use it.
 """
 
 from __future__ import annotations

@@ -110,15 +110,15 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True):
         return f"{waiting} in {which}, which {missing} did not join"
 
 
-def stuck(standings: Mapping[int, CollectivePosition]) -> list[Stuck]:
+def stuck(positions: Mapping[int, CollectivePosition]) -> list[Stuck]:
     """Return each collective that some ranks of its group have joined, and others have not.
 
     The result omits a group whose ranks have all joined. In that case the link is broken, or the
     ranks call different operations.
     """
     found = []
-    for group in sorted({each.waits for each in standings.values()} - {""}):
-        members = {rank: each for rank, each in standings.items() if group in each.groups}
+    for group in sorted({each.waits for each in positions.values()} - {""}):
+        members = {rank: each for rank, each in positions.items() if group in each.groups}
         furthest = max(each.place(group) for each in members.values() if each.waits == group)
         waiting = [r for r, each in members.items() if each.place(group) >= furthest]
         missing = [r for r, each in members.items() if each.place(group) < furthest]

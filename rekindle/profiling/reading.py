@@ -84,16 +84,16 @@ def stuck_in(task: Path, now_ns: int, flush_s: float) -> list[str]:
     `flush_s` is the interval at which ranks write, at different times. A task with newer records
     may not be stalled. A killed rank loses its unwritten records, so it may have joined.
     """
-    standings = {}
+    positions = {}
     for rank, path in rank_folders(task).items():
-        standings[rank] = CollectivePosition()
-        standings[rank].read(marks(lines_of(path)))
-    newest = max((each.at for each in standings.values()), default=0)
+        positions[rank] = CollectivePosition()
+        positions[rank].read(marks(lines_of(path)))
+    newest = max((each.at for each in positions.values()), default=0)
     if now_ns - newest <= STILL * flush_s * 1e9:
         return []
     found = []
-    for each in stuck(standings):
-        behind_ns = newest - max(standings[rank].at for rank in each.missing)
+    for each in stuck(positions):
+        behind_ns = newest - max(positions[rank].at for rank in each.missing)
         unsure = (
             f", according to the records; if these ranks were killed, their last {flush_s:g} s "
             "are missing"

@@ -80,7 +80,7 @@ class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     thread, as faulthandler writes it. It is empty for a rank that waits. Both are empty if the
     process does not run Python, or if it does not answer.
 
-    standing: its position in collectives, from its own records, if it has any.
+    position: that in its collectives, from its own records, if it has any.
     """
 
     rank: int
@@ -95,7 +95,7 @@ class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
     where: str = ""
     stack: str = ""
-    standing: CollectivePosition | None = None
+    position: CollectivePosition | None = None
 
 
 class RanksInspected(Message, frozen=True, kw_only=True):

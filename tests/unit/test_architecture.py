@@ -39,6 +39,9 @@ REGISTRY_HOST = re.compile(
     r")\b"
 )
 
+# Libraries that only flows, commands, pods and stores in S3 need.
+HEAVY = {"prefect", "kubernetes", "boto3", "matplotlib"}
+
 # The modules that cannot be imported without MindSpore.
 OF_MINDSPORE = {"rekindle.training.mindspore", "rekindle.training.node_check.mindspore_device"}
 
@@ -151,12 +154,12 @@ def test_imports_follow_the_contracts() -> None:
 @pytest.mark.parametrize(
     ("package", "banned"),
     [
-        ("rekindle.job", {"prefect", "kubernetes", "boto3", "torch"}),
-        ("rekindle.protocol", {"prefect", "kubernetes", "boto3", "torch"}),
-        ("rekindle.coordinator", {"prefect", "kubernetes", "boto3", "torch"}),
-        ("rekindle.agent", {"prefect", "kubernetes", "boto3", "torch"}),
-        ("rekindle.rank", {"prefect", "kubernetes", "boto3", "torch"}),
-        ("rekindle.training", {"prefect", "kubernetes", "boto3"}),
+        ("rekindle.job", HEAVY | {"torch"}),
+        ("rekindle.protocol", HEAVY | {"torch"}),
+        ("rekindle.coordinator", HEAVY | {"torch"}),
+        ("rekindle.agent", HEAVY | {"torch"}),
+        ("rekindle.rank", HEAVY | {"torch"}),
+        ("rekindle.training", HEAVY),
     ],
 )
 @pytest.mark.process

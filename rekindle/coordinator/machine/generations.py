@@ -21,6 +21,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.roster import Rank, Status
+from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
@@ -111,22 +112,10 @@ class Generations:
             return  # sent before this generation was formed
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
-        if rank.shard not in (None, message.shard):
-            text = (
-                f"rank {rank.rank} has shard {message.shard} of the training state, but had "
-                f"shard {rank.shard} before; choose the shard from the rank's number only"
-            )
-            self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
+        if error := _shard_error(rank, message.shard, self._spec):
+            self._report(self._job.fault(FaultKind.LAUNCH, rank, error))
             return
         rank.shard = message.shard
-        if message.shard is not None and self._spec.least_nodes < self._spec.nodes:
-            text = (
-                f"rank {rank.rank} has a shard of the training state, so a world of fewer nodes "
-                f"would not have all shards; run the job with --nnodes={self._spec.nodes}, not "
-                f"with {self._spec.least_nodes}:{self._spec.nodes}"
-            )
-            self._report(self._job.fault(FaultKind.LAUNCH, rank, text))
-            return
         if message.finished is not None:
             rank.finished = message.finished
             self._job.newest = max(self._job.newest, message.finished)
@@ -428,3 +417,19 @@ class Generations:
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
         self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
+
+
+def _shard_error(rank: Rank, shard: int | None, spec: JobSpec) -> str:
+    """Return why a rank cannot have this shard of the training state; an empty text if it can."""
+    if rank.shard not in (None, shard):
+        return (
+            f"rank {rank.rank} has shard {shard} of the training state, but had shard "
+            f"{rank.shard} before; choose the shard from the rank's number only"
+        )
+    if shard is not None and spec.least_nodes < spec.nodes:
+        return (
+            f"rank {rank.rank} has a shard of the training state, so a world of fewer nodes would "
+            f"not have all shards; run the job with --nnodes={spec.nodes}, not with "
+            f"{spec.least_nodes}:{spec.nodes}"
+        )
+    return ""

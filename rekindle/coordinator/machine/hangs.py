@@ -157,8 +157,8 @@ def missed(results: Sequence[RankInspection]) -> list[Stuck]:
 
     A collective with fewer missing ranks comes first. The result is empty if a rank has no record.
     """
-    standings = {result.rank: result.standing for result in results if result.standing is not None}
-    found = stuck(standings) if len(standings) == len(results) else []
+    positions = {result.rank: result.position for result in results if result.position is not None}
+    found = stuck(positions) if len(positions) == len(results) else []
     return sorted(found, key=lambda each: len(each.missing))
 
 

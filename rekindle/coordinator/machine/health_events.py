@@ -7,7 +7,7 @@ import msgspec
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.incidents import ExplainedFault
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
-from rekindle.coordinator.machine.recovery import LOOK_S, RESET_BY, Recovery
+from rekindle.coordinator.machine.recovery import LOOK_S, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import (
@@ -22,7 +22,7 @@ from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.history import reset_helps
-from rekindle.recovery.policy.policy import Strategy
+from rekindle.recovery.policy.policy import RESET_BY, Strategy
 
 DCMI = "DCMI"  # the source of the agents' readings of devices
 

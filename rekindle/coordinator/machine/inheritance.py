@@ -20,7 +20,7 @@ from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.plan import Suspicion
-from rekindle.recovery.policy.policy import INNER, Strategy
+from rekindle.recovery.policy.policy import INNER, RESET_BY
 
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
 # over reports the loss of the earlier one itself.
@@ -68,9 +68,8 @@ def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
     for event in own:
         match event:
             case journal.Decided(strategy=strategy, fault=fault):
-                by_reset = strategy in (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
                 asked = set()
-                if not reset_helps(fault) or not by_reset:
+                if not reset_helps(fault) or strategy not in RESET_BY:
                     found -= {fault.rank} if fault.kind is FaultKind.DEVICE else set()
                 elif event.approval:
                     asked = {fault.rank}

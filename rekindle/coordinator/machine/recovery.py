@@ -30,15 +30,13 @@ from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, reset_helps
 from rekindle.recovery.policy.plan import is_clean
-from rekindle.recovery.policy.policy import INNER, RESTARTS, Strategy
+from rekindle.recovery.policy.policy import INNER, RESET_BY, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
 # Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
 # (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a
 # health event, and for a health event to explain the fault of a rank.
 LOOK_S = 5.0
-
-RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)
 
 _ENDS = (Strategy.FAIL, Strategy.DUMP, Strategy.RESCHEDULE_JOB)  # later health events are ignored
 

@@ -78,7 +78,7 @@ class KubernetesEngine:
         self._job_id = directory.spec().job_id
         self._journal_copy = JournalCopy(directory.journal_file)
         self._hosts = Hosts(api, pods, home())
-        self._place = Placement(directory, pods, api, self._hosts)
+        self._placement = Placement(directory, pods, api, self._hosts)
         self._observers = LogAndNodeWatchers(api, pods, directory)
         self._retry_queue = RetryQueue()
         self._job_watcher: JobWatcher | None = None
@@ -105,14 +105,14 @@ class KubernetesEngine:
         if spec.fault_tables:
             load_tables(spec.fault_tables)
         must_fit(self._api, spec, self._pods)
-        attempt = max(attempt, self._place.attempt())
-        self._place.place(self._place.around(attempt))
+        attempt = max(attempt, self._placement.attempt())
+        self._placement.place(self._placement.around(attempt))
         try:
             return self._begin(attempt)
         except JobError as error:
             with contextlib.suppress(ApiError):  # the first error has the cause
                 if isinstance(error, HopelessError) or not self._has_run():
-                    self._place.remove()
+                    self._placement.remove()
             raise
 
     def alive(self) -> Endpoint | None:
@@ -133,7 +133,7 @@ class KubernetesEngine:
         endpoint = self._directory.endpoint()
         if endpoint is None:
             raise JobError(f"job {self._job_id} has not been launched")
-        self._place.around(endpoint.attempt)
+        self._placement.around(endpoint.attempt)
         return self._begin(endpoint.attempt)
 
     def history(self) -> list[AnyEvent]:
@@ -144,7 +144,7 @@ class KubernetesEngine:
         copy, and the coordinator does not answer in time.
         """
         known = self._journal_copy.events()
-        if not self._place.has_coordinator():
+        if not self._placement.has_coordinator():
             return known
         since = known[-1].seq if known else 0
         fetched: list[AnyEvent] = []
@@ -155,7 +155,7 @@ class KubernetesEngine:
                 return True
             # A coordinator with a persistent volume may have run in an earlier pod.
             may_have_run = known or self._pods.coordinator.claim or self._has_run()
-            return not (self._place.has_coordinator() and may_have_run)
+            return not (self._placement.has_coordinator() and may_have_run)
 
         limit_s = SILENT_S if known else READY_S
         with contextlib.suppress(*([ApiError] if known else [])):
@@ -165,11 +165,11 @@ class KubernetesEngine:
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return a client of the coordinator: directly, or through the API server."""
-        secret = self._place.secret()
+        secret = self._placement.secret()
         if self._api.is_inside:
             return JobClient(endpoint, secret, straight(endpoint))
-        service = f"http:{self._place.names.coordinator}:{names.POD_PORT}"
-        path = self._place.path("v1", "services", service, "proxy")
+        service = f"http:{self._placement.names.coordinator}:{names.POD_PORT}"
+        path = self._placement.path("v1", "services", service, "proxy")
         return JobClient(endpoint, secret, self._api.way_to(path))
 
     def replace(self, node: int) -> None:
@@ -189,16 +189,16 @@ class KubernetesEngine:
             self._set_right(self._members.isolated)
         finally:
             for pod in self._members.to_end(self._pods_now(), gone):
-                self._place.end_pod(pod, LOST_GRACE_S)
+                self._placement.end_pod(pod, LOST_GRACE_S)
 
     def _set_right(self, isolated: frozenset[str]) -> None:
         endpoint = self._directory.endpoint()
         if endpoint is None or self._retry_queue.is_given_up:
             return  # another process may have removed the job by now
         if not (self._job_watcher and self._job_watcher.workload_stands()):
-            self._place.place_missing(endpoint.attempt, isolated)
+            self._placement.place_missing(endpoint.attempt, isolated)
         if isolated:
-            self._place.keep_off(endpoint.attempt, isolated)
+            self._placement.keep_off(endpoint.attempt, isolated)
 
     def learn(self, event: AnyEvent) -> None:
         """Record facts about pods and hosts, and copy the event itself.
@@ -224,7 +224,7 @@ class KubernetesEngine:
         with contextlib.suppress(ApiError):  # remove the job without it
             if (attempt := under_way(self.history())) is not None:
                 raise JobError(f"attempt {attempt} of job {self._job_id} still runs")
-        self._place.remove()
+        self._placement.remove()
 
     @contextmanager
     def watch(
@@ -239,7 +239,7 @@ class KubernetesEngine:
             self._observers.note(event)
         with HealthEventQueue(report, tell).open() as say:
             watcher = JobWatcher(
-                self._api, self._place, self._job_id, self._members.node_of, say, tell
+                self._api, self._placement, self._job_id, self._members.node_of, say, tell
             )
             handlers = ReportHandlers(
                 report, tell, watcher.known, self._members.at, self._journal_copy.events()
@@ -282,7 +282,7 @@ class KubernetesEngine:
         try:
             wait_until(begun, f"the coordinator of job {self._job_id}", READY_S)
         except ApiError as error:
-            why = self._place.coordinator_words() or last or ["no answer"]
+            why = self._placement.coordinator_words() or last or ["no answer"]
             raise JobError(f"{error}: {'; '.join(map(str, why))}") from error
         self._directory.announce(endpoint)
         return endpoint
@@ -309,8 +309,8 @@ class KubernetesEngine:
         role: without a watch, return only pods of this role.
         """
         known = self._job_watcher.pods() if self._job_watcher is not None else None
-        return self._place.our_pods(selector(self._job_id, role)) if known is None else known
+        return self._placement.our_pods(selector(self._job_id, role)) if known is None else known
 
     def _endpoint(self, attempt: int) -> Endpoint:
-        host = f"{self._place.names.coordinator}.{self._pods.namespace}.svc"
+        host = f"{self._placement.names.coordinator}.{self._pods.namespace}.svc"
         return Endpoint(host=host, port=names.POD_PORT, pid=0, attempt=attempt)

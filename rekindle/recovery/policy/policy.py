@@ -39,6 +39,7 @@ INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.S
 RESTARTS = (Strategy.HANG_RESTART, Strategy.RESTART)
 JOBS = (Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
 OUTER = (Strategy.RESCHEDULE_POD, *JOBS)
+RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)  # they can reset the rank's device
 LADDER = (*INNER, *RESTARTS, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 

@@ -9,6 +9,6 @@ from rekindle.training import mindio
 mindio.install()  # before another module imports mindio_ttp
 """
 
-from rekindle.training.mindio.install import begin_step, install, line
+from rekindle.training.mindio.install import begin_step, connection, install
 
-__all__ = ["begin_step", "install", "line"]
+__all__ = ["begin_step", "connection", "install"]

@@ -211,7 +211,7 @@ class Generations(VotingGenerations):
         self.device_stop.release(step)
         self.formed = True
 
-    def line(self, source: int, target: int) -> socket.socket:
+    def connection(self, source: int, target: int) -> socket.socket:
         """Return a connection between two ranks during a repair; this rank is one of them."""
         if source == self._place:
             return self.gate.accept(target, STATE)

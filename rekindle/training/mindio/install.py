@@ -42,13 +42,13 @@ def begin_step() -> None:
         raise words.stopped(step)
 
 
-def line(source: int, target: int) -> socket.socket:
+def connection(source: int, target: int) -> socket.socket:
     """Return a connection between two ranks, for a handler whose framework has none of its own.
 
     This rank is one of the two. Raises OSError, StaleError: the other is lost. The handler must
     pass the error on.
     """
-    return framework.current().generations.line(source, target)
+    return framework.current().generations.connection(source, target)
 
 
 def _inject(faults: list[Inject], step: int) -> str | None:

@@ -107,11 +107,11 @@ def repair(
     ctx.calls.append(["repair", step, need_rebuild, error_ranks, repair_info])
     parameters = Parameters(args.train_network)
     for source, target in zip(repair_info["src"], repair_info["dst"], strict=True):
-        with mindio.line(source, target) as line:
+        with mindio.connection(source, target) as connection:
             if repair_info["repair_type"] == ctx.tft.RepairType.RT_SEND.value:
-                send_state(parameters.arrays(), line)
+                send_state(parameters.arrays(), connection)
             else:
-                receive_state(parameters, line)
+                receive_state(parameters, connection)
 
 
 def rollback(step: int, args: Any, ctx: FaultTolerance) -> None:

@@ -33,9 +33,9 @@ class Node:
         self.sent: list[Any] = []
         self.ranks: dict[int, Any] = {rank: _process(rank, 100 + rank) for rank in range(ranks)}
         spec = spec_of(nodes=1, processes=ranks, policy=POLICY)
-        self.standings: dict[int, Any] = {}
+        self.positions: dict[int, Any] = {}
         state = NodeState(processes=ranks)
-        self.watchdog = Watchdog(self.ranks, spec, self.sent.append, state, lambda: self.standings)
+        self.watchdog = Watchdog(self.ranks, spec, self.sent.append, state, lambda: self.positions)
         self.now = self.watchdog._rested_at
         self.does = lambda: Activity(1.0, 0, "S")
         self.fails: Exception | None = None

@@ -24,13 +24,13 @@ class Rank:
     """The records of a rank."""
 
     def __init__(self, process: int = 1) -> None:
-        self.standing = CollectivePosition()
+        self.position = CollectivePosition()
         self._encoder = Encoder(process, 0)
         self._now = 0
 
     def _write(self, data: bytes) -> None:
         self._now += 10
-        self.standing.read(marks(data.splitlines(keepends=True)))
+        self.position.read(marks(data.splitlines(keepends=True)))
 
     def step(self, number: int) -> None:
         self._write(self._encoder.lines(Range(f"step {number}", DEFAULT, 0, self._now), 1))
@@ -59,7 +59,7 @@ def world(count: int = 4, steps: int = 3) -> list[Rank]:
 
 
 def found(ranks: list[Rank]) -> list[str]:
-    return [each.in_words() for each in stuck({n: r.standing for n, r in enumerate(ranks)})]
+    return [each.in_words() for each in stuck({n: r.position for n, r in enumerate(ranks)})]
 
 
 def test_nobody_waits() -> None:
@@ -129,7 +129,7 @@ def test_a_device_that_begins_is_not_done() -> None:
         source = int(flag == START_DEVICE)
         place = Place(ProcessThread(1))
         mark = Marker(MARKER, flag, source, 10**6, 77, place, operation, COMMUNICATION)
-        ranks[0].standing.read([mark])
+        ranks[0].position.read([mark])
     assert found(ranks) == [
         "rank 0 in HcclAllreduce no. 1 of dp in step 3, which rank 1 did not join"
     ]
@@ -152,6 +152,6 @@ def test_another_generation_begins_anew() -> None:
     ranks = world()
     ranks[0].joins(ends=False)
     for rank in ranks:
-        rank.standing.formed(10**6)
+        rank.position.formed(10**6)
     ranks[1].joins(ends=False)
     assert found(ranks) == []

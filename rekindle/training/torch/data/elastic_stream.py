@@ -62,17 +62,17 @@ class PartAssignment:
     def again(self, marks: Sequence[Mark], readers: int) -> PartAssignment:
         """Assign the items that remain after these marks to `readers` readers."""
         begun = max(reader + mark.turn * self.readers for reader, mark in enumerate(marks)) + 1
-        dealt = max(begun, len(self.left))
+        assigned = max(begun, len(self.left))
         done = min(mark.turn for mark in marks) * self.readers
         left = []
-        for place in range(done, dealt):
+        for place in range(done, assigned):
             turn, reader = divmod(place, self.readers)
             mark, item = marks[reader], self.item(reader, turn)
             if turn == mark.turn:
                 left.append(Item(item.number, mark.start))
             elif turn > mark.turn:
                 left.append(item)
-        return PartAssignment(tuple(sorted(left)), self.fresh + dealt - len(self.left), readers)
+        return PartAssignment(tuple(sorted(left)), self.fresh + assigned - len(self.left), readers)
 
     def ahead(self, marks: Sequence[Mark]) -> int:
         """Return how many items the foremost reader is ahead of the first unstarted item."""
@@ -165,11 +165,12 @@ class ElasticStream(IterableDataset[Any]):
 class Reading:
     """The position from which one rank's readers continue.
 
-    marks: the marks of its readers, in the deal. turned: the reader that makes the next batch. A
-    new iterator of a DataLoader starts with its worker 0, so worker 0 takes that reader's items.
+    marks: the marks of its readers, in the assignment. turned: the reader that makes the next
+    batch. A new iterator of a DataLoader starts with its worker 0, so worker 0 takes that reader's
+    items.
     """
 
-    deal: PartAssignment
+    assignment: PartAssignment
     marks: tuple[Mark, ...]
     first: int  # number of the rank's first reader among all
     turned: int
@@ -179,7 +180,7 @@ class Reading:
         mine = (worker + self.turned) % len(self.marks)
         mark = self.marks[mine]
         for turn in itertools.count(mark.turn):
-            item = self.deal.item(self.first + mine, turn)
+            item = self.assignment.item(self.first + mine, turn)
             yield turn, Item(item.number, mark.start) if turn == mark.turn else item
 
 
@@ -198,23 +199,23 @@ class Collate:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A deal, the marks of its readers, and the number of batches that each rank took from it."""
+    """An assignment, the marks of its readers, and the batches that each rank took from it."""
 
-    deal: PartAssignment
+    assignment: PartAssignment
     marks: tuple[Mark, ...]
     batches: int = 0
 
-    def dealt_again(self, readers: int) -> StreamState:
+    def assigned_again(self, readers: int) -> StreamState:
         """Return the state with the remaining items assigned to `readers` readers."""
-        deal = self.deal.again(self.marks, readers)
-        return StreamState(deal, tuple(deal.beginning()))
+        assignment = self.assignment.again(self.marks, readers)
+        return StreamState(assignment, tuple(assignment.beginning()))
 
 
 class StreamPosition(Position):
     """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
     The kept position changes only with a finished step. A generation may end before all ranks know
-    about a new deal. Otherwise the ranks that know would deal the parts once more.
+    about a new assignment. Otherwise the ranks that know would assign the parts once more.
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
@@ -238,11 +239,11 @@ class StreamPosition(Position):
         self._kept = self._now = _fresh(full_world * self._workers)
 
     def bind(self, rank: int, world_size: int) -> None:
-        """Set the rank's place in a world. In a world of the same size the deal stays the same."""
+        """Set the rank's place in a world. A world of the same size keeps the assignment."""
         super().bind(rank, world_size)
         readers = world_size * self._workers
-        same = self._kept.deal.readers == readers
-        self._now = self._kept if same else self._kept.dealt_again(readers)
+        same = self._kept.assignment.readers == readers
+        self._now = self._kept if same else self._kept.assigned_again(readers)
 
     def take(self) -> tuple[Any, bytes]:
         """Return this rank's next batch, and the bytes about it for all ranks."""
@@ -272,10 +273,10 @@ class StreamPosition(Position):
             reader = rank * workers + batches % workers
             turned = turned or mark[0] != marks[reader].turn
             marks[reader] = Mark(*mark)
-        now = StreamState(self._now.deal, tuple(marks), batches + 1)
+        now = StreamState(self._now.assignment, tuple(marks), batches + 1)
         # A reader with short parts gets ahead of the others, by no more than an epoch.
-        if turned and now.deal.ahead(now.marks) > self._stream.parts:
-            now = now.dealt_again(now.deal.readers)
+        if turned and now.assignment.ahead(now.marks) > self._stream.parts:
+            now = now.assigned_again(now.assignment.readers)
             self.close()
         self._kept = self._now = now
 
@@ -285,12 +286,12 @@ class StreamPosition(Position):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of all readers."""
-        deal = self._kept.deal
+        assignment = self._kept.assignment
         return {
             **self._stream.identity(),
-            "readers": deal.readers,
-            "left": [list(item) for item in deal.left],
-            "fresh": deal.fresh,
+            "readers": assignment.readers,
+            "left": [list(item) for item in assignment.left],
+            "fresh": assignment.fresh,
             "marks": [list(mark) for mark in self._kept.marks],
             "batches": self._kept.batches,
         }
@@ -313,7 +314,7 @@ class StreamPosition(Position):
     def _reading(self) -> Reading:
         first = self._rank * self._workers
         return Reading(
-            deal=self._now.deal,
+            assignment=self._now.assignment,
             marks=self._now.marks[first : first + self._workers],
             first=first,
             turned=self._now.batches % self._workers,
@@ -321,5 +322,5 @@ class StreamPosition(Position):
 
 
 def _fresh(readers: int) -> StreamState:
-    deal = PartAssignment((), 0, readers)
-    return StreamState(deal, tuple(deal.beginning()))
+    assignment = PartAssignment((), 0, readers)
+    return StreamState(assignment, tuple(assignment.beginning()))

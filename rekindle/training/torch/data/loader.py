@@ -107,7 +107,7 @@ class StatefulPosition(Position):
                 batch = next(self._iterator)
             except StopIteration:
                 raise SessionError("the loader has no batch in an epoch") from None
-        return batch, self._standing()
+        return batch, self._packed_state()
 
     def trained(self, records: list[bytes]) -> None:
         """Keep the states of the finished step."""
@@ -130,11 +130,11 @@ class StatefulPosition(Position):
     def _go_on(self) -> Iterator[Any]:
         # Both branches may draw random numbers, and the step has its own.
         with torch.random.fork_rng(devices=()):
-            standing = self._records[self._rank] if self._records else self._initial
-            if standing is None:
-                self._initial = self._standing()
+            packed = self._records[self._rank] if self._records else self._initial
+            if packed is None:
+                self._initial = self._packed_state()
                 return begin(self._loader)
-            mine = unpack(standing)
+            mine = unpack(packed)
             self._epoch = mine["epoch"]
             self._tell_epoch()
             self._loader.load_state_dict(mine["loader"])
@@ -143,7 +143,7 @@ class StatefulPosition(Position):
                 self._loader.generator.set_state(mine["generator"])
             return iterator
 
-    def _standing(self) -> bytes:
+    def _packed_state(self) -> bytes:
         """Return the state that a later process needs to continue from here.
 
         Each new iterator draws from the loader's generator. A loader's own state (torchdata 0.11)

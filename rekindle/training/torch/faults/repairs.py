@@ -233,8 +233,9 @@ class UpdateTimes:
 class Repairs:
     """The device and the module's buffers of one rank, across generations.
 
-    kind: the fault that ended the generation, if this rank knows it. clean: StepFailed's value for
-    that fault, until the rank has another state. times: the start times of its updates.
+    kind: the fault that ended the generation, if this rank knows it.
+    valid_steps: StepFailed's value for that fault, until the rank has another state.
+    times: the start times of its updates.
     step: a step that broke off may have changed the module's buffers.
     """
 

@@ -4,11 +4,11 @@ A DeviceMesh and a DTensor refer to their groups by name, and the names stay the
 rekindle.training.torch.groups.script_groups). FSDP holds some groups as objects. A step that broke
 off leaves gathered parameters, incomplete reductions and gradients.
 
-The module uses private names of torch (2.13): _resolve_process_group of torch.distributed;
-DeviceMesh._get_root_mesh, ._pg_registry; FSDPModule._get_fsdp_state; FSDPState._fsdp_param_groups,
-._is_root; FSDPParamGroup.mesh_info, .post_forward_mesh_info, .fsdp_params, ._all_gather_result,
-._all_gather_comm, ._reduce_scatter_comm; FSDPParam.mesh_info, ._unsharded_param,
-.unsharded_accumulated_grad, .grad_offload_event.
+The module uses private names of torch (2.13): DeviceMesh._get_root_mesh, ._pg_registry;
+FSDPModule._get_fsdp_state; FSDPState._fsdp_param_groups, ._is_root; FSDPParamGroup.mesh_info,
+.post_forward_mesh_info, .fsdp_params, ._all_gather_result, ._all_gather_comm,
+._reduce_scatter_comm; FSDPParam.mesh_info, ._unsharded_param, .unsharded_accumulated_grad,
+.grad_offload_event.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import _resolve_process_group  # the typed name
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from rekindle.errors import SessionError
+from rekindle.training.torch import private
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
@@ -76,7 +76,7 @@ def swap_groups(model: nn.Module) -> None:
     for holder in {id(each): each for each in _holders(model)}.values():
         for key, value in list(holder.items()):
             if isinstance(value, dist.ProcessGroup):
-                holder[key] = _resolve_process_group(value.group_name)
+                holder[key] = private.group_of_name(value.group_name)
 
 
 def _holders(model: nn.Module) -> Iterator[dict[Any, Any]]:

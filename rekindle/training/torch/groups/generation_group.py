@@ -46,7 +46,7 @@ _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
 _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
-_BURIAL_S = 0.5
+_FREEING_S = 0.5
 _REST_S, _CALM_LOOKS = 1.0, 3
 
 
@@ -304,9 +304,9 @@ def _free_later(groups: list[dist.ProcessGroup]) -> None:
     # thread. If the interpreter's end interrupts the destructor, the process aborts. But if gloo
     # has lost an operation, the destructor waits for it without end (see gloo_waits.py). So the
     # exit waits briefly.
-    burial = threading.Thread(target=earlier.clear, name="rekindle-bury", daemon=True)
-    burial.start()
-    atexit.register(burial.join, _BURIAL_S)
+    freeing = threading.Thread(target=earlier.clear, name="rekindle-free-groups", daemon=True)
+    freeing.start()
+    atexit.register(freeing.join, _FREEING_S)
 
 
 def _references(objects: list[Any], at: int) -> int:

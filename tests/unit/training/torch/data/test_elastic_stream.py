@@ -15,12 +15,12 @@ WORLDS = st.lists(st.tuples(st.integers(1, 7), st.integers(0, 25)), min_size=1, 
 
 
 def read(
-    deal: PartAssignment, marks: list[Mark], reader: int, count: int, sizes: list[int]
+    assignment: PartAssignment, marks: list[Mark], reader: int, count: int, sizes: list[int]
 ) -> list[tuple[int, int]]:
     """Read `count` samples like a reader, and move its mark; return (item, place in it)."""
     seen: list[tuple[int, int]] = []
     for turn in itertools.count(marks[reader].turn):
-        item = deal.item(reader, turn)
+        item = assignment.item(reader, turn)
         start = marks[reader].start if turn == marks[reader].turn else item.start
         for place in range(start, sizes[item.number % len(sizes)]):
             seen.append((item.number, place))
@@ -37,39 +37,43 @@ def test_every_sample_comes_once(
     """Readers read each sample at most once; the next assignment has exactly the unread ones."""
     # A reader that has only empty parts would search without end, so no part is empty here.
     sizes = [max(1, size) for size in sizes]
-    deal, seen = PartAssignment((), 0, worlds[0][0]), []
-    marks = deal.beginning()
+    assignment, seen = PartAssignment((), 0, worlds[0][0]), []
+    marks = assignment.beginning()
     for readers, steps in worlds:
-        deal = deal.again(marks, readers)
-        marks = deal.beginning()
+        assignment = assignment.again(marks, readers)
+        marks = assignment.beginning()
         for _ in range(steps):
             for reader in range(readers):
-                seen += read(deal, marks, reader, batch, sizes)
-            if deal.ahead(marks) > len(sizes):
-                deal = deal.again(marks, readers)
-                marks = deal.beginning()
-                assert deal.ahead(marks) <= 0
+                seen += read(assignment, marks, reader, batch, sizes)
+            if assignment.ahead(marks) > len(sizes):
+                assignment = assignment.again(marks, readers)
+                marks = assignment.beginning()
+                assert assignment.ahead(marks) <= 0
     assert max(Counter(seen).values(), default=0) <= 1
-    deal = deal.again(marks, 1)
-    rest = {item.number: item.start for item in deal.left}
-    for number in range(deal.fresh):
+    assignment = assignment.again(marks, 1)
+    rest = {item.number: item.start for item in assignment.left}
+    for number in range(assignment.fresh):
         read_so_far = {place for item, place in seen if item == number}
         assert read_so_far == set(range(rest.get(number, sizes[number % len(sizes)])))
-    assert all(number < deal.fresh for number, _ in seen)
+    assert all(number < assignment.fresh for number, _ in seen)
 
 
-def test_the_deal_of_what_was_begun_comes_first() -> None:
-    """A new assignment first deals the unfinished items, in ascending order, then new ones."""
-    deal = PartAssignment((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
+def test_unfinished_items_come_first() -> None:
+    """A new assignment first has the unfinished items, in ascending order, then new ones."""
+    assignment = PartAssignment((), 0, 4).again([Mark(1, 5), Mark(0, 2), Mark(0, 0), Mark(2, 1)], 2)
     # From 0 to 11, the readers have finished 0, 3 and 7, and have begun 1, 4 and 11.
-    assert deal.left[:5] == (Item(1, 2), Item(2, 0), Item(4, 5), Item(5, 0), Item(6, 0))
-    assert deal.left[5:] == (Item(8, 0), Item(9, 0), Item(10, 0), Item(11, 1))
-    assert deal.fresh == 12
-    assert [deal.item(1, turn) for turn in (0, 4, 5)] == [Item(2, 0), Item(12, 0), Item(14, 0)]
+    assert assignment.left[:5] == (Item(1, 2), Item(2, 0), Item(4, 5), Item(5, 0), Item(6, 0))
+    assert assignment.left[5:] == (Item(8, 0), Item(9, 0), Item(10, 0), Item(11, 1))
+    assert assignment.fresh == 12
+    assert [assignment.item(1, turn) for turn in (0, 4, 5)] == [
+        Item(2, 0),
+        Item(12, 0),
+        Item(14, 0),
+    ]
 
 
 def test_ahead_is_told_of_items_that_wait() -> None:
     """`ahead` is the distance from the foremost reader to the first item that no reader began."""
-    deal = PartAssignment((), 0, 2)
-    assert deal.ahead(deal.beginning()) == -1
-    assert deal.ahead([Mark(0, 9), Mark(4, 0)]) == 7
+    assignment = PartAssignment((), 0, 2)
+    assert assignment.ahead(assignment.beginning()) == -1
+    assert assignment.ahead([Mark(0, 9), Mark(4, 0)]) == 7

@@ -177,7 +177,7 @@ def test_a_stream_is_repositioned_to_what_was_trained() -> None:
     assert lost not in trained
 
 
-def test_generations_that_nobody_trained_in_deal_nothing() -> None:
+def test_generations_that_nobody_trained_in_assign_nothing() -> None:
     """Worlds that end without a step do not change the position or the samples of a rank."""
     saw, missed = data_of(loader_of(), full_world=4), data_of(loader_of(), full_world=4)
     for world_size in (4, 3, 1, 4):
