@@ -114,7 +114,7 @@ class RankProcess:
             message=_text(details.get("message", "")),
             traceback=_text(extra.get("py_callstack", "")),
             at=_number(extra.get("timestamp")),
-            raised_by_script=record.get(names.RAISED_BY_SCRIPT) is True,
+            text_of_script=record.get(names.TEXT_OF_SCRIPT) is True,
         )
 
     def _on_data(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import opcode
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from rekindle import names
 
@@ -26,6 +26,11 @@ _MISTAKES = (
     *(TypeError, NameError, AttributeError, LookupError, ValueError, AssertionError),
     *(ArithmeticError, ImportError, SyntaxError, NotImplementedError, FileNotFoundError),
 )
+# Errors of a script's worker processes, which torch and Python raise again in the rank.
+_OF_LOADER = re.compile(r"Caught \w+ in DataLoader worker process")
+_OF_POOL = {"RemoteTraceback", "_RemoteTraceback"}  # the causes of such errors
+# Types by which Python reports a fault of the system, also if a script raises them.
+_SYSTEM_ERRORS = (OSError, MemoryError)
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
@@ -51,35 +56,65 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
             return
 
 
+def is_text_of_script(error: BaseException) -> bool:
+    """Return whether the script chose the text of this error, so that it reports no system fault.
+
+    False if a library raised the error, if a system error caused it, or if its type is one of
+    Python's system errors, a library's, or a subclass of one of these.
+    """
+    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    return is_of_script(error) and not any(
+        kind in _SYSTEM_ERRORS or _is_of_library(str(kind.__module__), _file_of(kind))
+        for kind in kinds
+    )
+
+
 def is_of_script(error: BaseException) -> bool:
     """Return whether the script raised the error, and no system error caused it."""
     return is_raised_by_script(error) and all(
         is_raised_by_script(each) or isinstance(each, _MISTAKES)
         for each in causes_of(error)
-        if isinstance(each, (RuntimeError, OSError))
+        if isinstance(each, (RuntimeError, *_SYSTEM_ERRORS))
     )
 
 
 def is_raised_by_script(error: BaseException) -> bool:
     """Return whether a `raise` or `assert` statement of the script raised this error.
 
-    False if a library raised it, or if the error has no traceback.
+    The script's worker processes belong to it. False if a library raised the error, or if it has no
+    traceback.
     """
     frames = error.__traceback__
     if frames is None:
         return False
+    if _is_of_worker(error):
+        return True
     while frames.tb_next is not None:
         frames = frames.tb_next
     at = frames.tb_lasti  # below 0 for Cython's frames in Python 3.10, which have no instructions
     instruction = frames.tb_frame.f_code.co_code[max(at, 0) : at + 1]
-    return instruction == bytes((_RAISE,)) and not _is_of_library(frames.tb_frame)
+    if instruction != bytes((_RAISE,)):
+        return False
+    code, module = frames.tb_frame.f_code, frames.tb_frame.f_globals.get("__name__", "")
+    return not _is_of_library(str(module), code.co_filename)
 
 
-def _is_of_library(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _is_of_worker(error: BaseException) -> bool:
+    text = error.args[0] if error.args else ""
+    of_loader = isinstance(text, str) and _OF_LOADER.match(text) is not None
+    return of_loader or type(error.__cause__).__name__ in _OF_POOL
+
+
+def _file_of(kind: type) -> str:
+    """Return the file that defines a type; an empty text for a built-in type."""
+    return getattr(sys.modules.get(str(kind.__module__)), "__file__", None) or ""
+
+
+def _is_of_library(module: str, file: str) -> bool:
+    """Return whether code or a type of this module and file belongs to a library."""
+    package = module.partition(".")[0]
     if package in ("__main__", _package_of_script()):
         return False
-    file = frame.f_code.co_filename
     return package in _FRAMEWORKS or bool(
         file.startswith(("<", *_LIBRARIES)) or _INSTALLED.intersection(Path(file).parts)
     )

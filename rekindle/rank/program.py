@@ -15,11 +15,14 @@ import sys
 import threading
 import time
 import traceback
+import types
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle import names
-from rekindle.rank.error_origin import is_of_script
+from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
@@ -84,24 +87,26 @@ def run(
     if kind == "program":
         execute(target, arguments, working_directory)
     answer_signals(Path(environment[names.ENV_STACK_FILE]))
+    # An error must not be judged by the fork server's main module, which runpy would put back.
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
     try:
         os.chdir(working_directory)
         sys.argv = [target, *arguments]
         if kind == "module":
             sys.path.insert(0, working_directory)
+            main.__spec__ = ModuleSpec(target, None)
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             script = Path(target).absolute()  # as Python's own __file__, whatever folder comes next
             sys.path[0] = str(script.resolve().parent)
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as request:
+        if request.__context__ is not None and Path(os.environ.get(_ERROR_FILE, "")).is_file():
+            _try_to_record(request.__context__)  # a script with @record that catches its error
         end(_status(request), orderly=True)
     except BaseException as error:
         sys.stderr.write("".join(_frames_of_script(error)))
-        try:
-            record_error(error)
-        except Exception as failure:  # a full disk, or an unreadable file of @record
-            print(f"rekindle: the rank cannot write its error file: {failure!r}", file=sys.stderr)
+        _try_to_record(error)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
 
@@ -162,10 +167,17 @@ def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> 
         os._exit(127)
 
 
+def _try_to_record(error: BaseException) -> None:
+    try:
+        record_error(error)
+    except Exception as failure:  # a full disk, or an unreadable file of @record
+        print(f"rekindle: the rank cannot write its error file: {failure!r}", file=sys.stderr)
+
+
 def record_error(error: BaseException) -> None:
     """Write the error file that the agent reads.
 
-    If the script's own @record has written it, this only adds whether the script raised the error.
+    If the script's own @record has written it, this only adds whether the script chose its text.
     """
     path = os.environ.get(_ERROR_FILE)
     if not path:
@@ -174,10 +186,20 @@ def record_error(error: BaseException) -> None:
         message = json.loads(Path(path).read_text())["message"]
     except FileNotFoundError:
         message = _message(error)
+        of_script = is_text_of_script(error)
+    else:
+        of_script = any(map(is_text_of_script, _recorded(message, error)))
     unfinished = Path(f"{path}.unfinished")
-    content = {"message": message, names.RAISED_BY_SCRIPT: is_of_script(error)}
-    unfinished.write_text(json.dumps(content))
+    unfinished.write_text(json.dumps({"message": message, names.TEXT_OF_SCRIPT: of_script}))
     unfinished.replace(path)
+
+
+def _recorded(message: Any, error: BaseException) -> Iterator[BaseException]:
+    """Yield the error that @record has written: this one, or one that it came from."""
+    text = message.get("message") if isinstance(message, dict) else message
+    for each in chain_of(error):
+        if f"{type(each).__name__}: {each}" == text:
+            yield each
 
 
 def _message(error: BaseException) -> dict[str, Any]:

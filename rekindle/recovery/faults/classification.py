@@ -45,7 +45,7 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
     low memory. A rank that the kernel killed was one of them.
     """
     if error is not None:
-        verdict = judge.exception(error.message, raised_by_script=error.raised_by_script)
+        verdict = judge.exception(error.message, text_of_script=error.text_of_script)
         message = f"rank {rank} raised {error.message}"
         kind = verdict.kind if verdict.listed else FaultKind.USER_CODE
     else:

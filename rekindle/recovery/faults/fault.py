@@ -59,7 +59,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True):
     message: str  # "ValueError: ..."; one line
     traceback: str = ""
     at: float = 0.0  # seconds since the epoch, by the clock of the rank's node
-    raised_by_script: bool = False  # by a `raise` statement of the script
+    text_of_script: bool = False  # the script chose the message, so it reports no system fault
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -69,31 +70,77 @@ def test_all_ranks_raise(failed: Run) -> None:
 
 
 COPIES = """
+import sys
 from torch.distributed.elastic.multiprocessing.errors import record
-
+class LabelConnectError(Exception): pass
 {decorator}
 def train():
-    raise RuntimeError("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error, \\udcff")
+    raise {kind}("[/data/gloo/transport/tcp/pair.cc:553] Broken pipe: NCCL error, \\udcff")
 
-train()
+{call}
+"""
+CALL = "train()"
+EXIT = """
+try:
+    train()
+except Exception:
+    sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("decorator", ["", "@record"], ids=["plain", "@record"])
-def test_the_script_raises_an_error_with_a_librarys_text(place: Place, decorator: str) -> None:
+def check_error_of_script(run: Run, line: str, message: str) -> None:
+    """Check that the job ended with the script's traceback, without a recovery."""
+    assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.FAIL]
+    (incident,) = journal.incidents(run.events())
+    assert {fault.kind for fault in incident.faults} == {FaultKind.USER_CODE}
+    report = run.stderr[run.stderr.index("rekindle: the job failed") :]
+    assert line in report
+    assert message in report
+
+
+@pytest.mark.parametrize(
+    ("decorator", "kind", "call"),
+    [
+        ("", "RuntimeError", CALL),
+        ("", "LabelConnectError", CALL),
+        ("@record", "RuntimeError", CALL),
+        ("@record", "LabelConnectError", EXIT),
+    ],
+    ids=["plain", "own type", "@record", "@record and exit"],
+)
+def test_the_script_raises_an_error_with_a_librarys_text(
+    place: Place, decorator: str, kind: str, call: str
+) -> None:
     """The job ends with the script's traceback, without a recovery.
 
     Each of these texts is that of a broken link if a library raises it. The last character, for
     example of a file name, is not UTF-8.
     """
-    script = place.script(COPIES.format(decorator=decorator))
+    script = place.script(COPIES.format(decorator=decorator, kind=kind, call=call))
     run = place.start("--nproc-per-node", "2", script).end(1)
-    assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.FAIL]
-    (incident,) = journal.incidents(run.events())
-    assert {fault.kind for fault in incident.faults} == {FaultKind.USER_CODE}
-    report = run.stderr[run.stderr.index("rekindle: the job failed") :]
-    assert f'{place.folder / "train.py"}", line 6, in train' in report
-    assert "RuntimeError: [/data/gloo/transport/tcp/pair.cc:553] Broken pipe" in report
+    message = f"{kind}: [/data/gloo/transport/tcp/pair.cc:553] Broken pipe"
+    check_error_of_script(run, f'{place.folder / "train.py"}", line 7, in train', message)
+
+
+def test_an_installed_package_is_the_script(place: Place) -> None:
+    """With -m, a module of the same package in site-packages belongs to the script."""
+    package = place.folder / "site-packages" / "trainer"
+    package.mkdir(parents=True)
+    (package / "train.py").write_text("from trainer.data import load\nload()\n")
+    text = "data/gloo/transport/cats.h is missing"
+    (package / "data.py").write_text(f"def load():\n    raise RuntimeError('{text}')\n")
+    run = place.start("-m", "trainer.train", cwd=package.parent).end(1)
+    check_error_of_script(run, f'{package / "data.py"}", line 2, in load', f"RuntimeError: {text}")
+
+
+def test_rekindle_is_no_script(place: Place) -> None:
+    """The text of an error that Rekindle raises in a rank counts."""
+    script = place.script("import rekindle\nrekindle.open_store('not absolute')")
+    run = place.start(script).end(1)
+    log = run.directory.path / names.LOGS_DIRECTORY / "attempt_0" / "0"
+    record = json.loads((log / names.ERROR_FILE).read_text())
+    assert record["message"]["message"].startswith("rekindle.errors.UsageError")
+    assert record[names.TEXT_OF_SCRIPT] is False
 
 
 def test_a_full_disk_does_not_hide_the_error(place: Place) -> None:

@@ -271,4 +271,4 @@ def test_how_a_script_may_end_badly(ended_badly: dict[str, tuple[int, Path]], li
         content = record["message"]
         assert escaped(content["message"]).startswith(message)
         assert escaped(content["extraInfo"]["py_callstack"]) == errors
-        assert record["raisedByScript"] == ("raise" in line)
+        assert record["textOfScript"] == ("raise" in line)

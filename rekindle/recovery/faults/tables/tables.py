@@ -200,18 +200,18 @@ class Tables:
         known = self._coded(message) or self._texts.search(message)
         return known or unlisted(FaultKind.UNKNOWN, "no table lists this message")
 
-    def exception(self, message: str, *, raised_by_script: bool = False) -> Verdict:
+    def exception(self, message: str, *, text_of_script: bool = False) -> Verdict:
         """Return the verdict on the exception that ended a rank; `message` is "TYPE: TEXT".
 
-        The type decides first. For a RuntimeError that the script raised, only the user's own
-        entries count. Types of the system and its libraries can report a link or a device. Other
-        types cannot: entries of these kinds do not count for them.
+        If the script chose the text, only the user's own entries count. Otherwise the type decides
+        first. Types of the system and its libraries can report a link or a device. Other types
+        cannot: entries of these kinds do not count for them.
         """
         verdict = self.text(message)
         if self._own_texts.search(message):
             return verdict
-        if raised_by_script and message.startswith("RuntimeError: "):
-            return unlisted(FaultKind.USER_CODE, "the script raised a RuntimeError itself")
+        if text_of_script:
+            return unlisted(FaultKind.USER_CODE, "the script raised this error itself")
         if verdict.kind not in _OF_HARDWARE:
             return verdict
         if _TYPED.match(message) and not _OF_SYSTEM.search(_ends(message)):

@@ -55,8 +55,6 @@ _ARGUMENTS = re.compile(
     r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
     r"|gloo/\S+\] (?:op\.preamble|ifa != )"
 )
-# An error of a worker process, which torch raises again in the rank.
-_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
 
 
@@ -105,7 +103,7 @@ def _kind_of_one(error: BaseException) -> FaultKind | None:
     raised_by_library = type(error) is RuntimeError and not is_raised_by_script(error)
     of_torch = package in _RAISERS and not rest.startswith("_dynamo")  # it quotes the script
     if raised_by_library or (isinstance(error, RuntimeError) and of_torch):
-        if _ARGUMENTS.search(str(error)) or _WORKER.match(str(error)):
+        if _ARGUMENTS.search(str(error)):
             return None
         for kind, pattern in _PATTERNS.items():
             if pattern.search(str(error)):

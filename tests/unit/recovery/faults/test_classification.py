@@ -126,22 +126,23 @@ def test_an_error_of_the_system_keeps_its_kind(message: str, kind: FaultKind) ->
 
 
 @pytest.mark.parametrize(
-    ("message", "raised_by_script", "kind"),
+    ("message", "text_of_script", "kind"),
     [
         ("RuntimeError: data/gloo/transport/cats.h is missing", True, FaultKind.USER_CODE),
         ("RuntimeError: data/gloo/transport/cats.h is missing", False, FaultKind.LINK),
         ("RuntimeError: row 7: Broken pipe in column state", True, FaultKind.USER_CODE),
-        ("ConnectionError: Connection refused by the feature store", True, FaultKind.LINK),
-        ("DistBackendError: NCCL error in: x.cpp:1", True, FaultKind.LINK),
         ("RuntimeError: CUDA out of memory", True, FaultKind.USER_CODE),
         ("RuntimeError: Worker process 3 exit with exception", True, FaultKind.USER_CODE),
+        ("main.<locals>.LabelConnectError: Connection refused", True, FaultKind.USER_CODE),
+        ("httpx.ConnectError: [Errno 111] Connection refused", False, FaultKind.LINK),
+        ("xla.XlaRuntimeError: Connection reset by peer", False, FaultKind.LINK),
     ],
 )
-def test_a_runtime_error_of_the_script_is_no_fault_of_the_system(
-    message: str, raised_by_script: bool, kind: FaultKind
+def test_a_text_of_the_script_is_no_fault_of_the_system(
+    message: str, text_of_script: bool, kind: FaultKind
 ) -> None:
-    """The origin of a RuntimeError decides whether its text counts. Other types say enough."""
-    error = ErrorRecord(message=message, raised_by_script=raised_by_script)
+    """The origin of an error decides whether its text counts."""
+    error = ErrorRecord(message=message, text_of_script=text_of_script)
     found = fault_of_exit(TABLES, Exit(code=1), error, rank=0, node=0, finished=1, at=1.0)
     assert found.kind is kind
 
@@ -152,7 +153,7 @@ def test_an_own_entry_counts_for_every_type(tmp_path: Path) -> None:
     own.write_text('[[text]]\npatterns = ["mount lost"]\nkind = "link"\nsays = "the mount is gone"')
     error = ErrorRecord(message="loader.StorageGone: mount lost")
     place = {"rank": 0, "node": 0, "finished": 1, "at": 1.0}
-    raised = ErrorRecord(message="RuntimeError: mount lost", raised_by_script=True)
+    raised = ErrorRecord(message="RuntimeError: mount lost", text_of_script=True)
     assert fault_of_exit(Tables.load(own), Exit(code=1), raised, **place).kind is FaultKind.LINK
     with_entry = fault_of_exit(Tables.load(own), Exit(code=1), error, **place)
     assert with_entry.kind is FaultKind.LINK

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
+from multiprocessing.pool import RemoteTraceback
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError, StaleError
-from rekindle.rank.error_origin import is_of_script, is_raised_by_script
+from rekindle.rank.error_origin import is_of_script, is_raised_by_script, is_text_of_script
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import check_use, kind_of, may_come_from_peers
 
@@ -289,6 +290,53 @@ def test_an_error_that_wraps_a_system_error_is_not_only_of_the_script() -> None:
     assert not is_of_script(error)
     missing = caught(functools.partial(handle, how=quotes), FileNotFoundError("gloo/cats.h"))
     assert is_of_script(missing)
+
+
+class LabelRuntimeError(RuntimeError):
+    """An error of a script."""
+
+
+class LabelConnectError(Exception):
+    """An error of a script about its own server."""
+
+
+class LabelServerError(ConnectionError):
+    """An error of a script, of a type for connections."""
+
+
+@pytest.mark.parametrize(
+    ("error", "of_script"),
+    [
+        (RuntimeError("Connection refused"), True),
+        (Exception("Connection refused"), True),
+        (LabelRuntimeError("Connection refused"), True),
+        (LabelConnectError("Connection refused"), True),
+        (LabelServerError("Connection refused"), False),
+        (ConnectionError("Connection refused"), False),
+        (OSError(5, "Input/output error"), False),
+        (MemoryError("no memory for the samples"), False),
+        (dist.DistBackendError("NCCL error in: x.cpp:1"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+    ],
+)
+def test_a_type_of_the_system_keeps_its_meaning(error: Exception, of_script: bool) -> None:
+    """The text of an error that the script raises counts only if the type reports the system."""
+
+    def script_raises(error: Exception) -> None:
+        raise error
+
+    assert not is_text_of_script(caught(library_raises, type(error)(*error.args)))
+    assert is_text_of_script(caught(script_raises, error)) is of_script
+
+
+@pytest.mark.parametrize("of_pool", [True, False])
+def test_an_error_of_a_worker_process_is_of_the_script(of_pool: bool) -> None:
+    """A library raises it again in the rank, so its text looks like that of a library."""
+    text = GLOO if of_pool else f"Caught RuntimeError in DataLoader worker process 0.\n{GLOO}"
+    error = RuntimeError(text)
+    error.__cause__ = RemoteTraceback("the worker's") if of_pool else None
+    assert is_text_of_script(caught(library_raises, error))
+    assert kind_of(error) is None
 
 
 def test_the_graver_error_of_a_chain_counts() -> None:
