@@ -86,6 +86,11 @@ try:
 except Exception:
     sys.exit(1)
 """
+POOL = """
+import multiprocessing
+with multiprocessing.Pool(1) as pool:
+    pool.apply(train)
+"""
 
 
 def check_error_of_script(run: Run, line: str, message: str) -> None:
@@ -105,8 +110,9 @@ def check_error_of_script(run: Run, line: str, message: str) -> None:
         ("", "LabelConnectError", CALL),
         ("@record", "RuntimeError", CALL),
         ("@record", "LabelConnectError", EXIT),
+        ("", "RuntimeError", POOL),
     ],
-    ids=["plain", "own type", "@record", "@record and exit"],
+    ids=["plain", "own type", "@record", "@record and exit", "process pool"],
 )
 def test_the_script_raises_an_error_with_a_librarys_text(
     place: Place, decorator: str, kind: str, call: str

@@ -215,7 +215,7 @@ class StreamPosition(Position):
     """The position of all readers of a stream, equal on all ranks; this rank's DataLoader follows.
 
     The kept position changes only with a finished step. A generation may end before all ranks know
-    about a new assignment. Otherwise the ranks that know would assign the parts once more.
+    about a new assignment. With an earlier change, the ranks that know would assign parts twice.
     """
 
     def __init__(self, loader: DataLoader[Any], stream: ElasticStream, *, full_world: int) -> None:
