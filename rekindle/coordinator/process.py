@@ -40,6 +40,7 @@ from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
 from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
+from rekindle.silence import GAP_S, MOST_GRACE_S, Silence, Verdict, gaps
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
@@ -65,7 +66,7 @@ class AgentConnection:
         self._socket = socket
         self._transport = transport
         self._queue: asyncio.Queue[tuple[Send, bytes]] = asyncio.Queue()
-        self._checks = 0  # since the last frame
+        self._silence = Silence(ask_after=PING_AFTER, lost_after=LOST_AFTER, every_s=LOOK_S)
 
     def tell(self, message: bytes) -> None:
         """Queue an encoded message. The connection sends messages in order."""
@@ -84,14 +85,17 @@ class AgentConnection:
 
     def note_message(self) -> None:
         """Note that a frame has arrived."""
-        self._checks = 0
+        self._silence.note_message()
 
-    def check(self) -> None:
-        """Count a check. Ping a silent agent, and close the connection if it remains silent."""
-        self._checks += 1
-        if self._checks == PING_AFTER:
+    def check(self, gap_s: float = 0.0) -> None:
+        """Count a check. Ping a silent agent, and close the connection if it remains silent.
+
+        gap_s: the time before the check in which this process did not run.
+        """
+        verdict = self._silence.check(gap_s)
+        if verdict is Verdict.ASK:
             self._queue.put_nowait((self._socket.ping, b""))
-        elif self._checks == LOST_AFTER and self._transport is not None:
+        elif verdict is Verdict.LOST and self._transport is not None:
             text = (
                 "the coordinator closed a connection, because the agent sent nothing for "
                 f"{LOST_AFTER * LOOK_S:g} s"
@@ -102,10 +106,9 @@ class AgentConnection:
 
 async def watch(connections: Mapping[int, AgentConnection]) -> None:
     """Check all connections every LOOK_S, without an end."""
-    while True:
-        await asyncio.sleep(LOOK_S)
+    async for gap_s in gaps(LOOK_S):
         for connection in connections.values():
-            connection.check()
+            connection.check(gap_s)
 
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after EndAgent
@@ -181,15 +184,28 @@ class Coordinator:
                     self.succeeded = succeeded
                     self.ended.set()
 
-    def _set_timer(self, timer: state.Timer, seconds: float) -> None:
+    def _set_timer(self, timer: state.Timer, seconds: float, *, again: bool = False) -> None:
         self._cancel_timer(timer)
         loop = asyncio.get_running_loop()
-        self._timers[timer] = loop.call_later(seconds, self._on_timer, timer)
+        due = loop.time() + seconds
+        expired = self._on_timer if again else functools.partial(self._on_first, seconds, due)
+        self._timers[timer] = loop.call_at(due, expired, timer)
 
     def _cancel_timer(self, timer: state.Timer) -> None:
         running = self._timers.pop(timer, None)
         if running is not None:
             running.cancel()
+
+    def _on_first(self, seconds: float, due: float, timer: state.Timer) -> None:
+        """Handle a time limit. If this process has just been stopped, set the limit again first.
+
+        Messages of processes that kept the limit may wait to be read, and processes that were
+        stopped as well may continue later.
+        """
+        if asyncio.get_running_loop().time() - due > GAP_S:
+            self._set_timer(timer, min(seconds, MOST_GRACE_S), again=True)
+        else:
+            self._on_timer(timer)
 
     def _on_timer(self, timer: state.Timer) -> None:
         self.machine.on_timer(timer, time.time())
