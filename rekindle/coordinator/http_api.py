@@ -24,9 +24,9 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.lease import Lease
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.job.journal_file import JournalFile
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import http_views as view
@@ -78,10 +78,10 @@ class HttpApi:
     """
 
     def __init__(
-        self, machine: Machine, journal_file: JournalFile, carry_out: Callable[[], None]
+        self, machine: Machine, event_log: EventLog, carry_out: Callable[[], None]
     ) -> None:
         self._machine = machine
-        self._journal_file = journal_file
+        self._event_log = event_log
         self._carry_out = carry_out
         self._lease = Lease()
 
@@ -159,12 +159,13 @@ class HttpApi:
                 {"error": f"since={since} is not a number; give a number from 0"}, status=400
             )
         if request.query.get("follow") == "0":
-            lines = journal.encode_all(self._journal_file.events[int(since) :])
+            log = self._event_log
+            lines = journal.encode_all(log.events[int(since) : log.recorded])
             return web.Response(body=lines, content_type="application/x-ndjson")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):
-            async for line in self._journal_file.follow(int(since), KEEPALIVE_S):
+            async for line in self._event_log.follow(int(since), KEEPALIVE_S):
                 await response.write(line + b"\n")
         return response
 
@@ -183,6 +184,7 @@ class HttpApi:
             return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
         refused = do(order)
         self._carry_out()
+        await self._event_log.settle()  # a takeover knows an order that was answered
         if refused:
             return web.json_response({"error": refused}, status=400)
         return web.json_response({})

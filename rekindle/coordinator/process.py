@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -30,6 +32,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rekindle import names
+from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.http_api import HttpApi
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
@@ -38,7 +41,7 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol.agent import decode_from_agent, encode
+from rekindle.protocol.agent import Message, decode_from_agent, encode
 from rekindle.recovery.journal import journal
 from rekindle.silence import GAP_S, MOST_GRACE_S, Silence, Verdict, gaps
 
@@ -149,40 +152,58 @@ class Coordinator:
     def __init__(self, directory: JobDirectory, attempt: int) -> None:
         self.directory = directory
         self.spec = directory.spec()
-        self.journal_file = JournalFile(directory.journal_file)
-        past = self.journal_file.events
+        journal_file = JournalFile(directory.journal_file)
+        past = journal_file.known
+        self.event_log = EventLog(journal_file, self._carry_out_waiting)
         self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.http_api = HttpApi(self.machine, self.journal_file, self.carry_out)
+        self.http_api = HttpApi(self.machine, self.event_log, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
         self._agent_connections: dict[int, AgentConnection] = {}
+        self._connection_numbers = itertools.count(1)
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
+        # Each waits until the event with this number is recorded.
+        self._waiting: deque[tuple[int, state.Send | state.End]] = deque()
+        self._encoded: tuple[Message | None, bytes] = None, b""  # the last message that was sent
 
     # ---- carrying out
 
     def carry_out(self) -> None:
-        """Carry out all commands of the machine."""
-        last, encoded = None, b""  # a message to all agents is one object in consecutive commands
+        """Carry out all commands of the machine.
+
+        An order waits until the events before it are recorded. A takeover then knows the cause of
+        each order that an agent has. Timers do not wait, and neither do pings.
+        """
         for command in self.machine.job.drain():
             match command:
-                case state.Send(connection, message):
-                    agent_connection = self._agent_connections.get(connection)
-                    if agent_connection is None:
-                        continue
-                    if message is not last:
-                        last, encoded = message, encode(message)
-                    agent_connection.tell(encoded)
                 case state.Record(event):
-                    self.journal_file.append(event)
+                    self.event_log.append(event)
                 case state.SetTimer(timer, seconds):
                     self._set_timer(timer, seconds)
                 case state.CancelTimer(timer):
                     self._cancel_timer(timer)
+                case state.Send() | state.End():
+                    self._waiting.append((len(self.event_log.events), command))
+        self._carry_out_waiting()
+
+    def _carry_out_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.event_log.recorded:
+            match self._waiting.popleft()[1]:
+                case state.Send(connection, message):
+                    self._send(connection, message)
                 case state.End(succeeded):
                     self.succeeded = succeeded
                     self.ended.set()
+
+    def _send(self, connection: int, message: Message) -> None:
+        agent_connection = self._agent_connections.get(connection)
+        if agent_connection is None:
+            return
+        if message is not self._encoded[0]:  # a message to all agents is one object
+            self._encoded = message, encode(message)
+        agent_connection.tell(self._encoded[1])
 
     def _set_timer(self, timer: state.Timer, seconds: float, *, again: bool = False) -> None:
         self._cancel_timer(timer)
@@ -231,7 +252,7 @@ class Coordinator:
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
         await socket.prepare(request)
-        connection = id(socket)
+        connection = next(self._connection_numbers)
         agent_connection = self._agent_connections[connection] = AgentConnection(
             socket, request.transport
         )
@@ -281,7 +302,7 @@ class Coordinator:
             finished = min(rank.finished for rank in machine.job.roster.world)
             if last != (finished, machine.job.newest):
                 last = (finished, machine.job.newest)
-                self.journal_file.publish(
+                self.event_log.publish(
                     journal.Progress(
                         at=time.time(),
                         finished=finished,
@@ -315,7 +336,7 @@ class Coordinator:
         await self._see_agents_off()
         progress.cancel()
         watching.cancel()
-        self.journal_file.close()
+        await self.event_log.close()
         await runner.cleanup()
         return 0 if self.succeeded else 1
 
@@ -329,7 +350,7 @@ class Coordinator:
                 spares=self.spec.spares,
                 pid=os.getpid(),
             )
-            self.journal_file.append(started)
+            self.event_log.append(started)
         host, port = listener.getsockname()[:2]
         endpoint = Endpoint(
             host=names.LOOPBACK if host == "0.0.0.0" else host,
