@@ -231,8 +231,10 @@ class EventStream(AbstractContextManager["EventStream"]):
     def _read_line(self, *, may_end: bool = False) -> bytes:
         try:
             line = self._call.response.readline()
+        except TimeoutError as error:
+            raise SilentError(f"{self._call.where} sent nothing for {SILENCE_S:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise JobError(f"{self._call.where} has ended or hangs: {error!r}") from error
+            raise JobError(f"{self._call.where} has ended: {error!r}") from error
         if not line.endswith(b"\n") and not may_end:
             raise JobError(
                 f"{self._call.where} has ended: its stream of events stopped before the end of "

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -24,13 +25,15 @@ from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.engines.orphans import command, end_coordinators
 from rekindle.errors import JobError, UsageError
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, home
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
 from rekindle.waiting import retry
 
+EXIT_S = 10.0  # time that a coordinator may take to end after the end of its launcher
 FREE_S = 5.0  # time that the kernel may take to free the port of a failed coordinator
 
 
@@ -76,21 +79,34 @@ class LocalEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Start the coordinator, one agent per node, and the spares.
 
-        The caller has checked that no coordinator of the job answers. A coordinator that hangs
-        ends first. Raises UsageError: the coordinator's port is taken, there are too few hosts, or
-        the user's own table of faults has a bad entry. Raises JobError: a coordinator that hangs
-        does not end.
+        The coordinator of an earlier attempt ends first: by itself if it answers, otherwise the
+        engine ends it. Raises UsageError: the coordinator's port is taken, there are too few hosts,
+        or the user's own table of faults has a bad entry. Raises JobError: the job still runs.
         """
         spec = self._directory.spec()
         if spec.fault_tables:
             Tables.load(Path(spec.fault_tables))
         if self._hosts is not None:
             self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        self._wait_for_end(spec)
         end_coordinators(self._directory.path)
         self._endpoint = self._start_coordinator(self._listen, attempt)
         for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
+
+    def _wait_for_end(self, spec: JobSpec) -> None:
+        """Wait while a coordinator of the job answers. Raises JobError: it does not end."""
+        began = time.monotonic()
+        while found := self.alive():
+            stopping = attempts.is_stopping(self.history())
+            limit_s = EXIT_S + (spec.policy.dump_timeout_s if stopping else 0.0)
+            if time.monotonic() - began > limit_s:
+                raise JobError(
+                    f"job {spec.job_id} runs already (its coordinator is process {found.pid}); "
+                    f"stop it with `rekindle stop {spec.job_id}`, or choose another job id"
+                )
+            time.sleep(0.05)
 
     def revive(self) -> Endpoint:
         """Start another coordinator at the address of the failed one; its agents reconnect to it.
