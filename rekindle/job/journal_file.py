@@ -7,8 +7,8 @@ import contextlib
 import errno
 import fcntl
 import functools
+import logging
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from rekindle.console import say
 from rekindle.errors import JobError
 from rekindle.file_lock import NO_LOCKS
 from rekindle.job.journal_reader import complete_lines
@@ -94,7 +95,7 @@ class JournalFile:
                 )
 
     def _report(self, text: str) -> None:
-        print(f"rekindle coordinator: {self._path}: {text}", file=sys.stderr, flush=True)
+        say(f"{self._path}: {text}", logging.ERROR)
 
     async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
         """Yield every event after `since` as a JSON line, up to the end of this attempt.
