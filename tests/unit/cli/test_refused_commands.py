@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rekindle import names
+from rekindle import console, names
 from rekindle.cli import main as cli
 
 RUN = [
@@ -72,6 +76,21 @@ codes = [3]
 kind = "bad luck"
 says = "our scripts say so when memory runs short"
 """
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what `rekindle run` does with its process."""
+    monkeypatch.setenv(names.ENV_LOG_FORMAT, "short")
+    monkeypatch.setattr(console, "_here", console._here)
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    yield
+    logging.captureWarnings(False)
+    for each in logging.getLogger().handlers.copy():
+        if isinstance(each, console._Handler):
+            logging.getLogger().removeHandler(each)
 
 
 @pytest.fixture(autouse=True)
