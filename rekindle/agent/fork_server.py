@@ -16,7 +16,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.errors import RekindleError
 from rekindle.job.ascend import ascend_environment
 from rekindle.job.spec import Framework, JobSpec
@@ -108,10 +108,13 @@ Fork = Callable[[ForkOrder, list[int]], Awaitable[Child]]
 class ForkServer:
     """One fork server, the pending requests in their order, and a process in reserve.
 
-    preload: the framework that it imports before it forks; None: nothing.
+    preload: the framework that it imports before it forks; None: nothing. streams: its standard
+    output and error.
     """
 
-    def __init__(self, environment: dict[str, str], *, preload: Framework | None) -> None:
+    def __init__(
+        self, environment: dict[str, str], streams: tuple[int, int], *, preload: Framework | None
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
@@ -121,8 +124,14 @@ class ForkServer:
         command += ["--socket", str(theirs.fileno())]
         if preload is not None:
             command += ["--preload", PRELOAD[preload]]
+        stdout, stderr = streams
         self.process = subprocess.Popen(
-            command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            command,
+            env=environment,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
         )
         theirs.close()
         ours.setblocking(False)

@@ -111,7 +111,8 @@ class Checker:
 class NodeCheckRunner:
     """All checkers of a node. They start with the first task, and again after one has failed.
 
-    fork: forks a process from the fork server. environment: the agent's, for ranks.
+    fork: forks a process from the fork server. environment: the agent's, for ranks. streams:
+    returns standard output and error for checkers.
     """
 
     def __init__(
@@ -120,8 +121,10 @@ class NodeCheckRunner:
         fork: Fork,
         send: Callable[[Message], None],
         environment: dict[str, str],
+        streams: Callable[[], tuple[int, int]],
     ) -> None:
         self._spec, self._fork, self._send = spec, fork, send
+        self._streams = streams
         self._environment = environment
         self._checkers: list[Checker] = []
         self._port = 0
@@ -217,9 +220,10 @@ class NodeCheckRunner:
             },
             working_directory="/",
         )
-        # A checker has no heartbeat page, so any descriptor works. Its output goes to the agent's
-        # own.
-        return Checker(device, await self._fork(request, [1, 1, 2]), self._oom)
+        # A checker has no heartbeat page, so any descriptor works.
+        stdout, stderr = self._streams()
+        fds = [stdout, stdout, stderr]
+        return Checker(device, await self._fork(request, fds), self._oom)
 
     async def _alone(self, order: CheckAlone) -> Done:
         work = DeviceWork(serial=order.serial, beside_ranks=order.beside_ranks)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from rekindle import names
 from rekindle.agent.threads import started
-from rekindle.agent.writer import END_S, Console, Target, Worker, console, say
+from rekindle.agent.writer import END_S, Console, Target, Worker, console
+from rekindle.console import Process, Source, relayed, say
 from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
@@ -58,6 +59,61 @@ def open_logs(directory: Path, metrics_file: Path) -> Logs:
     return Logs(directory, *opened)
 
 
+class Relay:
+    """Shows the lines of one stream of a process on the same stream of the agent."""
+
+    def __init__(self, console: Console, source: Source) -> None:
+        self._console, self._source = console, source
+        self._pending = b""
+
+    def show(self, data: bytes) -> None:
+        """Show all complete lines so far. A line that is very long comes in pieces."""
+        *lines, rest = (self._pending + data).split(b"\n")
+        shown = [relayed(line, self._source) for line in lines]
+        if len(rest) > _LONGEST_LINE:
+            shown.append(relayed(rest, self._source, continues=True))
+            rest = b""
+        self._pending = rest
+        if shown:
+            self._console.show(self._source.stream, b"".join(shown))
+
+    def finish(self) -> None:
+        """Show the rest as a line."""
+        if self._pending:
+            self.show(b"\n")
+
+
+class Outlet:
+    """A pipe for the output of processes that have no log files. fd: the end to which they write.
+
+    It stays open until the agent ends.
+    """
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._read, self.fd = os.pipe()
+        os.set_blocking(self._read, False)
+        asyncio.get_running_loop().add_reader(self._read, self._take)
+
+    def close(self) -> None:
+        """Show the rest, and close both ends."""
+        while self._take():
+            pass
+        self._relay.finish()
+        asyncio.get_running_loop().remove_reader(self._read)
+        os.close(self._read)
+        os.close(self.fd)
+
+    def _take(self) -> bool:
+        """Show a piece of the output; False: there is none now."""
+        try:
+            data = os.read(self._read, _CHUNK)
+        except BlockingIOError:
+            return False
+        self._relay.show(data)
+        return True
+
+
 class Stream:
     """One stream of one rank. fd: the end of a pipe to which the rank writes.
 
@@ -65,14 +121,11 @@ class Stream:
     nothing for HANGS_S loses lines, and does not delay the rank.
     """
 
-    def __init__(
-        self, log: int, files: Worker, shown: tuple[Console, int] | None, prefix: bytes
-    ) -> None:
+    def __init__(self, log: int, files: Worker, name: str, shown: Relay | None) -> None:
         self._log = Target(log, self._report_loss)
         self._files = files
+        self._name = name
         self._shown = shown
-        self._prefix = prefix
-        self._pending = b""
         self._read, self.fd = os.pipe()
         os.set_blocking(self._read, False)
         asyncio.get_running_loop().add_reader(self._read, self._readable)
@@ -114,33 +167,19 @@ class Stream:
             self._log.lose("cannot be written, because the file system does not accept data")
         else:
             self._log.put(self._files, data)
-        self._show(data)
+        if self._shown is not None:
+            self._shown.show(data)
         return True
 
     def _report_loss(self, why: str) -> None:
-        say(f"log of {self._prefix.decode()} {why}; lines of it are lost")
-
-    def _show(self, data: bytes) -> None:
-        if self._shown is None:
-            return
-        *lines, rest = (self._pending + data).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            lines, rest = [*lines, rest], b""
-        self._pending = rest
-        if lines:
-            self._write(b"".join(self._prefix + line + b"\n" for line in lines))
-
-    def _write(self, lines: bytes) -> None:
-        assert self._shown is not None
-        shown, fd = self._shown
-        shown.show(fd, lines)
+        say(f"log of {self._name} {why}; lines of it are lost")
 
     def _finish(self) -> None:
         asyncio.get_running_loop().remove_reader(self._read)
         os.close(self._read)
         self._read = -1
-        if self._pending and self._shown is not None:
-            self._write(self._prefix + self._pending + b"\n")
+        if self._shown is not None:
+            self._shown.finish()
         self._files.do(self._log.close)
 
 
@@ -154,6 +193,15 @@ class Output:
         self._spec = spec
         self._files = Worker("rekindle-logs")
         self._console = console()
+        self._helpers: list[Outlet] = []
+
+    def for_helpers(self) -> tuple[int, int]:
+        """Return standard output and error for the fork server and the checkers of nodes."""
+        if not self._helpers:
+            sources = [Source(Process.FORK_SERVER, fd) for fd in (1, 2)]
+            self._helpers = [Outlet(Relay(self._console, source)) for source in sources]
+        stdout, stderr = self._helpers
+        return stdout.fd, stderr.fd
 
     async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
         """Open the logs of a process of a rank.
@@ -170,13 +218,14 @@ class Output:
 
     def streams(self, rank: int, logs: Logs) -> list[Stream]:
         """Make the pipes of a rank: standard output, then standard error."""
-        prefix = f"[{self._spec.role}{rank}]:".encode()
+        prefix = f"[{self._spec.role}{rank}]:"
         streams = []
         for fd, log in ((1, logs.stdout), (2, logs.stderr)):
             # torchrun's -r sends a stream only to its file, and -t to both. Both is our default.
             hidden = self._spec.redirects & fd and not self._spec.tee & fd
-            shown = None if hidden else (self._console, fd)
-            streams.append(Stream(log, self._files, shown, prefix))
+            source = Source(Process.RANK, fd, rank, prefix.encode())
+            shown = None if hidden else Relay(self._console, source)
+            streams.append(Stream(log, self._files, prefix, shown))
         return streams
 
     async def error_of(
@@ -191,4 +240,7 @@ class Output:
 
     def close(self) -> None:
         """Write the remaining output to the files, as long as that makes progress."""
+        for each in self._helpers:
+            each.close()
+        self._helpers = []
         self._files.close(END_S)

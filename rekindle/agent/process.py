@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import signal
 import socket
@@ -45,10 +46,11 @@ from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
-from rekindle.agent.writer import flush, say, take_streams
+from rekindle.agent.writer import flush, take_streams
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import CheckpointStore
+from rekindle.console import Process, at_node, say, start
 from rekindle.errors import CheckpointError, JobError, RekindleError, UsageError
 from rekindle.job import lifeline
 from rekindle.job.spec import EntryKind, JobDirectory, JobSpec
@@ -100,7 +102,7 @@ class Agent:
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
         reader = ProfilingReader(records, environment, self.state, spec.world_size)
-        cap = limits_in(environment, "rekindle agent").cap_bytes
+        cap = limits_in(environment, say).cap_bytes
         own = lambda: self.state.ranks  # noqa: E731
         self._profiling_files = ProfilingFiles(records, own, self.send, reader.read, cap_bytes=cap)
         self.ranks = RankSupervisor(
@@ -111,7 +113,8 @@ class Agent:
             self.state,
             reader.positions,
         )
-        self._checkers = NodeCheckRunner(spec, self.ranks.fork, self.send, environment)
+        fork, streams = self.ranks.fork, self.ranks.helper_streams
+        self._checkers = NodeCheckRunner(spec, fork, self.send, environment, streams)
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order.
@@ -284,6 +287,7 @@ class Agent:
 
     def _be(self, node: int) -> None:
         """Use this node rank, or the role of a spare, in each later Hello."""
+        at_node(node)
         spare = self._hello.spare or node == names.SPARE
         self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
 
@@ -349,7 +353,7 @@ async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:
-    say(str(error))
+    say(str(error), logging.ERROR)
     return msgspec.structs.replace(hello, unable=str(error))
 
 
@@ -362,7 +366,7 @@ async def serve(options: argparse.Namespace) -> int:
     """Run one agent until its job is over; return its exit status."""
     simulated_host = options.simulated_host
     if simulated_host is not None and (await in_thread(read_condition, simulated_host)).broken:
-        say(f"the simulated host {simulated_host.name} is faulty")
+        say(f"the simulated host {simulated_host.name} is faulty", logging.ERROR)
         return 1
     directory = JobDirectory(options.directory)
     spec = await in_thread(directory.spec)
@@ -397,7 +401,7 @@ async def serve(options: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         return 1
     except RekindleError as error:
-        say(str(error))
+        say(str(error), logging.ERROR)
         return 1
 
 
@@ -415,6 +419,7 @@ def main() -> None:
     # Ranks are forked twice, and may leave helpers: this process becomes the parent of orphans.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     options = parser.parse_args()
+    start(Process.AGENT, node=options.node)
     take_streams()
     sys.exit(asyncio.run(serve(options)))
 

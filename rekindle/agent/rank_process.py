@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle import names
 from rekindle.agent.fork_server import Child
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.protocol import agent as protocol

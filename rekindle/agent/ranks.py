@@ -27,7 +27,7 @@ from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
@@ -66,6 +66,7 @@ class RankSupervisor:
         self._preload: Framework | None = None
         self._store: StoreProcess | None = None
         self._output = Output(spec)
+        self.helper_streams = self._output.for_helpers
         self._gone = asyncio.Event()
         self._training: set[int] = set()  # ranks that are in a Session
         self._ready: set[int] = set()  # ranks that have their generation's state
@@ -97,7 +98,9 @@ class RankSupervisor:
     def start_fork_server(self, preload: Framework | None) -> None:
         """Start the process that forks the ranks; its imports run while the agent connects."""
         self._preload = preload
-        self._fork_server = ForkServer(self._environment, preload=preload)
+        self._fork_server = ForkServer(
+            self._environment, self._output.for_helpers(), preload=preload
+        )
 
     def warm_up(self) -> None:
         """Fork a process before the first order to start a rank."""

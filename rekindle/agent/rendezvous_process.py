@@ -22,7 +22,7 @@ from rekindle import names
 from rekindle.agent.fork_server import Child, Fork
 from rekindle.agent.fork_server_process import ForkOrder, RunScheduler, RunStore, free_port
 from rekindle.agent.threads import in_thread
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.errors import RekindleError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.protocol import agent as protocol

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.threads import in_thread
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.rank.program import stack_signal
 
 LIMIT_S = 0.8

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from rekindle.agent.writer import say
+from rekindle.console import say
 
 T = TypeVar("T")
 

@@ -6,15 +6,17 @@ import atexit
 import contextlib
 import functools
 import io
+import logging
 import os
 import queue
-import select
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+
+from rekindle.console import catch, line, say, write_lines, write_some, write_with
 
 HANGS_S = 10.0  # a stream or file that accepts nothing for so long hangs
 END_S = 2.0  # The agent waits no longer for a writer without progress.
@@ -54,15 +56,24 @@ class Worker:
             try:
                 work()
             except Exception:  # an error must not lose the next work
-                traceback.print_exc()
+                say(traceback.format_exc().rstrip(), logging.ERROR)
             self.done += 1
 
 
 class Target:
-    """A descriptor to which a worker's thread writes. It reports a loss of data once."""
+    """A descriptor to which a worker's thread writes. It reports a loss of data once.
 
-    def __init__(self, fd: int, lost: Callable[[str], None] = lambda why: None) -> None:
+    write: writes some of the data, and returns its length.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        lost: Callable[[str], None] = lambda why: None,
+        write: Callable[[int, memoryview], int] = write_some,
+    ) -> None:
         self.fd = fd
+        self._write_some = write
         self._lost = lost
         self._reported = False
         self._put = self._written = 0  # bytes; the caller counts the first, the thread the second
@@ -102,24 +113,11 @@ class Target:
         left = memoryview(data)
         try:
             while left:
-                left = left[self._write_some(left) :]
+                left = left[self._write_some(self.fd, left) :]
                 self.progress = time.monotonic()
         except OSError as error:
             self.lose(str(error.strerror))
         self._written += len(data)
-
-    def _write_some(self, data: memoryview) -> int:
-        """Write a part of the data; return its length. The descriptor may be a terminal of others.
-
-        Another process may have set it to not blocking.
-        """
-        while True:
-            try:
-                return os.write(self.fd, data)
-            except BlockingIOError:
-                ready = select.poll()
-                ready.register(self.fd, select.POLLOUT)
-                ready.poll()
 
 
 class Console:
@@ -133,7 +131,7 @@ class Console:
 
     def __init__(self) -> None:
         self._worker = Worker("rekindle-console")
-        self._targets = {fd: Target(fd) for fd in (1, 2)}
+        self._targets = {fd: Target(fd, write=write_lines) for fd in (1, 2)}
         self._dropped: Counter[int] = Counter()  # lines, by stream
         self._lock = threading.RLock()  # a destructor that prints may interrupt a caller
 
@@ -176,13 +174,13 @@ class Console:
             self._dropped[fd] += lines.count(b"\n")
             return
         if dropped := self._dropped.pop(fd, 0):
-            text = f"rekindle agent: the stream accepted no data; lines missing here: {dropped}\n"
-            lines = text.encode() + lines
+            text = f"the stream accepted no data; lines missing here: {dropped}"
+            lines = line(text) + lines
         target.put(self._worker, lines)
 
 
 class _Text(io.TextIOBase):
-    """A stream for `print`. It passes complete lines on, and at `flush` also the thread's rest.
+    """A stream for `print`. It says complete lines, and at `flush` also the thread's rest.
 
     Each thread has its own rest. A destructor that prints may interrupt each method, so the rest is
     taken before it is used.
@@ -190,8 +188,8 @@ class _Text(io.TextIOBase):
 
     encoding = "utf-8"
 
-    def __init__(self, console: Console, fd: int) -> None:
-        self._console, self._fd = console, fd
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._local = threading.local()
 
     def writable(self) -> bool:
@@ -201,20 +199,20 @@ class _Text(io.TextIOBase):
         lines, end, rest = (self._take() + text).rpartition("\n")
         self._local.rest = rest + self._take()
         if end:
-            self._pass_on(lines + end)
+            self._say(lines)
         return len(text)
 
     def flush(self) -> None:
-        """Pass the rest on as a line. This does not wait until it is written."""
+        """Say the rest. This does not wait until it is written."""
         if rest := self._take():
-            self._pass_on(rest + "\n")
+            self._say(rest)
 
     def _take(self) -> str:
         rest, self._local.rest = getattr(self._local, "rest", ""), ""
         return rest
 
-    def _pass_on(self, lines: str) -> None:
-        self._console.say(self._fd, lines.encode(errors="backslashreplace"))
+    def _say(self, text: str) -> None:
+        say(text, logging.INFO if self._fd == 1 else logging.WARNING, self._fd)
 
 
 @functools.cache
@@ -224,11 +222,13 @@ def console() -> Console:
 
 
 def take_streams() -> None:
-    """Let the console write all that this process prints, and let the process end after it.
+    """Let the console write each line of this process, and let the process end after it.
 
-    Python itself also prints: tracebacks, warnings, errors of callbacks.
+    Python and libraries also print: tracebacks, warnings, errors of callbacks.
     """
-    sys.stdout, sys.stderr = (_Text(console(), fd) for fd in (1, 2))
+    write_with(console().say)
+    catch()
+    sys.stdout, sys.stderr = _Text(1), _Text(2)
     atexit.register(flush)
 
 
@@ -237,8 +237,3 @@ def flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     console().flush(END_S)
-
-
-def say(text: str) -> None:
-    """Print a message of the agent."""
-    sys.stderr.write(f"rekindle agent: {text}\n")

@@ -23,6 +23,7 @@ from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
 from rekindle.checkpoints.verifying import Damage, check_intact, copy, verify
 from rekindle.cli.terminal_output import clock, progress, table
+from rekindle.console import say
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.job.spec import JobDirectory, check_job_id, job_directory
 from rekindle.words import size
@@ -105,7 +106,7 @@ def import_state(options: argparse.Namespace) -> None:
         )
     written = importing.write(imported, store, job_id=options.job_id, step=step)
     if imported.left_out:
-        print(f"rekindle: left out: {', '.join(imported.left_out)}", file=sys.stderr)
+        say(f"left out: {', '.join(imported.left_out)}")
     verb = "existed already" if written.existed else "imported"
     names = ", ".join(imported.tree)
     print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
@@ -133,7 +134,8 @@ def run(options: argparse.Namespace) -> int | None:
     try:
         return _ACTIONS[options.action](options)
     except KeyboardInterrupt:
-        print("\nrekindle: interrupted; the command left no incomplete checkpoint", file=sys.stderr)
+        print(file=sys.stderr, flush=True)  # ends the line with ^C, or a bar of progress
+        say("interrupted; the command left no incomplete checkpoint")
         return _INTERRUPTED
 
 
@@ -170,7 +172,7 @@ def _verify(options: argparse.Namespace) -> int:
                     with reading(store, (each.manifest.step, each.manifest.generation)):
                         damages[each.location] = verify(each, on_bytes)
                 except CheckpointError as error:
-                    print(f"rekindle: not verified: {error}", file=sys.stderr)
+                    say(f"not verified: {error}")
                     infos = [one for one in infos if one.location != each.location]
     bad = [each for each in infos if not each.unfinished and _is_bad(each, damages)]
     if options.json:
@@ -363,7 +365,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
                 skipped.append(str(error))
                 continue
             for each in skipped:
-                print(f"rekindle: skipped {each}", file=sys.stderr)
+                say(f"skipped {each}")
             yield checkpoint
             return
     which = "" if step is None else f" of step {step}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from contextlib import closing, contextmanager
 import msgspec
 
 from rekindle.cli.terminal_output import clock, table
+from rekindle.console import say
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.labels import Names
@@ -179,10 +179,7 @@ def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switc
         except RekindleError as error:
             if options.clusterd:
                 raise
-            print(
-                f"rekindle: {error}; the command writes the ConfigMap of the job instead",
-                file=sys.stderr,
-            )
+            say(f"{error}; the command writes the ConfigMap of the job instead")
     clusterd.switch_trace(api, namespace, options.job, wanted)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.cli.terminal_output import clock, table
+from rekindle.console import say
 from rekindle.errors import UsageError
 from rekindle.job.journal_reader import events_in, is_over
 from rekindle.job.spec import JobDirectory, job_directory
@@ -88,7 +89,7 @@ def _print_stuck(task: Task, directory: JobDirectory | None) -> None:
     if directory is not None and is_over(directory.journal_file):
         return
     environment = directory.spec().environment if directory is not None else {}
-    flush_s = limits_in(os.environ | environment).flush_s
+    flush_s = limits_in(os.environ | environment, say).flush_s
     for stuck in stuck_in(task.folder, time.time_ns(), flush_s):
         print(f"stuck: {stuck}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from rekindle import __version__
 from rekindle.cli import options as declare
 from rekindle.cli.options import Command
 from rekindle.cli.run_options import DIAGNOSIS, POLICY, RUN, SIMULATION
+from rekindle.console import say
 from rekindle.errors import RekindleError, extra_of
 
 COMMANDS = (
@@ -149,7 +151,7 @@ def _status_of(argv: list[str] | None) -> int:
         except ModuleNotFoundError as error:
             raise extra_of(error) from error
     except RekindleError as error:
-        print(f"rekindle: {error}", file=sys.stderr)
+        say(str(error), logging.ERROR)
         return error.exit_status
     return status or 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.cli import terminal
 from rekindle.cli.run_spec import entry_kind, host_and_port, read_spec
+from rekindle.console import Process, catch, say, start
 from rekindle.engines.client import JobClient
 from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
@@ -35,6 +37,8 @@ ASK_EVERY_S = 0.5  # for a node that waits for its coordinator
 
 def run(options: argparse.Namespace) -> int:
     """Run a job, or one node of it; return the exit status."""
+    start(Process.LAUNCHER, form=options.log_format, node=options.node_rank)
+    catch()
     return join(options) if options.coordinator else launch(options)
 
 
@@ -73,7 +77,7 @@ def launch(options: argparse.Namespace) -> int:
 
         attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
         if not (options.job_id or options.rdzv_id):
-            terminal.say(f"rekindle: job {spec.job_id} starts; files are in {directory.path}")
+            say(f"job {spec.job_id} starts; files are in {directory.path}", logging.INFO)
         return terminal.run(engine, directory, stop, attempt=attempt, launched=launched)
 
 
@@ -91,10 +95,11 @@ def _only_launcher(directory: JobDirectory, spec: JobSpec) -> Iterator[None]:
 
 
 def _tell_how_to_join(directory: JobDirectory, address: str) -> None:
-    terminal.say(
-        f"rekindle: the other nodes join with: {names.ENV_SECRET}=$(cat "
+    say(
+        f"the other nodes join with: {names.ENV_SECRET}=$(cat "
         f"{directory.path / names.SECRET_FILE}) rekindle run --coordinator {address} "
-        "--node-rank R"
+        "--node-rank R",
+        logging.INFO,
     )
 
 

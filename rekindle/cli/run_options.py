@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rekindle import names
 from rekindle.cli.options import AS_JSON, Group, argument, option
+from rekindle.console import AUTO, Form
 from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 
@@ -114,6 +115,13 @@ _PROGRAM = (
 
 _STREAMS = "0 none, 1 stdout, 2 stderr, 3 both"
 _OUTPUT = (
+    option(
+        "log_format",
+        choices=(AUTO, *(each.value for each in Form)),
+        default="",
+        help="form of the lines; default: REKINDLE_LOG_FORMAT, otherwise auto: short on a "
+        "terminal, long elsewhere",
+    ),
     option(
         "log_dir",
         default=None,

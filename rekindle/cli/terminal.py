@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -10,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from types import FrameType
 
+from rekindle.console import say
 from rekindle.engines.follower import JobFollower
 from rekindle.engines.local import LocalEngine
 from rekindle.job.journal_reader import events_in
@@ -43,13 +43,13 @@ def run(
             return
         events.append(event)
         if level(event) >= logging.INFO:
-            say(f"rekindle: {words(event)}")
+            say(words(event), level(event))
 
     follower = JobFollower(
         engine,
         holder=f"rekindle run (process {os.getpid()})",
         see=see,
-        say=lambda text: say(f"rekindle: {text}"),
+        say=say,
         is_stopped=lambda: bool(stop.signals),
     )
     stop.engine = engine
@@ -67,7 +67,7 @@ def run(
         if end is None or end.outcome != RESCHEDULED:
             break
         attempt += 1
-        say(f"rekindle: attempt {attempt} begins")
+        say(f"attempt {attempt} begins", logging.INFO)
     if end is not None and end.outcome == SUCCEEDED:
         return 0
     _explain(events, directory)
@@ -97,10 +97,8 @@ class Stop:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
         if len(self.signals) == 1:
-            say(
-                f"rekindle: {signal.Signals(number).name}: the job stops; a second signal ends "
-                "it immediately"
-            )
+            name = signal.Signals(number).name
+            say(f"{name}: the job stops; a second signal ends it immediately")
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -130,24 +128,15 @@ def _status(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def say(text: str) -> None:
-    """Write a line to stderr. A closed terminal does not end the job.
-
-    print() is not safe here: a signal handler may interrupt it, and it refuses a nested call.
-    """
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode(errors="replace"))
-
-
 def _explain(events: list[journal.AnyEvent], directory: JobDirectory) -> None:
     """Show how the job ended, and the first failing rank with its traceback, as torchrun does."""
     found = [i for i in journal.incidents(events) if i.faults and not i.closed]
     stopped = any(isinstance(e, journal.Ended) and e.outcome == STOPPED for e in events[-1:])
-    lines = [f"rekindle: the job {'was stopped' if stopped else 'failed'}"]
+    lines = [f"the job {'was stopped' if stopped else 'failed'}"]
     if found:
         cause = found[-1].cause
         lines += [f"  first fault: {cause.blamed()}: {cause.message}"]
         lines += [f"  steps finished before it: {cause.finished}"] if cause.finished else []
         lines += [cause.traceback.rstrip()] if cause.traceback else []
     lines += [f"  logs of all ranks: {directory.spec().log_directory}"]
-    say("\n".join(lines))
+    say("\n".join(lines), logging.ERROR)

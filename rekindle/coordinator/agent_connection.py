@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
+from rekindle.console import say
 from rekindle.silence import Reaction, Silence, gaps
 
 LOOK_S = 0.25
@@ -66,7 +66,7 @@ class AgentConnection:
                 "the coordinator closed a connection, because the agent sent nothing for "
                 f"{LOST_AFTER * LOOK_S:g} s"
             )
-            print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+            say(text)
             self._transport.abort()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.console import Process, catch, say, start
 from rekindle.coordinator.process import (
     BACKLOG,
     OTHER_FILES,
@@ -160,11 +162,13 @@ def main() -> None:
     )
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
+    start(Process.COORDINATOR)
+    catch()
     tune_memory()
     try:
         asyncio.run(serve(options))
     except RekindleError as error:
-        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        say(str(error), logging.ERROR)
         sys.exit(error.exit_status)
 
 

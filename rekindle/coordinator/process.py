@@ -14,6 +14,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import logging
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from rekindle import names
+from rekindle.console import Process, catch, say, start
 from rekindle.coordinator.agent_connection import AgentConnection, watch
 from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.http_api import HttpApi
@@ -180,7 +182,7 @@ class Coordinator:
                 f"the coordinator refused the agent at {request.remote}, because its wire "
                 f"version is {version[:20]!r}"
             )
-            print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+            say(text)
             ours = {names.HEADER_WIRE: str(names.WIRE_VERSION)}
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
@@ -216,12 +218,7 @@ class Coordinator:
                 message = decode_from_agent(frame.data)
                 self.machine.on_message(connection, message, time.time())
             except ProtocolError as error:
-                print(
-                    "rekindle coordinator: the coordinator closed the connection of an agent: "
-                    f"{error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                say(f"the coordinator closed the connection of an agent: {error}")
                 await socket.close(code=1008, message=str(error).encode()[:120])
                 return
             self.carry_out()
@@ -327,7 +324,7 @@ def allow_files(needed: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
         text = f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn"
-        print(f"rekindle coordinator: {text}", file=sys.stderr, flush=True)
+        say(text)
 
 
 async def serve(options: argparse.Namespace) -> int:
@@ -373,11 +370,13 @@ def main() -> None:
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     options = parser.parse_args()
+    start(Process.COORDINATOR)
+    catch()
     tune_memory()
     try:
         status = asyncio.run(serve(options))
     except RekindleError as error:
-        print(f"rekindle coordinator: {error}", file=sys.stderr, flush=True)
+        say(str(error), logging.ERROR)
         status = 1
     sys.exit(status)
 

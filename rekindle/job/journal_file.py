@@ -6,12 +6,13 @@ import contextlib
 import errno
 import fcntl
 import functools
+import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+from rekindle.console import say
 from rekindle.errors import JobError
 from rekindle.file_lock import NO_LOCKS
 from rekindle.job.journal_reader import complete_lines
@@ -81,7 +82,7 @@ class JournalFile:
 
     def report(self, text: str) -> None:
         """Print a text about this file."""
-        print(f"rekindle coordinator: {self._path}: {text}", file=sys.stderr, flush=True)
+        say(f"{self._path}: {text}", logging.ERROR)
 
 
 def _lock(fd: int, path: Path) -> None:

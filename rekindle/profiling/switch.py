@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -28,13 +27,13 @@ class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
     flush_s: float = 5.0
 
 
-def limits_in(environment: Mapping[str, str], reader: str = "rekindle") -> RecordLimits:
-    """Return the limits from the environment; report and ignore invalid values.
+def limits_in(environment: Mapping[str, str], say: Callable[[str], None]) -> RecordLimits:
+    """Return the limits from the environment; `say` and ignore invalid values.
 
-    A wrong limit of records must not end training. The report begins with `reader`.
+    A wrong limit of records must not end training.
     """
     usual = RecordLimits()
-    figure = functools.partial(_figure, reader, environment)
+    figure = functools.partial(_figure, say, environment)
     cap = figure(names.ENV_PROFILING_CAP_MB, usual.cap_bytes / MEBIBYTE, _MOST_MB)
     file = figure(names.ENV_PROFILING_FILE_MB, usual.file_bytes / MEBIBYTE, _MOST_MB)
     flush_s = figure(names.ENV_PROFILING_FLUSH_S, usual.flush_s, MOST_FLUSH_S)
@@ -44,7 +43,11 @@ def limits_in(environment: Mapping[str, str], reader: str = "rekindle") -> Recor
 
 
 def _figure(
-    reader: str, environment: Mapping[str, str], name: str, usual: float, most: float
+    say: Callable[[str], None],
+    environment: Mapping[str, str],
+    name: str,
+    usual: float,
+    most: float,
 ) -> float:
     text = environment.get(name, "")
     if not text:
@@ -55,11 +58,10 @@ def _figure(
         figure = 0.0
     if 0 < figure <= most:  # NaN fails this comparison
         return figure
-    why = (
+    say(
         f"{name} is {text!r}, which is not a number above 0 and at most {most:g}; Rekindle uses "
         f"{usual:g}"
     )
-    print(f"{reader}: {why}", file=sys.stderr, flush=True)
     return usual
 
 

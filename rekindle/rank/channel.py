@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.protocol.agent import (
     BufferGrant,
@@ -135,7 +136,7 @@ class Channel:
             self._read_messages()
         except BaseException:
             # Other ranks would wait without end for a rank that receives no messages.
-            traceback.print_exc()
+            say(traceback.format_exc().rstrip(), logging.ERROR)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _read_messages(self) -> None:
@@ -148,7 +149,7 @@ class Channel:
             match message:
                 case Inject():
                     self.injected.append(message)
-                    print(injection.received(message), file=sys.stderr, flush=True)
+                    say(injection.received(message), logging.INFO)
                 case PauseRequest(generation=generation):
                     self._held = generation
                 case Settings():

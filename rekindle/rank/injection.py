@@ -5,18 +5,19 @@ This module breaks the process or its node, for any framework. The frameworks ra
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import sys
 import time
 
+from rekindle.console import say
 from rekindle.protocol.agent import Inject, InjectionKind
 
 
 def received(fault: Inject) -> str:
     """Return the line that a rank logs for an order, after which the fault can occur."""
     when = "its next step" if fault.step is None else f"step {fault.step}"
-    return f"rekindle: rank {fault.rank} will inject {fault.kind.value} into {when}"
+    return f"rank {fault.rank} will inject {fault.kind.value} into {when}"
 
 
 def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
@@ -27,11 +28,10 @@ def due(faults: list[Inject], step: int) -> list[tuple[Inject, str]]:
             continue
         faults.remove(fault)
         if fault.step is not None and fault.step < step:
-            late = f"rekindle: no {fault.kind.value} was injected: step {fault.step} is over"
-            print(late, file=sys.stderr, flush=True)
+            say(f"no {fault.kind.value} was injected: step {fault.step} is over")
             continue
         text = f"injected into step {step} of rank {fault.rank}"
-        print(f"rekindle: {fault.kind.value} {text}", file=sys.stderr, flush=True)
+        say(f"{fault.kind.value} {text}", logging.INFO)
         found.append((fault, text))
     return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.profiling.files import ENV_TASK, RecordFiles, records_folder, task_folder
 from rekindle.profiling.markers import (
     COMMUNICATION,
@@ -133,7 +133,7 @@ class Profiler:
             self._writer.end()
             self._writer = None
         elif self._writer is None and own is not None and is_asked:
-            folder, limits = records_folder(os.environ, own), limits_in(os.environ)
+            folder, limits = records_folder(os.environ, own), limits_in(os.environ, say)
             task = task_folder(folder, os.environ.get(ENV_TASK, ""), asked.since)
             # A former writer whose storage hangs may still use the old queue.
             self._waiting = collections.deque(maxlen=MOST_WAITING)
@@ -183,10 +183,7 @@ class _Writer:
         self._over.set()
         self._thread.join(END_S)
         if self._thread.is_alive():
-            print(
-                "rekindle: the rank has not written all profiling records yet; training continues",
-                file=sys.stderr,
-            )
+            say("the rank has not written all profiling records yet; training continues")
 
     def _run(self) -> None:
         try:
@@ -195,9 +192,7 @@ class _Writer:
             self._flush()
         except OSError as error:
             # Records must not stop the training.
-            print(
-                f"rekindle: the rank no longer writes profiling records: {error}", file=sys.stderr
-            )
+            say(f"the rank no longer writes profiling records: {error}")
         self._files.close()
 
     def _flush(self) -> None:

@@ -8,6 +8,7 @@ import ctypes
 import faulthandler
 import io
 import json
+import logging
 import os
 import runpy
 import signal
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rekindle import names
+from rekindle.console import say, start_rank
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -82,6 +84,7 @@ def run(
     """
     os.environ.clear()
     os.environ.update(environment)
+    start_rank(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reseed()
     if kind == "program":
@@ -152,7 +155,7 @@ def answer_signals(path: Path) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:  # a full disk must not stop the training
-        print(f"rekindle: the rank cannot write its stacks: {error}", file=sys.stderr, flush=True)
+        say(f"the rank cannot write its stacks: {error}")
         return
     faulthandler.register(stack_signal(), file=fd, all_threads=True, chain=False)
 
@@ -163,7 +166,7 @@ def execute(target: str, arguments: tuple[str, ...], working_directory: str) -> 
         os.chdir(working_directory)
         os.execvp(target, [target, *arguments])
     except OSError as error:
-        print(f"cannot run {target}: {error}", file=sys.stderr)
+        say(f"the rank cannot run {target}: {error}", logging.ERROR)
         os._exit(127)
 
 
@@ -171,7 +174,7 @@ def _try_to_record(error: BaseException) -> None:
     try:
         record_error(error)
     except Exception as failure:  # a full disk, or an unreadable file of @record
-        print(f"rekindle: the rank cannot write its error file: {failure!r}", file=sys.stderr)
+        say(f"the rank cannot write its error file: {failure!r}")
 
 
 def record_error(error: BaseException) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rekindle.console import say
 from rekindle.errors import ProtocolError, SessionError
 from rekindle.protocol.agent import FormGeneration
 from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
@@ -183,9 +183,7 @@ class Records:
         except OSError as error:
             if not self._loss_reported:
                 self._loss_reported = True
-                print(
-                    f"rekindle: the rank loses step records: {error}", file=sys.stderr, flush=True
-                )
+                say(f"the rank loses step records: {error}")
 
     def close(self) -> None:
         """Close the metrics file."""

@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rekindle import names
 from rekindle.checkpoints.format import METADATA_METRICS, METADATA_POSITION
+from rekindle.console import say
 from rekindle.errors import CheckpointError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
@@ -141,8 +141,7 @@ class FinalSnapshot:
                 kept = self._keep(moment)
         if not kept and moment.holds():
             why = "there is no space for it, or the script changed it"
-            text = f"rekindle: the rank could not keep the state after step {moment.step}: {why}"
-            print(text, file=sys.stderr, flush=True)
+            say(f"the rank could not keep the state after step {moment.step}: {why}")
             return True
         return kept
 

@@ -17,6 +17,7 @@ Sources: mindspore/utils/utils.py (RSCPluginHandle) and mindspore/parallel/clust
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle.console import say, start_rank
 from rekindle.errors import RekindleError, UsageError
 from rekindle.training import msrun_worker
 from rekindle.waiting import until
@@ -44,6 +46,7 @@ _ASKING = ("TTP:1", "UCE:1", "ARF:1", "TSP:1", "HCCE:1", "RSC:1")
 
 def main() -> None:
     """Run msrun with the user's options; the job's values for nodes are the defaults."""
+    start_rank(os.environ)
     try:
         sys.argv[1:1] = options_of(os.environ)
         agent = Agent(os.environ)
@@ -64,7 +67,8 @@ def main() -> None:
         args.task_script = msrun_worker.__file__
         run(args)
     except RekindleError as error:
-        sys.exit(f"rekindle: {error}")
+        say(str(error), logging.ERROR)
+        sys.exit(1)
 
 
 def _has_taskd() -> bool:
@@ -175,7 +179,7 @@ class Agent:
             if self.has_all and None not in codes[: len(workers)]:
                 done_at = done_at or time.monotonic()
                 if time.monotonic() - done_at > SCHEDULER_S:
-                    print("rekindle: the scheduler did not end, so msrun ends it", file=sys.stderr)
+                    say("the scheduler did not end, so msrun ends it")
                     return 0
             time.sleep(LOOK_S)
         return 128 + self._stop_signal
@@ -210,7 +214,7 @@ def _end_of(process: Process) -> int | None:
 def _report_end(who: str, code: int) -> int:
     """Print how a process ended; return its status in a shell's form."""
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-    print(f"rekindle: {who} has ended {how}, so msrun ends the others", file=sys.stderr, flush=True)
+    say(f"{who} has ended {how}, so msrun ends the others")
     return 128 - code if code < 0 else code
 
 

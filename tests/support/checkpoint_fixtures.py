@@ -13,7 +13,7 @@ from rekindle.cli.main import main
 
 @pytest.fixture
 def checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Checkpoints:
     """Return a function that runs `rekindle checkpoints` in the test's folder."""
     monkeypatch.chdir(tmp_path)
@@ -22,7 +22,7 @@ def checkpoints(
     def run(*arguments: object) -> Done:
         with pytest.raises(SystemExit) as ended:
             main(["checkpoints", *map(str, arguments)])
-        output = capsys.readouterr()
+        output = capfd.readouterr()
         return Done(int(ended.value.code or 0), output.out, output.err)
 
     return run

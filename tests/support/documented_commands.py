@@ -16,7 +16,7 @@ from rekindle.cli.main import command_parser
 _FENCE = re.compile(r"^(```+|~~~+)(\w*)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^|\n\n)((?:(?: {4}|\t)[^\n]*\n|\n)+)")
 # `rekindle agent: ...` is the start of a message.
-_INLINE = re.compile(r"(?<!`)`rekindle (?![\w-]+:)([^`]+)`")
+_INLINE = re.compile(r"(?<!`)`rekindle (?!(?:fork )?[\w-]+:)([^`]+)`")
 # Variables can precede the command, as in a shell.
 _COMMAND = re.compile(
     r"^\s*(\$ )?(?:\w+=(?:\$\([^)]*\)|\S*)\s+)*rekindle (?![\w-]+:)([a-z][^\n]*)", re.MULTILINE

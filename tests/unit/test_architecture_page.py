@@ -23,6 +23,7 @@ from repository import ROOT
 from traced.fault import lines_of
 
 from rekindle import names
+from rekindle.console import Process
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
 
@@ -97,15 +98,13 @@ def test_each_path_of_the_http_api_has_its_row() -> None:
     assert set(re.findall(r"/[\w-]+", first)) == paths
 
 
-@pytest.mark.parametrize("folder", ["agent", "coordinator"])
-def test_a_process_of_the_job_names_itself(folder: str) -> None:
-    """The agent's and the coordinator's messages begin with the prefix in the table of log lines.
-
-    `rekindle:` alone is the prefix of a command.
-    """
-    assert f"| `rekindle {folder}:` |" in TEXT
-    for path in (PACKAGE / folder).rglob("*.py"):
-        assert '"rekindle: ' not in path.read_text(), path
+def test_each_process_names_itself() -> None:
+    """The table of log lines has the prefix of each process. Only one module has the prefixes."""
+    for process in Process:
+        assert f"| `{process.prefix.strip()}`" in TEXT
+    beginning = re.compile(rf"[\"'](\\n)?({'|'.join(process.prefix for process in Process)})")
+    for path in set(PACKAGE.rglob("*.py")) - {PACKAGE / "console.py"}:
+        assert not beginning.search(path.read_text()), path
 
 
 @pytest.mark.parametrize("name", sorted(set(FILE.findall(TEXT + STEPS))))

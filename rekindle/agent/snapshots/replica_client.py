@@ -11,7 +11,7 @@ from typing import Any
 from rekindle.agent.snapshots import replica_server
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_background
-from rekindle.agent.writer import say
+from rekindle.console import say
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer

@@ -6,10 +6,10 @@ MindCluster's requests return 1, as MindIO does for a request that it cannot ful
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.training.mindio.handlers import for_mindspore
 
@@ -92,9 +92,5 @@ def refuse_unsupported(*, local_copy: bool, arf: bool, zit: bool) -> None:
 
 
 def _refuse(what: str) -> int:
-    print(
-        f"rekindle: the script asked mindio_ttp {what}, but only the job's coordinator decides "
-        "this",
-        file=sys.stderr,
-    )
+    say(f"the script asked mindio_ttp {what}, but only the job's coordinator decides this")
     return _REFUSED

@@ -9,7 +9,6 @@ process is lost, Rekindle restarts all processes, because MindSpore's collective
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from mindspore import nn, ops
 from mindspore.train import Callback, Model
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.profiling.markers import Operation
 from rekindle.protocol.agent import Inject, InjectionKind
@@ -128,11 +128,10 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave the training. An exception of the script passes through."""
         if kind is None and self._member is not None and not self._progress.total:
-            text = (
-                "rekindle: the script has a Session but did not call session.train(), so "
-                "Rekindle could not recover its state"
+            say(
+                "the script has a Session but did not call session.train(), so Rekindle could not "
+                "recover its state"
             )
-            print(text, file=sys.stderr, flush=True)
         self._final_snapshot.close()
         self._generations.close()
         self._progress.leave()

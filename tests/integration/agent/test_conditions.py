@@ -132,7 +132,7 @@ def test_where_there_is_no_dcmi_that_is_said_once_and_all_else_goes_on(
         "the agent does not read the fault codes of devices: libdcmi.so is too old: "
         "it does not have the function dcmi_init"
     )
-    assert capfd.readouterr().err == f"rekindle agent: {text}\n"
+    assert capfd.readouterr().err == f"rekindle: {text}\n"
     assert node.sent == []
 
 

@@ -224,7 +224,7 @@ def test_a_replica_that_fails(
             for step in (5, 10, 15):
                 await settled(await own.take(step))
             assert capfd.readouterr().err == (
-                "rekindle agent: node 1 does not hold a replica of rank 0 after step 5: "
+                "rekindle: node 1 does not hold a replica of rank 0 after step 5: "
                 f"the agent at {silent.at.host}:{silent.at.port} does not answer\n"
             )
         monkeypatch.setattr(ReplicaConnection, "silence_s", bound_s())

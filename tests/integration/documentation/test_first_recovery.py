@@ -32,6 +32,7 @@ class Reader:
         self.folder = folder
         self.environment = os.environ | {
             "REKINDLE_HOME": str(folder / "home"),
+            "REKINDLE_LOG_FORMAT": "short",  # as in the reader's terminal
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),  # the package under test
         }

@@ -49,14 +49,14 @@ def left_clean(cluster: Simulated) -> Iterator[None]:
 
 
 @pytest.fixture
-def command(cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def command(cluster: Simulated, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a rekindle command for the cluster; return its status and its output."""
 
     def run(name: str, *words: str, namespace: str = "default") -> str:
         where = ["--kubeconfig", str(cluster.kubeconfig), "--namespace", namespace]
         with pytest.raises(SystemExit) as end:
             main([name, *words, *where])
-        output = capsys.readouterr()
+        output = capfd.readouterr()
         return f"{end.value.code} {output.out}{output.err}"
 
     return run
@@ -217,7 +217,7 @@ def test_a_node_that_is_gone_or_made_anew(
 
 
 def test_no_rights_on_nodes(
-    api: Api, cluster: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Api, cluster: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without rights on nodes the isolation reports an error, and jobs still avoid the host."""
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["*"]}]
@@ -254,7 +254,7 @@ def test_no_rights_on_nodes(
         with pytest.raises(SystemExit) as end:
             main([*words, "--kubeconfig", str(config)])
         assert end.value.code == status
-    output = capsys.readouterr()
+    output = capfd.readouterr()
     assert (
         "cannot read the nodes of the cluster: Rekindle does not have the right to list nodes"
         in output.out

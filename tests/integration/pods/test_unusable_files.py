@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,8 @@ def test_a_store_that_no_agent_can_read(cluster: Simulated, namespace: str, tmp_
         logs = job.directory.path / "logs"
 
         def printed() -> bool:
-            line = f"rekindle agent: cannot read {store}"
-            return any(line in file.read_text() for file in logs.glob("*.log"))
+            line = re.compile(rf"Z ERROR agent.*: cannot read {re.escape(store)}")
+            return any(line.search(file.read_text()) for file in logs.glob("*.log"))
 
         job.wait(printed, "the agent's line")
         job.remove()

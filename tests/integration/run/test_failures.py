@@ -59,7 +59,7 @@ def test_a_script_is_tried_again(failed: Run) -> None:
 
 def test_all_ranks_raise(failed: Run) -> None:
     """The first failing rank's traceback is shown; the same error after a restart ends the job."""
-    report = failed.stderr[failed.stderr.index("rekindle: the job failed") :]
+    report = failed.stderr[failed.stderr.index(" ERROR launcher: the job failed") :]
     assert "first fault: rank 2 on node 0: rank 2 raised ValueError: the first" in report
     assert f'{failed.place.folder / "train.py"}", line 16, in train' in report
     assert "ConnectionError" not in report
@@ -98,7 +98,7 @@ def check_error_of_script(run: Run, line: str, message: str) -> None:
     assert [event.strategy for event in run.events_of(journal.Decided)] == [Strategy.FAIL]
     (incident,) = journal.incidents(run.events())
     assert {fault.kind for fault in incident.faults} == {FaultKind.USER_CODE}
-    report = run.stderr[run.stderr.index("rekindle: the job failed") :]
+    report = run.stderr[run.stderr.index(" ERROR launcher: the job failed") :]
     assert line in report
     assert message in report
 
@@ -159,7 +159,7 @@ raise KeyError("the script's own")
     run = place.start(script).end(1)
     errors = run.log(0, "stderr")
     assert 'KeyError: "the script\'s own"' in errors
-    assert "rekindle: the rank cannot write its error file: OSError(28" in errors
+    assert " WARNING rank node=0 rank=0: the rank cannot write its error file: OSError(28" in errors
     assert "During handling" not in errors
     assert "rank 0 ended with exit status 1" in run.stderr
 
@@ -274,7 +274,7 @@ def test_a_store_that_no_agent_can_use(
     (cause,) = {each.cause.kind for each in journal.incidents(run.events())}
     assert cause is FaultKind.LAUNCH
     assert reason in run.events_of(journal.Ended)[-1].reason
-    assert reason in run.stderr[run.stderr.index("rekindle: the job failed") :]
+    assert reason in run.stderr[run.stderr.index(" ERROR launcher: the job failed") :]
 
 
 def test_a_command_line_that_is_refused(place: Place) -> None:
@@ -290,7 +290,7 @@ def test_a_command_line_that_is_refused(place: Place) -> None:
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("rekindle: --nnodes 3:2: give MIN:MAX")
+    assert " ERROR launcher: --nnodes 3:2: give MIN:MAX" in ended.stderr
     assert not list(place.home.glob("jobs/*/journal.jsonl"))
 
 

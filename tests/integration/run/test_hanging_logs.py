@@ -45,7 +45,9 @@ def test_logs_that_do_not_open(place: Place) -> None:
     (place.folder / "go").touch()
     run.end(0)
     assert hanging.calls() == ["node 0 hangs: open error.json", "node 0 hangs: open stdout.log"]
-    cannot_read = "rekindle agent: the agent cannot read the error file of rank 1: TimeoutError()\n"
+    cannot_read = (
+        " WARNING agent node=0: the agent cannot read the error file of rank 1: TimeoutError()\n"
+    )
     assert cannot_read in run.stderr
     (incident,) = run.incidents()
     assert (incident.strategy, incident.closed) == (Strategy.RECOVER_IN_PLACE, True)

@@ -216,5 +216,5 @@ def test_a_log_of_hosts_that_cannot_be_written_stops_nothing(place: Place) -> No
     job.shell("stop", "job")
     job.run.end(1)
     assert job.run.events_of(journal.Ended)[-1].outcome == "stopped"
-    assert "rekindle: the job was stopped" in job.run.stderr
+    assert " ERROR launcher: the job was stopped" in job.run.stderr
     assert "the job failed" not in job.run.stderr

@@ -83,7 +83,9 @@ def test_a_run_without_an_id(place: Place) -> None:
     command = [sys.executable, "-m", "rekindle.cli.main"]
     run = [*command, "run", "--no-python", "/bin/true"]
     done = run_command(run, env=place.environment(), cwd=place.folder)
-    found = re.fullmatch(r"rekindle: job (run-\S+) starts; files are in (.+)\n", done.stderr)
+    found = re.fullmatch(
+        r"\S+Z INFO launcher: job (run-\S+) starts; files are in (.+)\n", done.stderr
+    )
     assert found, done.stderr
     assert Path(found[2]).name == found[1]
     shown = run_command([*command, "incidents", found[1]], env=place.environment())

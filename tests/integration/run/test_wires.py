@@ -176,7 +176,7 @@ def test_garbage_on_an_agents_line_closes_it(live: Live, what: str) -> None:
     assert asyncio.run(talk(live, GARBAGE[what]())) == [1008]
     assert live.state() == live.before
     assert (
-        "rekindle coordinator: the coordinator closed the connection of an agent: "
+        " WARNING coordinator: the coordinator closed the connection of an agent: "
         in live.run.stderr
     )
 

@@ -7,11 +7,13 @@ processes.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from waiting import bound_s, wait_until
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.job.spec import Endpoint, job_directory
+from rekindle.job.spec import Endpoint, bearer, job_directory
 from rekindle.testing.handle import JobHandle
 
 MODULES = {
@@ -237,6 +239,17 @@ class Place:
         assert not list(self.temporary.glob("rekindle-*")), "temporary folders were left"
         shared = [path.name for path in Path("/dev/shm").glob("*rekindle*")]
         assert not [name for name in shared if any(run.job_id in name for run in self.runs)]
+
+
+def refuse_agent(where: Endpoint, secret: str) -> None:
+    """Connect to a coordinator as an agent of another version. It writes a line about that."""
+    headers = {"Authorization": bearer(secret), names.HEADER_WIRE: "99"}
+    connection = http.client.HTTPConnection(where.host, where.port, timeout=bound_s())
+    try:
+        connection.request("GET", names.PATH_AGENT, headers=headers)
+        assert connection.getresponse().status == HTTPStatus.UPGRADE_REQUIRED
+    finally:
+        connection.close()
 
 
 def _environ(pid: int) -> bytes:

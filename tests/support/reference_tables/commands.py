@@ -62,7 +62,8 @@ NOTES: dict[str, list[str]] = {
         "`--nproc-per-node`: `gpu` is the number of CUDA devices, and an error without any. `cpu` "
         "is the number of CPU cores. `auto` is `gpu`, or `cpu` without a CUDA device.",
         "Without `-r` and `-t` both streams of each rank go to its log files and to the terminal, "
-        "where each line begins with role and rank, such as `[default0]:`. Only `-r` hides a "
+        "where each line begins with role and rank, such as `[default0]:`, or with `--log-format "
+        "json` is an object ([Log lines](../operate/running.md#log-lines)). Only `-r` hides a "
         "stream from the terminal; `-t` shows it in spite of `-r`.",
         "The first Ctrl-C stops the job: the ranks get SIGTERM, and SIGKILL after 10 s. Then the "
         "agents write the newest snapshot as a final checkpoint, if the policy has `dump` (the "

@@ -42,6 +42,10 @@ _RULES = table(
             "Training continues with the default, and stderr has a line about it.",
         ),
         (
+            "`REKINDLE_LOG_FORMAT` has another value",
+            "The process uses `auto`, and writes a line about it.",
+        ),
+        (
             "`MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS` or a variable of HCCL is not valid, or "
             "contradicts the policy",
             "The job does not start: exit status 2.",

@@ -30,6 +30,15 @@ _USER: dict[str, Row] = {
         "The job's secret, for a node that joins from another machine; without it the command ends "
         "with status 2. In an agent it has priority over the file `secret`. Ranks do not get it.",
     ),
+    "REKINDLE_LOG_FORMAT": (
+        "user, processes of a job",
+        "`rekindle run`, coordinators, agents, ranks",
+        "",
+        "`auto`",
+        "Form of the lines: `auto`, `short`, `long` or `json`. `--log-format` of `rekindle run` "
+        "precedes it. Each process sets it for the processes that it starts. "
+        "[Log lines](../operate/running.md#log-lines) describes the forms.",
+    ),
     "REKINDLE_STORE_ACCESS_KEY_ID": (
         "user, block",
         "agents, ranks, commands",

@@ -49,7 +49,8 @@ _JOB = [
     (
         "coordinator.log",
         "coordinator",
-        "Output of the coordinator, if a flow launched the job. See below for `rekindle run`.",
+        "Output of the coordinator, if a flow launched the job. See below for `rekindle run`. "
+        "[Log lines](../operate/running.md#log-lines) describes the lines.",
     ),
     ("agent-N.log", "agents", "Output of the agent of node N, if a flow launched the job."),
     (

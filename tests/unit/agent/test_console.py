@@ -11,6 +11,7 @@ from typing import TextIO
 import pytest
 from waiting import bound_s, join, run_command
 
+from rekindle import console
 from rekindle.agent import writer
 from rekindle.agent.writer import Console, Target
 
@@ -90,12 +91,20 @@ class Printing:
         return 6
 
 
-def test_a_destructor_prints_while_its_thread_prints(held: Held) -> None:
+def test_a_destructor_prints_while_its_thread_prints(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A print inside of a print of the same thread loses and repeats nothing."""
-    stream = writer._Text(held.console, 2)
+    monkeypatch.setattr(console, "_here", console._here)  # the test's end restores it
+    console.write_with(held.console.say)
+    stream = writer._Text(2)
     stream.write("part of the ")
     stream.write(Printing(stream))
-    assert sorted(held.read()[1].splitlines()) == [b"inner one", b"inner two", b"part of the outer"]
+    assert sorted(held.read()[1].splitlines()) == [
+        b"inner two",
+        b"rekindle: inner one",
+        b"rekindle: part of the outer",
+    ]
 
 
 def test_a_thread_that_keeps_the_lock_delays_nobody_for_long(held: Held) -> None:
@@ -118,7 +127,7 @@ def test_too_many_lines_are_dropped_and_counted(
     held.console.say(1, b"kept by the agent\n")
     held.console.say(1, b"lost\n")
     shown, own_output = held.read()
-    missing = b"rekindle agent: the stream accepted no data; lines missing here: %d\n"
+    missing = b"rekindle: the stream accepted no data; lines missing here: %d\n"
     assert shown == (b"kept by a rank\n" + missing % 2 + b"kept by the agent\n" + missing % 1), (
         shown
     )
@@ -134,14 +143,18 @@ def test_a_stream_that_hangs_keeps_only_lines_of_the_agent(
     held.console.show(2, b"lost\n")
     held.console.say(2, b"agent\n")
     monkeypatch.undo()
-    missing = b"rekindle agent: the stream accepted no data; lines missing here: 1\n"
+    missing = b"rekindle: the stream accepted no data; lines missing here: 1\n"
     assert held.read()[1] == b"rank\n" + missing + b"agent\n"
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run code after `take_streams`, to the end of its process."""
-    begin = "import os, sys, warnings\nfrom rekindle.agent.writer import say, take_streams\n"
-    return run_command([sys.executable, "-c", f"{begin}take_streams()\n{code}"])
+    begin = (
+        "import os, sys, warnings\nfrom rekindle.console import Process, say, start\n"
+        "from rekindle.agent.writer import take_streams\n"
+        "start(Process.AGENT, form='short')\ntake_streams()\n"
+    )
+    return run_command([sys.executable, "-c", f"{begin}{code}"])
 
 
 @pytest.mark.process
@@ -152,7 +165,7 @@ def test_a_process_prints_all_before_its_end() -> None:
         "print('ä\\udc80 no end', end='', file=sys.stderr)\nraise ValueError('last')"
     )
     assert ended.returncode == 1
-    assert ended.stdout == "out\n"
+    assert ended.stdout == "rekindle agent: out\n"
     assert ended.stderr.startswith("rekindle agent: first\n")
     assert "UserWarning: careful" in ended.stderr
     assert "ä\\udc80 no end" in ended.stderr
@@ -164,7 +177,7 @@ def test_a_process_ends_although_its_stream_is_held() -> None:
     """The end of a process waits for a stream without progress only for a short time."""
     read, write = os.pipe()
     code = (
-        "from rekindle.agent.writer import say, take_streams\n"
+        "from rekindle.agent.writer import take_streams\nfrom rekindle.console import say\n"
         "take_streams()\nsay('x' * 200_000)\nsay('end')"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=write)

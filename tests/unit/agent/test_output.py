@@ -17,7 +17,7 @@ from rekindle.agent.writer import Target, Worker
 from rekindle.errors import UsageError
 
 
-def test_a_worker_survives_work_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_survives_work_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     """If a worker's task fails, the worker prints the error and does the next task."""
     done: list[int] = []
     worker = Worker("test")
@@ -25,7 +25,7 @@ def test_a_worker_survives_work_that_fails(capsys: pytest.CaptureFixture[str]) -
     worker.do(lambda: done.append(1))
     worker.close(10.0)
     assert done == [1]
-    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_a_worker_that_hangs_is_left() -> None:

@@ -82,14 +82,14 @@ def test_a_switch_that_is_not_understood(
     care: ProfilingFiles,
     messages: list[Message],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The agent reports an invalid switch once, and keeps the previous one."""
     (tmp_path / "switch").write_text(wrong)
     asyncio.run(care.report_switch())
     asyncio.run(care.report_switch())
     assert not messages
-    assert capsys.readouterr().err.count("is invalid and has no effect") == 1
+    assert capfd.readouterr().err.count("is invalid and has no effect") == 1
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_nothing_that_is_spoilt_ends_it(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """After a read error the agent tries again, and reports the error once.
 
@@ -113,7 +113,7 @@ def test_nothing_that_is_spoilt_ends_it(
     monkeypatch.setattr("rekindle.agent.profiling_files._TICK_S", 0.001)
     (tmp_path / "switch").write_bytes(b"\xff")
     asyncio.run(_look_three_times(tmp_path, error))
-    shown = capsys.readouterr().err
+    shown = capfd.readouterr().err
     assert shown.count("is invalid and has no effect") == 1
     assert shown.count(message) == 1
 

@@ -26,7 +26,7 @@ def test_some_file_is_ours() -> None:
 
 @pytest.mark.process
 def test_a_py_spy_that_cannot_be_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If py-spy cannot run, the agent returns an empty stack and prints the reason."""
     tool = tmp_path / "py-spy"
@@ -34,4 +34,4 @@ def test_a_py_spy_that_cannot_be_run(
     tool.chmod(0o755)
     monkeypatch.setattr(stacks.shutil, "which", lambda *_, **__: str(tool))
     assert asyncio.run(stacks.dump(os.getpid(), 1.0)) == ""
-    assert f"Rekindle cannot run {tool}" in capsys.readouterr().err
+    assert f"Rekindle cannot run {tool}" in capfd.readouterr().err

@@ -100,7 +100,7 @@ def test_a_script_that_was_started_anew_has_not_rested(node: Node) -> None:
 
 
 def test_a_look_that_fails_is_said_and_answered(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    node: Node, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If an inspection fails, the agent prints the error and answers the coordinator with it.
 
@@ -116,12 +116,12 @@ def test_a_look_that_fails_is_said_and_answered(
     failed, looked = asyncio.run(run())
     assert not failed.looks
     assert "Too many open files" in failed.error
-    assert "Too many open files" in capsys.readouterr().err
+    assert "Too many open files" in capfd.readouterr().err
     assert (len(looked.looks), looked.error) == (1, "")
 
 
 def test_a_watch_goes_on_after_a_failure(
-    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    node: Node, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If a look fails, the watchdog continues, and prints a repeated error once."""
     looked: list[float] = []
@@ -138,11 +138,11 @@ def test_a_watch_goes_on_after_a_failure(
     monkeypatch.setattr(watchdog, "LOOK_S", 0.001)
     monkeypatch.setattr(Watchdog, "_look_around", fails)
     asyncio.run(run())
-    assert capsys.readouterr().err.count("a page of nonsense") == 1
+    assert capfd.readouterr().err.count("a page of nonsense") == 1
 
 
 def test_what_ranks_do_is_asked_again_after_a_failure(
-    node: Node, capsys: pytest.CaptureFixture[str]
+    node: Node, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If the watchdog cannot read the ranks' activity, it tries again, and finds a later hang.
 
@@ -156,7 +156,7 @@ def test_what_ranks_do_is_asked_again_after_a_failure(
         await node.pass_time(POLICY.idle_timeout_s + 15.0)
 
     asyncio.run(run())
-    assert capsys.readouterr().err.count("Too many open files") == 1
+    assert capfd.readouterr().err.count("Too many open files") == 1
     assert node.sent[0] == p.RankStalled(rank=0, generation=0)
 
 

@@ -30,7 +30,7 @@ def test_the_function_of_a_command_exists(named: str) -> None:
 
 
 def test_no_fault_for_a_job_that_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """`rekindle inject` refuses a job that is over, as `rekindle stop` does."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
@@ -40,11 +40,11 @@ def test_no_fault_for_a_job_that_is_over(
         with pytest.raises(SystemExit) as ended:
             cli.main(command)
         assert ended.value.code == 1
-        assert capsys.readouterr().err == "rekindle: job job does not run\n"
+        assert capfd.readouterr().err == "rekindle: job job does not run\n"
 
 
 def test_the_status_is_that_of_the_newest_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If the coordinator of a later attempt died, `status` does not show an earlier end."""
     monkeypatch.setenv(names.ENV_HOME, str(tmp_path))
@@ -62,7 +62,7 @@ def test_the_status_is_that_of_the_newest_attempt(
         path.write_bytes(b"".join(journal.encode(event) + b"\n" for event in events))
         with pytest.raises(SystemExit):
             cli.main(["status", "job"])
-        assert capsys.readouterr().out == f"job job: {shown}\n"
+        assert capfd.readouterr().out == f"job job: {shown}\n"
 
 
 @pytest.mark.parametrize("theirs", ["--fault", "--checkpoint", "--no", "--log"])

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rekindle import names
+from rekindle import console, names
 from rekindle.cli import main as cli
 
 RUN = [
@@ -75,6 +79,21 @@ says = "our scripts say so when memory runs short"
 
 
 @pytest.fixture(autouse=True)
+def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what `rekindle run` does with its process."""
+    monkeypatch.setenv(names.ENV_LOG_FORMAT, "short")
+    monkeypatch.setattr(console, "_here", console._here)
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    yield
+    logging.captureWarnings(False)
+    for each in logging.getLogger().handlers.copy():
+        if isinstance(each, console._Handler):
+            logging.getLogger().removeHandler(each)
+
+
+@pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a home without jobs, and a working directory with a script."""
     (tmp_path / "train.py").write_text("raise SystemExit('was run')")
@@ -85,11 +104,11 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+def refusal(capfd: pytest.CaptureFixture[str], *command: str) -> str:
     """Run a command that ends with status 2, and return its standard error."""
     with pytest.raises(SystemExit) as ended:
         cli.main([*command])
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert (ended.value.code, printed.out) == (2, ""), printed.err
     return printed.err
 
@@ -98,10 +117,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *command: str) -> str:
     ("command", "words"), REFUSED, ids=[" ".join(command) for command, _ in REFUSED]
 )
 def test_a_command_line_that_cannot_work(
-    command: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The message names the mistake; the command starts no rank and writes no journal."""
-    errors = refusal(capsys, *command)
+    errors = refusal(capfd, *command)
     assert words in errors
     assert "Traceback" not in errors
     assert "was run" not in errors
@@ -109,11 +128,11 @@ def test_a_command_line_that_cannot_work(
 
 
 def test_a_spare_has_no_node_rank(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The command refuses `--spare` together with `--node-rank`."""
     monkeypatch.setenv(names.ENV_SECRET, "x")
-    errors = refusal(capsys, "run", "--coordinator", "127.0.0.1:1", "--spare", "--node-rank", "1")
+    errors = refusal(capfd, "run", "--coordinator", "127.0.0.1:1", "--spare", "--node-rank", "1")
     assert (
         errors
         == "rekindle: a spare does not have a node rank; give either --spare or --node-rank\n"
@@ -121,7 +140,7 @@ def test_a_spare_has_no_node_rank(
 
 
 def test_no_coordinator_where_a_node_wants_to_join(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """If no coordinator answers, the message has its address, and the status is 1.
 
@@ -131,4 +150,4 @@ def test_no_coordinator_where_a_node_wants_to_join(
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--coordinator", "127.0.0.1:1", "--join-timeout", "0"])
     assert ended.value.code == 1
-    assert "coordinator (127.0.0.1:1) does not answer: " in capsys.readouterr().err
+    assert "coordinator (127.0.0.1:1) does not answer: " in capfd.readouterr().err

@@ -32,7 +32,7 @@ Answer = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def simulate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Simulate:
     """Return a function that runs the command in a folder with two policies."""
     (tmp_path / "solid.yaml").write_text(SOLID)
@@ -42,7 +42,7 @@ def simulate(
     def run(*arguments: str) -> Done:
         with pytest.raises(SystemExit) as ended:
             main(["simulate", *arguments])
-        output = capsys.readouterr()
+        output = capfd.readouterr()
         return Done(int(ended.value.code or 0), output.out, output.err)
 
     return run

@@ -61,7 +61,7 @@ def test_an_event_is_recorded_when_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_hangs_does_not_stop_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """After the limit events count as recorded in memory. The file gets all of them later."""
     monkeypatch.setattr(module, "HANGS_S", 0.05)
@@ -81,13 +81,13 @@ def test_a_file_system_that_hangs_does_not_stop_the_job(
         await log.close()
 
     asyncio.run(run())
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert said.count("the file system has not answered for 0.05 s") == 1
     assert said.count("the file system answers again") == 1
 
 
 def test_the_end_does_not_wait_for_a_file_system_that_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The coordinator ends, and a text has the number of the lost events."""
     monkeypatch.setattr(module, "HANGS_S", 0.05)
@@ -101,4 +101,4 @@ def test_the_end_does_not_wait_for_a_file_system_that_hangs(
 
     file = asyncio.run(run())
     file.answers.set()
-    assert "the coordinator ends, and loses events: 1" in capsys.readouterr().err
+    assert "the coordinator ends, and loses events: 1" in capfd.readouterr().err

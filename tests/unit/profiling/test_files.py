@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rekindle.console import say
 from rekindle.profiling import files
 from rekindle.profiling.files import RecordFiles, age, lines_of, numbered, rank_folders, task_folder
 from rekindle.profiling.switch import RecordLimits, limits_in
@@ -84,21 +85,23 @@ def test_a_folder_that_somebody_has_cleared_is_made_again(tmp_path: Path, again:
 def test_it_ends_at_ten_mebibytes() -> None:
     """Without settings, the limits are those of TaskD."""
     taskd = RecordLimits(cap_bytes=5000 * 2**20, file_bytes=10 * 2**20, flush_s=5.0)
-    assert limits_in({}) == taskd
+    assert limits_in({}, say) == taskd
     assert files.KEPT_FILES == 3
 
 
-def test_the_environment_says_other_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_environment_says_other_figures(capfd: pytest.CaptureFixture[str]) -> None:
     """The environment sets other limits; the command reports a wrong value and ignores it."""
     fields = {
         "REKINDLE_PROFILING_CAP_MB": "200",
         "REKINDLE_PROFILING_FILE_MB": "0.5",
         "REKINDLE_PROFILING_FLUSH_S": "20",
     }
-    assert limits_in(fields) == RecordLimits(cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0)
+    assert limits_in(fields, say) == RecordLimits(
+        cap_bytes=200 * 2**20, file_bytes=2**19, flush_s=20.0
+    )
     for wrong in ("0", "-1", "nan", "inf", "1e40", "much"):
-        assert limits_in(dict.fromkeys(fields, wrong)) == RecordLimits()
-        assert capsys.readouterr().err.count(f"is {wrong!r}, which is not a number above 0") == 3
+        assert limits_in(dict.fromkeys(fields, wrong), say) == RecordLimits()
+        assert capfd.readouterr().err.count(f"is {wrong!r}, which is not a number above 0") == 3
 
 
 def fill(folder: Path, rank: int, count: int) -> list[Path]:

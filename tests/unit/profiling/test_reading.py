@@ -26,7 +26,7 @@ from rekindle.profiling.reading import peers_in, task_in
 TASKD = Path(__file__).parent / "taskd.jsonl"
 
 
-def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_that_taskd_has_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`rekindle diagnose` reads TaskD's records in the folder of a task, next to other files."""
     for rank in (0, 1):
         (tmp_path / "task" / str(rank)).mkdir(parents=True)
@@ -36,7 +36,7 @@ def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as ended:
         cli.main(["diagnose", str(tmp_path)])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
+    shown = capfd.readouterr().out
     assert "2 ranks, steps" in shown
     assert "no rank is slow" in shown
 
@@ -50,14 +50,14 @@ def test_records_that_taskd_has_made(tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_steps_that_are_none(
-    asked: str, wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: str, wrong: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "0").mkdir()
     shutil.copy(TASKD, tmp_path / "0" / "1")
     with pytest.raises(SystemExit) as ended:
         cli.main(["diagnose", str(tmp_path), "--steps", asked])
     assert ended.value.code == 2
-    assert wrong in capsys.readouterr().err
+    assert wrong in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_steps_that_are_none(
     ],
 )
 def test_what_cannot_be_done_is_said(
-    more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "0").mkdir()
     shutil.copy(TASKD, tmp_path / "0" / "1")
     with pytest.raises(SystemExit) as ended:
         cli.main(["diagnose", str(tmp_path), *more])
     assert ended.value.code == 2
-    assert more[1] in capsys.readouterr().err
+    assert more[1] in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_stop_does_not_wait_for_a_rank_that_the_kernel_holds() -> None:
 
 
 def test_an_agent_ends_without_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An agent stops waiting for the rank after the time limit, and logs it."""
     nothing: Any = SimpleNamespace(write_final_checkpoint=print, write_parts=print, commit=print)
@@ -103,4 +103,4 @@ def test_an_agent_ends_without_it(
     ranks._ranks[0] = held
     monkeypatch.setattr(names, "KILLED_S", 0.01)
     asyncio.run(finished(ranks.end()))
-    assert "ranks [0] did not end after SIGKILL" in capsys.readouterr().err
+    assert "ranks [0] did not end after SIGKILL" in capfd.readouterr().err

@@ -38,25 +38,25 @@ kubernetes:
 
 
 def rendered(
-    folder: Path, text: str, *options: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, text: str, *options: str, capfd: pytest.CaptureFixture[str]
 ) -> tuple[int, str, str]:
     """Run the command on a job file; return its status and its output."""
     path = folder / "job.yaml"
     path.write_text(text)
     with pytest.raises(SystemExit) as ended:
         cli.main(["kubernetes", "render", str(path), *options])
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert isinstance(ended.value.code, int)
     return ended.value.code, printed.out, printed.err.replace(str(path), "job.yaml")
 
 
 @pytest.mark.parametrize("kind", [kind.value for kind in WorkloadKind])
 def test_all_objects_are_printed_without_secrets(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The output has every object, keys in the usual order, and placeholders for secrets."""
     status, out, _ = rendered(
-        tmp_path, JOB, "--kind", kind, "--job-id", "charlm-1", "--avoid", "n7", capsys=capsys
+        tmp_path, JOB, "--kind", kind, "--job-id", "charlm-1", "--avoid", "n7", capfd=capfd
     )
     assert status == 0
     found = list(yaml.safe_load_all(out))
@@ -105,24 +105,24 @@ def test_all_objects_are_printed_without_secrets(
     ],
 )
 def test_mistakes_are_told_with_file_line_and_field(
-    change: tuple[str, str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: tuple[str, str], text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error has the file, the line and the field, and never shows the environment."""
-    status, out, err = rendered(tmp_path, JOB.replace(*change), capsys=capsys)
+    status, out, err = rendered(tmp_path, JOB.replace(*change), capfd=capfd)
     assert status == 2
     assert text in err
     assert "hush" not in err
     assert not out
 
 
-def test_a_file_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The command refuses a missing file or a file without fields with one line."""
-    status, _, err = rendered(tmp_path, "- a\n", capsys=capsys)
+    status, _, err = rendered(tmp_path, "- a\n", capfd=capfd)
     assert (status, "job.yaml: write fields, for example script: train.py" in err) == (2, True)
     with pytest.raises(SystemExit) as ended:
         cli.main(["kubernetes", "render", str(tmp_path / "none.yaml")])
     assert ended.value.code == 2
-    assert "none.yaml: cannot be read (No such file" in capsys.readouterr().err
+    assert "none.yaml: cannot be read (No such file" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("values", [KubernetesSettings, Volume, Peer, Coordinator, Ascend])

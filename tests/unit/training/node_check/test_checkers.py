@@ -136,7 +136,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
     The agent does not wait for silent checkers.
     """
     monkeypatch.setattr(checkers_module, "_SOON_S", bound_s(0.2))
-    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
+    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {}, None)
     checkers._checkers = [SimulatedChecker(n, each, 10 * n) for n, each in enumerate(answers)]
     with pytest.raises(CheckerError, match=text) as raised:
         asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
@@ -145,7 +145,7 @@ def test_who_has_no_memory_is_heard_though_others_fail_with_it(
 
 def test_the_slowest_device_counts() -> None:
     """The slowest device's time counts, and a note that all devices have appears once."""
-    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {})
+    checkers = NodeCheckRunner(spec_of(nodes=1, processes=3), None, None, {}, None)
     checkers._checkers = [SimulatedChecker(n, each) for n, each in enumerate([1.0, 3.0, 2.0])]
     done = asyncio.run(checkers._ask(lambda device: DeviceWork(serial=1)))
     assert done == Done(serial=1, seconds={Measurement.COMPUTE: 3.0}, note="a note")

@@ -224,8 +224,8 @@ def root(cluster: Simulated) -> Iterator[dict[str, Any]]:
 class Command:
     """The command line for that job."""
 
-    def __init__(self, cluster: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
-        self._cluster, self._capsys = cluster, capsys
+    def __init__(self, cluster: Simulated, capfd: pytest.CaptureFixture[str]) -> None:
+        self._cluster, self._capsys = cluster, capfd
 
     def __call__(self, *more: str) -> tuple[int, str, str]:
         """Run the command; return exit status, output and errors."""
@@ -237,8 +237,8 @@ class Command:
 
 
 @pytest.fixture
-def trace(cluster: Simulated, root: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(cluster, capsys)
+def trace(cluster: Simulated, root: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(cluster, capfd)
 
 
 @pytest.mark.process
