@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-LEASE_S = 15.0  # a holder that has not renewed the lease for so long loses it to another process
+# A holder that has not renewed the lease for so long loses it to another process. A request for the
+# lease may take that long, so it is less than SILENCE_S of the client.
+LEASE_S = 8.0
 ASK_S = 5.0  # time that the holder has at least, after another process has asked for the lease
 
 
