@@ -4,6 +4,7 @@
     ├── UsageError                status 2
     ├── JobError
     │   ├── UnansweredError
+    │   │   └── SilentError
     │   ├── LeaseHeldError
     │   ├── JobFailedError
     │   ├── RejectedError
@@ -52,6 +53,10 @@ class JobError(RekindleError):
 
 class UnansweredError(JobError):
     """A job's coordinator did not receive a request: it is down or unreachable."""
+
+
+class SilentError(UnansweredError):
+    """A job's coordinator does not answer a request in time: it hangs, or its host is gone."""
 
 
 class LeaseHeldError(JobError):

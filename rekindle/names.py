@@ -78,6 +78,7 @@ PATH_SPEC = "/spec"
 PATH_JOB = "/job"
 PATH_EVENTS = "/events"
 PATH_STEER = "/steer"
+PATH_LEASE = "/lease"  # the holder of the lease renews it
 PATH_INJECT = "/inject"
 PATH_PROFILE = "/profile"
 PATH_APPROVE = "/approve"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from http import HTTPStatus
 
 import aiohttp
@@ -15,9 +14,15 @@ from rekindle.errors import JobError
 from rekindle.job.journal_reader import is_over
 from rekindle.job.spec import JobDirectory, bearer
 from rekindle.protocol import agent as protocol
+from rekindle.silence import Silence, Verdict, gaps
 
-PING_S = 20.0  # a coordinator counts as lost if its machine is silent for 1.5 times as long
 CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
+ANSWER_S = 10.0  # limit for one try to connect, and for each file that the agent reads meanwhile
+CHECK_S = 1.0
+PING_AFTER = 20  # checks: the agent pings a coordinator after 20 s of silence
+LOST_AFTER = 30  # and it closes the connection after 30 s
+_PAUSE_S = 0.2  # between two tries to connect
+_CLOSE_S = 1.0  # limit for the other end to answer the close of a connection
 
 Websocket = aiohttp.ClientWebSocketResponse[bool]
 
@@ -34,38 +39,88 @@ async def connect(
 ) -> Websocket:
     """Wait until the coordinator accepts the connection, and return it.
 
+    limit_s: how long the agent tries. The time of a try counts up to ANSWER_S, so that a machine
+    that was suspended does not use it up.
+
     Raises JobError: the job has ended, the coordinator refuses, or the limit has passed.
     """
-    deadline = time.monotonic() + limit_s
+    loop, spent_s = asyncio.get_running_loop(), 0.0
     while True:
+        began = loop.time()
         try:
-            return await session.ws_connect(url, heartbeat=PING_S, max_msg_size=16 << 20)
+            # aiohttp's own limit is for the complete session.
+            opening = session.ws_connect(url, autoping=False, max_msg_size=16 << 20)
+            return await asyncio.wait_for(opening, ANSWER_S)
         except aiohttp.WSServerHandshakeError as error:
-            if error.status == 401:
-                spec = await in_thread(directory.spec)
-                raise JobError(
-                    f"the coordinator at {url} refuses this job secret; "
-                    f"give the one of job {spec.job_id} in {names.ENV_SECRET}"
-                ) from error
-            if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
-                raise JobError(
-                    f"the coordinator at {url} has wire version "
-                    f"{error.headers.get(names.HEADER_WIRE)}, this agent {names.WIRE_VERSION}; "
-                    "install the same version of Rekindle on all machines of a job"
-                ) from error
-            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                raise JobError(
-                    f"the server at {url} is not a Rekindle coordinator: {error.message}"
-                ) from error
-            if time.monotonic() > deadline:
-                raise JobError(f"the coordinator at {url} does not begin an attempt") from error
-            await asyncio.sleep(0.2)
-        except aiohttp.ClientError as error:
-            if await in_thread(is_over, directory.journal_file):
+            await _judge(error, url, directory)
+            failed = JobError(f"the coordinator at {url} does not begin an attempt")
+            failed.__cause__ = error
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            if await _is_over(directory):
                 raise JobError("the job has ended") from error
-            if time.monotonic() > deadline:
-                raise JobError(f"no coordinator answers at {url}: {error}") from error
-            await asyncio.sleep(0.2)
+            reason = str(error) or f"no answer within {ANSWER_S:g} s"
+            failed = JobError(f"no coordinator answers at {url}: {reason}")
+            failed.__cause__ = error
+        if spent_s > limit_s:
+            raise failed
+        await asyncio.sleep(_PAUSE_S)
+        spent_s += min(loop.time() - began, ANSWER_S + _PAUSE_S)
+
+
+async def _judge(error: aiohttp.WSServerHandshakeError, url: str, directory: JobDirectory) -> None:
+    """Raise JobError if the server refuses the agent for good. Otherwise the agent tries again."""
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        spec = await in_thread(directory.spec)
+        raise JobError(
+            f"the coordinator at {url} refuses this job secret; "
+            f"give the one of job {spec.job_id} in {names.ENV_SECRET}"
+        ) from error
+    if error.status == HTTPStatus.UPGRADE_REQUIRED and error.headers is not None:
+        raise JobError(
+            f"the coordinator at {url} has wire version "
+            f"{error.headers.get(names.HEADER_WIRE)}, this agent {names.WIRE_VERSION}; "
+            "install the same version of Rekindle on all machines of a job"
+        ) from error
+    if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+        raise JobError(
+            f"the server at {url} is not a Rekindle coordinator: {error.message}"
+        ) from error
+
+
+async def _is_over(directory: JobDirectory) -> bool:
+    """Return whether the journal on this machine has the end of the job, if it can be read."""
+    try:
+        return await asyncio.wait_for(in_thread(is_over, directory.journal_file), ANSWER_S)
+    except asyncio.TimeoutError:
+        return False
+
+
+class CoordinatorSilence:
+    """The silence of the coordinator at the other end of a connection."""
+
+    def __init__(self, connection: Websocket) -> None:
+        self._connection = connection
+        self._silence = Silence(ask_after=PING_AFTER, lost_after=LOST_AFTER, every_s=CHECK_S)
+
+    def note_message(self) -> None:
+        """Note that a frame has arrived."""
+        self._silence.note_message()
+
+    async def last(self) -> None:
+        """Return when the coordinator hangs, or its machine is gone. Ping it before."""
+        async for gap_s in gaps(CHECK_S):
+            verdict = self._silence.check(gap_s)
+            if verdict is Verdict.LOST:
+                return
+            if verdict is Verdict.ASK:
+                with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._connection.ping(), CHECK_S)
+
+
+async def abandon(connection: Websocket) -> None:
+    """Close a connection whose other end may not answer."""
+    with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
+        await asyncio.wait_for(connection.close(), _CLOSE_S)
 
 
 async def decline(url: str, directory: JobDirectory, secret: str, hello: protocol.Hello) -> int:
@@ -75,7 +130,8 @@ async def decline(url: str, directory: JobDirectory, secret: str, hello: protoco
     """
     async with open_session(secret) as session:
         connection = await connect(session, url, directory, CONNECT_S)
-        with contextlib.suppress(ConnectionError):  # the job may end before the coordinator answers
+        # The job may end before the coordinator answers.
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
             await connection.send_bytes(protocol.encode(hello))
-            await connection.receive()  # EndAgent
+            await asyncio.wait_for(connection.receive(), ANSWER_S)  # EndAgent
     return 1

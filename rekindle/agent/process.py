@@ -26,7 +26,14 @@ import msgspec
 import psutil
 
 from rekindle import names
-from rekindle.agent.coordinator_connection import CONNECT_S, connect, decline, open_session
+from rekindle.agent.coordinator_connection import (
+    CONNECT_S,
+    CoordinatorSilence,
+    abandon,
+    connect,
+    decline,
+    open_session,
+)
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
@@ -169,8 +176,20 @@ class Agent:
             described = protocol.encode(self.ranks.describe(self._hello, unsent))
         with contextlib.suppress(ConnectionError):
             await connection.send_bytes(described)
+        silence = CoordinatorSilence(connection)
         async with alongside(self._send_all(connection)):
-            return await self._listen(connection, orders)
+            listening = asyncio.ensure_future(self._listen(connection, orders, silence))
+            silent = asyncio.ensure_future(silence.last())
+            try:
+                await asyncio.wait((listening, silent), return_when=asyncio.FIRST_COMPLETED)
+                if listening.done():
+                    return listening.result()
+            finally:
+                listening.cancel()
+                silent.cancel()
+        say("the agent closed its connection, because the coordinator sent nothing for 30 s")
+        await abandon(connection)
+        return False
 
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep messages that a new coordinator needs, and drop those for the old one only."""
@@ -208,6 +227,7 @@ class Agent:
         self,
         connection: aiohttp.ClientWebSocketResponse[bool],
         orders: Orders,
+        silence: CoordinatorSilence,
     ) -> bool:
         """Read the connection until EndAgent (True) or until it is cut (False).
 
@@ -217,6 +237,12 @@ class Agent:
         """
         with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
             async for frame in connection:
+                silence.note_message()
+                if frame.type is aiohttp.WSMsgType.PING:
+                    await connection.pong(frame.data)
+                    continue
+                if frame.type is aiohttp.WSMsgType.PONG:
+                    continue
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break
                 message = protocol.decode_to_agent(frame.data)

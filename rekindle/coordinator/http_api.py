@@ -3,7 +3,8 @@
 GET  /spec           the job's description, for nodes that join
 GET  /job            the present state of the job, as JSON
 GET  /events         the journal since event `since`, then live, as JSON lines; follow=0: not live
-GET  /steer          like /events, with the lease to steer the job while the connection is open
+GET  /steer          like /events, with the lease to steer the job
+POST /lease          the holder of the lease renews it
 POST /approve        a user's answer to a strategy that waits for it
 POST /stop           a user ends the job, also if another process steers it
 POST /inject         a fault to inject into a rank
@@ -23,8 +24,9 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.coordinator.event_log import EventLog
+from rekindle.coordinator.lease import Lease
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.job.journal_file import JournalFile
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import http_views as view
@@ -76,12 +78,12 @@ class HttpApi:
     """
 
     def __init__(
-        self, machine: Machine, journal_file: JournalFile, carry_out: Callable[[], None]
+        self, machine: Machine, event_log: EventLog, carry_out: Callable[[], None]
     ) -> None:
         self._machine = machine
-        self._journal_file = journal_file
+        self._event_log = event_log
         self._carry_out = carry_out
-        self._holder = ""  # the process that steers the job while its connection is open
+        self._lease = Lease()
 
     def serve(self, router: web.UrlDispatcher) -> None:
         """Add the routes of the API to the router."""
@@ -105,6 +107,7 @@ class HttpApi:
                 web.get(names.PATH_JOB, self._job),
                 web.get(names.PATH_EVENTS, self._stream),
                 web.get(names.PATH_STEER, self._steer),
+                web.post(names.PATH_LEASE, self._renew),
                 *(
                     web.post(path, functools.partial(self._order, kind, do))
                     for path, (kind, do) in orders.items()
@@ -114,7 +117,7 @@ class HttpApi:
 
     async def _job(self, request: web.Request) -> web.Response:
         """Return the present state of the job."""
-        body = job_view(self._machine, self._holder)
+        body = job_view(self._machine, self._lease.holder)
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def _description(self, request: web.Request) -> web.Response:
@@ -124,19 +127,29 @@ class HttpApi:
 
     async def _steer(self, request: web.Request) -> web.StreamResponse:
         """Stream the journal to the one process that steers the job."""
-        holder = request.query.get("holder", "")
-        if not holder:
-            return web.json_response(
-                {"error": "the parameter holder is missing; give ?holder=NAME"}, status=400
-            )
-        if self._holder:
-            body = {"error": f"{self._holder} steers this job", "holder": self._holder}
-            return web.json_response(body, status=409)
-        self._holder = holder
-        try:
+        holder, token = request.query.get("holder", ""), request.query.get("token", "")
+        if not holder or not token:
+            error = "a parameter is missing; give ?holder=NAME&token=TOKEN"
+            return web.json_response({"error": error}, status=400)
+        if not await self._lease.is_free_for(token):
+            return self._held()
+        with self._lease.held(holder, token):
             return await self._stream(request)
-        finally:
-            self._holder = ""
+
+    async def _renew(self, request: web.Request) -> web.Response:
+        """Renew the lease of its holder."""
+        try:
+            renewal = msgspec.json.decode(await request.read(), type=view.Renewal)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
+        if not self._lease.renew(renewal.token):
+            return self._held()
+        return web.json_response({})
+
+    def _held(self) -> web.Response:
+        holder = self._lease.holder
+        body = {"error": f"{holder} steers this job", "holder": holder}
+        return web.json_response(body, status=409)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream the journal."""
@@ -146,12 +159,13 @@ class HttpApi:
                 {"error": f"since={since} is not a number; give a number from 0"}, status=400
             )
         if request.query.get("follow") == "0":
-            lines = journal.encode_all(self._journal_file.events[int(since) :])
+            log = self._event_log
+            lines = journal.encode_all(log.events[int(since) : log.recorded])
             return web.Response(body=lines, content_type="application/x-ndjson")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):
-            async for line in self._journal_file.follow(int(since), KEEPALIVE_S):
+            async for line in self._event_log.follow(int(since), KEEPALIVE_S):
                 await response.write(line + b"\n")
         return response
 
@@ -170,6 +184,7 @@ class HttpApi:
             return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
         refused = do(order)
         self._carry_out()
+        await self._event_log.settle()  # a takeover knows an order that was answered
         if refused:
             return web.json_response({"error": refused}, status=400)
         return web.json_response({})

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import itertools
 import logging
 import os
 import resource
@@ -22,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -32,6 +34,7 @@ from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.console import Process, catch, say, start
+from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.http_api import HttpApi
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
@@ -40,8 +43,9 @@ from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol.agent import decode_from_agent, encode
+from rekindle.protocol.agent import Message, decode_from_agent, encode
 from rekindle.recovery.journal import journal
+from rekindle.silence import GAP_S, MOST_GRACE_S, Silence, Verdict, gaps
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
@@ -67,7 +71,7 @@ class AgentConnection:
         self._socket = socket
         self._transport = transport
         self._queue: asyncio.Queue[tuple[Send, bytes]] = asyncio.Queue()
-        self._checks = 0  # since the last frame
+        self._silence = Silence(ask_after=PING_AFTER, lost_after=LOST_AFTER, every_s=LOOK_S)
 
     def tell(self, message: bytes) -> None:
         """Queue an encoded message. The connection sends messages in order."""
@@ -86,28 +90,29 @@ class AgentConnection:
 
     def note_message(self) -> None:
         """Note that a frame has arrived."""
-        self._checks = 0
+        self._silence.note_message()
 
-    def check(self) -> None:
-        """Count a check. Ping a silent agent, and close the connection if it remains silent."""
-        self._checks += 1
-        if self._checks == PING_AFTER:
+    def check(self, gap_s: float = 0.0) -> None:
+        """Count a check. Ping a silent agent, and close the connection if it remains silent.
+
+        gap_s: the time before the check in which this process did not run.
+        """
+        verdict = self._silence.check(gap_s)
+        if verdict is Verdict.ASK:
             self._queue.put_nowait((self._socket.ping, b""))
-        elif self._checks == LOST_AFTER and self._transport is not None:
-            text = (
+        elif verdict is Verdict.LOST and self._transport is not None:
+            say(
                 "the coordinator closed a connection, because the agent sent nothing for "
                 f"{LOST_AFTER * LOOK_S:g} s"
             )
-            say(text)
             self._transport.abort()
 
 
 async def watch(connections: Mapping[int, AgentConnection]) -> None:
     """Check all connections every LOOK_S, without an end."""
-    while True:
-        await asyncio.sleep(LOOK_S)
+    async for gap_s in gaps(LOOK_S):
         for connection in connections.values():
-            connection.check()
+            connection.check(gap_s)
 
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after EndAgent
@@ -148,50 +153,81 @@ class Coordinator:
     def __init__(self, directory: JobDirectory, attempt: int) -> None:
         self.directory = directory
         self.spec = directory.spec()
-        self.journal_file = JournalFile(directory.journal_file)
-        past = self.journal_file.events
+        journal_file = JournalFile(directory.journal_file)
+        past = journal_file.known
+        self.event_log = EventLog(journal_file, self._carry_out_waiting)
         self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.http_api = HttpApi(self.machine, self.journal_file, self.carry_out)
+        self.http_api = HttpApi(self.machine, self.event_log, self.carry_out)
         self.ended = asyncio.Event()
         self.succeeded = False
         self._agent_connections: dict[int, AgentConnection] = {}
+        self._connection_numbers = itertools.count(1)
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
+        # Each waits until the event with this number is recorded.
+        self._waiting: deque[tuple[int, state.Send | state.End]] = deque()
+        self._encoded: tuple[Message | None, bytes] = None, b""  # the last message that was sent
 
     # ---- carrying out
 
     def carry_out(self) -> None:
-        """Carry out all commands of the machine."""
-        last, encoded = None, b""  # a message to all agents is one object in consecutive commands
+        """Carry out all commands of the machine.
+
+        An order waits until the events before it are recorded. A takeover then knows the cause of
+        each order that an agent has. Timers do not wait, and neither do pings.
+        """
         for command in self.machine.job.drain():
             match command:
-                case state.Send(connection, message):
-                    agent_connection = self._agent_connections.get(connection)
-                    if agent_connection is None:
-                        continue
-                    if message is not last:
-                        last, encoded = message, encode(message)
-                    agent_connection.tell(encoded)
                 case state.Record(event):
-                    self.journal_file.append(event)
+                    self.event_log.append(event)
                 case state.SetTimer(timer, seconds):
                     self._set_timer(timer, seconds)
                 case state.CancelTimer(timer):
                     self._cancel_timer(timer)
+                case state.Send() | state.End():
+                    self._waiting.append((len(self.event_log.events), command))
+        self._carry_out_waiting()
+
+    def _carry_out_waiting(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self.event_log.recorded:
+            match self._waiting.popleft()[1]:
+                case state.Send(connection, message):
+                    self._send(connection, message)
                 case state.End(succeeded):
                     self.succeeded = succeeded
                     self.ended.set()
 
-    def _set_timer(self, timer: state.Timer, seconds: float) -> None:
+    def _send(self, connection: int, message: Message) -> None:
+        agent_connection = self._agent_connections.get(connection)
+        if agent_connection is None:
+            return
+        if message is not self._encoded[0]:  # a message to all agents is one object
+            self._encoded = message, encode(message)
+        agent_connection.tell(self._encoded[1])
+
+    def _set_timer(self, timer: state.Timer, seconds: float, *, again: bool = False) -> None:
         self._cancel_timer(timer)
         loop = asyncio.get_running_loop()
-        self._timers[timer] = loop.call_later(seconds, self._on_timer, timer)
+        due = loop.time() + seconds
+        expired = self._on_timer if again else functools.partial(self._on_first, seconds, due)
+        self._timers[timer] = loop.call_at(due, expired, timer)
 
     def _cancel_timer(self, timer: state.Timer) -> None:
         running = self._timers.pop(timer, None)
         if running is not None:
             running.cancel()
+
+    def _on_first(self, seconds: float, due: float, timer: state.Timer) -> None:
+        """Handle a time limit. If this process has just been stopped, set the limit again first.
+
+        Messages of processes that kept the limit may wait to be read, and processes that were
+        stopped as well may continue later.
+        """
+        if asyncio.get_running_loop().time() - due > GAP_S:
+            self._set_timer(timer, min(seconds, MOST_GRACE_S), again=True)
+        else:
+            self._on_timer(timer)
 
     def _on_timer(self, timer: state.Timer) -> None:
         self.machine.on_timer(timer, time.time())
@@ -208,16 +244,15 @@ class Coordinator:
         """Serve one agent's connection until it ends. Refuse an agent of another wire version."""
         version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
         if version != str(names.WIRE_VERSION):
-            text = (
+            say(
                 f"the coordinator refused the agent at {request.remote}, because its wire "
                 f"version is {version[:20]!r}"
             )
-            say(text)
             ours = {names.HEADER_WIRE: str(names.WIRE_VERSION)}
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
         await socket.prepare(request)
-        connection = id(socket)
+        connection = next(self._connection_numbers)
         agent_connection = self._agent_connections[connection] = AgentConnection(
             socket, request.transport
         )
@@ -262,7 +297,7 @@ class Coordinator:
             finished = min(rank.finished for rank in machine.job.roster.world)
             if last != (finished, machine.job.newest):
                 last = (finished, machine.job.newest)
-                self.journal_file.publish(
+                self.event_log.publish(
                     journal.Progress(
                         at=time.time(),
                         finished=finished,
@@ -296,7 +331,7 @@ class Coordinator:
         await self._see_agents_off()
         progress.cancel()
         watching.cancel()
-        self.journal_file.close()
+        await self.event_log.close()
         await runner.cleanup()
         return 0 if self.succeeded else 1
 
@@ -310,7 +345,7 @@ class Coordinator:
                 spares=self.spec.spares,
                 pid=os.getpid(),
             )
-            self.journal_file.append(started)
+            self.event_log.append(started)
         host, port = listener.getsockname()[:2]
         endpoint = Endpoint(
             host=names.LOOPBACK if host == "0.0.0.0" else host,
@@ -353,8 +388,7 @@ def allow_files(needed: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
-        text = f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn"
-        say(text)
+        say(f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn")
 
 
 async def serve(options: argparse.Namespace) -> int:

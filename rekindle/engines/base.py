@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from rekindle.engines.client import JobClient
+from rekindle.engines.client import ANSWER_S, JobClient
 from rekindle.job.spec import Endpoint
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal.journal import AnyEvent
 
-MOST_REVIVALS = 10  # coordinators that fail one after another have a permanent cause
+MOST_REVIVALS = 10  # coordinators that fail one after another, without a step between them
 
 
 class Engine(Protocol):
@@ -23,8 +23,8 @@ class Engine(Protocol):
         Raises UsageError: the engine cannot start the job as described.
         """
 
-    def alive(self) -> Endpoint | None:
-        """Return the address of the job's coordinator if the coordinator runs and answers."""
+    def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
+        """Return the address of the job's coordinator if it runs and answers within the limit."""
 
     def history(self) -> list[AnyEvent]:
         """Read all events of the job, of all its attempts; an empty list if there is no job.
@@ -67,5 +67,6 @@ class Engine(Protocol):
     def revive(self) -> Endpoint:
         """Start another coordinator to replace one that failed; the agents connect to it.
 
-        Raises UsageError: its address is not available.
+        A failed coordinator that still lives ends first. Raises UsageError: its address is not
+        available. Raises JobError: the failed one does not end.
         """

@@ -5,8 +5,10 @@ The client is synchronous and uses `http.client`, so that any process can use it
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,16 +18,19 @@ from urllib.parse import urlencode
 import msgspec
 
 from rekindle import names
-from rekindle.errors import JobError, LeaseHeldError, UnansweredError, UsageError
+from rekindle.errors import JobError, LeaseHeldError, SilentError, UnansweredError, UsageError
 from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
-from rekindle.protocol.http_views import JobView
+from rekindle.protocol.http_views import JobView, Renewal
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
-# The coordinator sends something every second. A coordinator that is silent for this long is gone.
-SILENCE_S = 20.0
+ANSWER_S = 10.0  # limit for each wait for a coordinator: to connect, or to read
+# The coordinator sends something every second on a stream of events. A coordinator that sends
+# nothing for this long does not answer.
+SILENCE_S = 10.0
+RENEW_S = 2.0  # pause between two renewals of the lease
 _SHOWN = 200  # characters shown of an answer that is not a coordinator's, such as a page of HTML
 # Statuses of a proxy that reaches no coordinator.
 _ON_THE_WAY = (
@@ -70,10 +75,11 @@ class Connection(Protocol):
 class Transport:
     """The route to a coordinator: directly, or through a proxy.
 
-    connect: returns a new connection that is not open yet. where: a short name of the coordinator.
+    connect: takes the limit in seconds for each wait, and returns a connection that is not open
+    yet. where: a short name of the coordinator.
     """
 
-    connect: Callable[[], Connection]
+    connect: Callable[[float], Connection]
     where: str
 
 
@@ -81,7 +87,7 @@ def straight(endpoint: Endpoint) -> Transport:
     """Return the route to a coordinator whose address this process can reach."""
     host, port, pid = endpoint.host, endpoint.port, endpoint.pid
     return Transport(
-        connect=lambda: http.client.HTTPConnection(host, port, timeout=SILENCE_S),
+        connect=lambda limit_s: http.client.HTTPConnection(host, port, timeout=limit_s),
         where=f"the job's coordinator ({f'process {pid}' if pid else f'{host}:{port}'})",
     )
 
@@ -96,9 +102,9 @@ class JobClient:
         self._transport = transport or straight(endpoint)
         self._headers = {names.HEADER_SECRET: bearer(secret)}
 
-    def status(self) -> JobView:
-        """Fetch the state of the job."""
-        with self._call("GET", names.PATH_JOB) as call:
+    def status(self, *, limit_s: float = ANSWER_S) -> JobView:
+        """Fetch the state of the job. limit_s: seconds for each wait for the coordinator."""
+        with self._call("GET", names.PATH_JOB, limit_s=limit_s) as call:
             return call.decode(JobView)
 
     def spec(self) -> tuple[JobSpec, int]:
@@ -124,12 +130,19 @@ class JobClient:
         """Follow the job's events with a number above `since`, without steering the job."""
         return self._stream(names.PATH_EVENTS, {"since": since})
 
-    def steer(self, *, holder: str, since: int = 0) -> EventStream:
+    def steer(self, *, holder: str, token: str, since: int = 0) -> EventStream:
         """Take the lease and follow the events; the open stream holds the lease.
 
-        Raises LeaseHeldError: another process steers the job; the message names it.
+        The iteration over the stream renews the lease. holder: the name of this process for
+        others. token: identifies the holder; a holder whose stream broke gets the lease again.
+
+        Raises LeaseHeldError, also during the iteration: another process steers the job; the
+        message names it.
         """
-        return self._stream(names.PATH_STEER, {"holder": holder, "since": since})
+        query = {"holder": holder, "token": token, "since": since}
+        renewal = msgspec.json.encode(Renewal(token=token))
+        renew = functools.partial(self._post, names.PATH_LEASE, renewal)
+        return self._stream(names.PATH_STEER, query, renew)
 
     def approve(self, answer: Approval) -> None:
         """Answer an incident that waits for a person. Raises JobError: it does not wait."""
@@ -164,21 +177,33 @@ class JobClient:
         with self._call("POST", path, body) as call:
             call.read()
 
-    def _stream(self, path: str, query: dict[str, Any]) -> EventStream:
-        return EventStream(self._call("GET", f"{path}?{urlencode(query)}"))
+    def _stream(
+        self, path: str, query: dict[str, Any], renew: Callable[[], None] = lambda: None
+    ) -> EventStream:
+        call = self._call("GET", f"{path}?{urlencode(query)}", limit_s=SILENCE_S)
+        return EventStream(call, renew)
 
-    def _call(self, method: str, target: str, body: bytes | None = None) -> _Call:
+    def _call(
+        self, method: str, target: str, body: bytes | None = None, *, limit_s: float = ANSWER_S
+    ) -> _Call:
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
-        return _Call(self._transport, method, target, headers, body)
+        return _Call(self._transport.where, self._transport.connect(limit_s)).send(
+            method, target, body, headers
+        )
 
 
 class EventStream(AbstractContextManager["EventStream"]):
-    """Yields the events of a job as they arrive, until the job has ended."""
+    """Yields the events of a job as they arrive, until the job has ended.
 
-    def __init__(self, call: _Call) -> None:
+    renew: the iteration calls this every RENEW_S, while the coordinator sends.
+    """
+
+    def __init__(self, call: _Call, renew: Callable[[], None]) -> None:
         self._call = call
+        self._renew = renew
+        self._renewed = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -188,18 +213,28 @@ class EventStream(AbstractContextManager["EventStream"]):
         ended = False
         while line := self._read_line(may_end=ended):
             if json.loads(line).get("type") == "keepalive":
+                self._renew_if_due()
                 continue
             event = journal.decode(line)
             # The Ended event of an earlier attempt may precede others. Only that of the newest
             # attempt is last.
             ended = isinstance(event, journal.Ended)
+            if not ended:  # after the end the coordinator may have exited
+                self._renew_if_due()
             yield event
+
+    def _renew_if_due(self) -> None:
+        if time.monotonic() - self._renewed > RENEW_S:
+            self._renew()
+            self._renewed = time.monotonic()
 
     def _read_line(self, *, may_end: bool = False) -> bytes:
         try:
             line = self._call.response.readline()
+        except TimeoutError as error:
+            raise SilentError(f"{self._call.where} sent nothing for {SILENCE_S:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            raise JobError(f"{self._call.where} has ended or hangs: {error!r}") from error
+            raise JobError(f"{self._call.where} has ended: {error!r}") from error
         if not line.endswith(b"\n") and not may_end:
             raise JobError(
                 f"{self._call.where} has ended: its stream of events stopped before the end of "
@@ -215,24 +250,24 @@ class EventStream(AbstractContextManager["EventStream"]):
 class _Call(AbstractContextManager["_Call"]):
     """One request and its answer; it turns refusals into errors."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        method: str,
-        target: str,
-        headers: dict[str, str],
-        body: bytes | None = None,
-    ) -> None:
-        self.where = transport.where
-        self._connection = transport.connect()
+    def __init__(self, where: str, connection: Connection) -> None:
+        self.where = where
+        self._connection = connection
+
+    def send(self, method: str, target: str, body: bytes | None, headers: dict[str, str]) -> _Call:
+        """Send the request and wait for the start of the answer; return this object."""
         try:
             self._connection.request(method, target, body, headers)
             self.response = self._connection.getresponse()
+        except TimeoutError as error:
+            self.close()
+            raise SilentError(f"{self.where} does not answer in time") from error
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise UnansweredError(f"{self.where} does not answer: {error}") from error
         if self.response.status != http.HTTPStatus.OK:
             self._refuse()
+        return self
 
     def read(self) -> bytes:
         """Read the complete answer. Raises UnansweredError: it broke off."""

@@ -5,13 +5,20 @@ The train flow and the command line use this module.
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Callable, Iterable
 
 from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS, Engine
+from rekindle.engines.client import ANSWER_S
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint
 from rekindle.recovery.journal.journal import AnyEvent, NodeWanted, Progress
+
+_STEADY_S = 60.0  # a coordinator that has sent events for so long did not fail at its start
+_MOST_PATIENCE = 32  # limits for a coordinator's answer: 10 s at first, at most 320 s
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 
 
 class JobFollower:
@@ -36,8 +43,12 @@ class JobFollower:
         self._see = see
         self._say = say
         self._is_over = is_over
+        self._token = uuid.uuid4().hex  # identifies this process to the coordinator
         self._held = False
         self._newest = 0  # the number of the newest event; Progress has none
+        self._finished = 0  # steps of the job
+        self._failures = 0  # coordinators that failed one after another
+        self._pause_s = _FIRST_PAUSE_S  # before the next connection, after a broken stream
 
     def follow(
         self,
@@ -47,38 +58,52 @@ class JobFollower:
     ) -> None:
         """Follow the events to the job's end, or until MOST_REVIVALS coordinators have failed.
 
+        A stream that breaks while the coordinator answers is no failure. A coordinator that does
+        not answer is one, also if its process lives. The count of failures returns to 0 when the
+        job finishes a step, and when a coordinator has served this process for _STEADY_S.
+
         since: the number of the newest known event. held: called each time that this process takes
         the lease, with True the first time.
 
-        Raises LeaseHeldError: another process steers the job. Raises JobError: a coordinator
-        neither answers nor ends.
+        Raises LeaseHeldError: another process steers the job. Raises JobError: a failed coordinator
+        does not end, or its address is not available.
         """
         self._newest = max(self._newest, since)
-        for revivals in range(MOST_REVIVALS + 1):
+        while True:
             try:
-                self._steer(endpoint, held)
+                return self._steer(endpoint, held)
             except LeaseHeldError:
                 raise
             except JobError as error:
-                if self._is_over() or revivals == MOST_REVIVALS:
-                    return
-                self._say(f"{error}; a new coordinator replaces it")
-            else:
-                return
-            endpoint = self.next_coordinator()
+                found = self._ask(error)
+                if found is None and (self._is_over() or self._failures == MOST_REVIVALS):
+                    return None
+                if found is None:
+                    self._failures += 1
+                    self._say(f"{error}; a new coordinator replaces it")
+                    found = self.next_coordinator()
+                endpoint = found
 
     def next_coordinator(self) -> Endpoint:
-        """Start another coordinator, or find the old one if it was only slow.
-
-        Raises JobError: the old one neither answers nor ends.
-        """
+        """Start another coordinator. Raises JobError: that is not possible."""
         try:
             return self._engine.revive()
-        except UsageError as error:  # the old one still has its port
-            slow = self._engine.alive()
-            if slow is None:
-                raise JobError(f"the job's coordinator does not answer: {error}") from error
-            return slow
+        except UsageError as error:  # another process took the port
+            raise JobError(f"Rekindle cannot replace the job's coordinator: {error}") from error
+
+    def _ask(self, error: JobError) -> Endpoint | None:
+        """Return the coordinator's address if it answers; the stream of events has broken.
+
+        This process, or the coordinator, may have been stopped for a while. So the broken stream
+        alone decides nothing. A coordinator on a busy machine may also be slow, in particular while
+        it starts. So each failure after another one doubles the limit.
+        """
+        found = self._engine.alive(limit_s=ANSWER_S * min(2**self._failures, _MOST_PATIENCE))
+        if found is not None:
+            self._say(f"{error}; the coordinator answers, and this process connects again")
+            time.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return found
 
     def learn(self, history: Iterable[AnyEvent]) -> None:
         """Pass events to the engine, which records facts about hosts.
@@ -105,13 +130,23 @@ class JobFollower:
 
     def _steer(self, endpoint: Endpoint, held: Callable[[bool], None]) -> None:
         client = self._engine.client(endpoint)
-        with client.steer(holder=self._holder, since=self._newest) as events:
+        with client.steer(holder=self._holder, token=self._token, since=self._newest) as events:
             first, self._held = not self._held, True
             held(first)
+            began = time.monotonic()
             for event in events:
-                self._newest = max(self._newest, event.seq)
+                self._note(event, time.monotonic() - began)
                 if not isinstance(event, Progress):
                     self.learn([event])
                 if isinstance(event, NodeWanted):
                     self.bring([event.node])
                 self._see(event)
+
+    def _note(self, event: AnyEvent, served_s: float) -> None:
+        if event.seq > self._newest:
+            self._newest, self._pause_s = event.seq, _FIRST_PAUSE_S
+        advances = isinstance(event, Progress) and event.finished > self._finished
+        if isinstance(event, Progress) and advances:
+            self._finished = event.finished
+        if advances or served_s > _STEADY_S:
+            self._failures = 0

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -19,17 +20,20 @@ from typing import IO
 import msgspec
 
 from rekindle import names
-from rekindle.engines.client import JobClient
+from rekindle.engines.client import ANSWER_S, JobClient
 from rekindle.engines.hosts import HostLog, SimulatedHosts
+from rekindle.engines.orphans import command, end_coordinators
 from rekindle.errors import JobError, UsageError
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, home
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
 from rekindle.waiting import retry
 
+EXIT_S = 10.0  # time that a coordinator may take to end after the end of its launcher
 FREE_S = 5.0  # time that the kernel may take to free the port of a failed coordinator
 
 
@@ -75,28 +79,48 @@ class LocalEngine:
     def launch(self, *, attempt: int) -> Endpoint:
         """Start the coordinator, one agent per node, and the spares.
 
-        Raises UsageError: the coordinator's port is taken, there are too few hosts, or the user's
-        own table of faults has a bad entry.
+        The coordinator of an earlier attempt ends first: by itself if it answers, otherwise the
+        engine ends it. Raises UsageError: the coordinator's port is taken, there are too few hosts,
+        or the user's own table of faults has a bad entry. Raises JobError: the job still runs.
         """
         spec = self._directory.spec()
         if spec.fault_tables:
             Tables.load(Path(spec.fault_tables))
         if self._hosts is not None:
             self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        self._wait_for_end(spec)
+        end_coordinators(self._directory.path)
         self._endpoint = self._start_coordinator(self._listen, attempt)
         for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
 
+    def _wait_for_end(self, spec: JobSpec) -> None:
+        """Wait while a coordinator of the job answers. Raises JobError: it does not end."""
+        began = time.monotonic()
+        while found := self.alive():
+            stopping = attempts.is_stopping(self.history())
+            limit_s = EXIT_S + (spec.policy.dump_timeout_s if stopping else 0.0)
+            if time.monotonic() - began > limit_s:
+                raise JobError(
+                    f"job {spec.job_id} runs already (its coordinator is process {found.pid}); "
+                    f"stop it with `rekindle stop {spec.job_id}`, or choose another job id"
+                )
+            time.sleep(0.05)
+
     def revive(self) -> Endpoint:
         """Start another coordinator at the address of the failed one; its agents reconnect to it.
 
-        Raises JobError: the job was never launched. Raises UsageError: another process took the
-        port.
+        The failed coordinator may still live, and hang. It ends first, because it has the port and
+        the lock on the journal. Raises JobError: the job was never launched, or the failed
+        coordinator does not end. Raises UsageError: another process took the port.
         """
         dead = self._directory.endpoint()
         if dead is None:
             raise JobError(f"the job in {self._directory.path} has not been launched")
+        end_coordinators(self._directory.path)
+        if self.coordinator is not None:
+            self.coordinator.poll()  # a child that has ended stays until its parent asks for it
         host = self._listen[0] if self._endpoint else dead.host
         start = functools.partial(self._start_coordinator, (host, dead.port), dead.attempt)
         # The kernel closes the connections of the failed coordinator one after another. So its port
@@ -112,20 +136,19 @@ class LocalEngine:
         endpoint = Endpoint(host=_reachable(host), port=port, pid=0, attempt=attempt)
         self._directory.announce(endpoint)
         with listener:
-            self.coordinator = self._start(
-                "coordinator",
-                ["--attempt", str(attempt), "--listen-fd", str(listener.fileno())],
-                [listener.fileno()],
-            )
+            handle = listener.fileno()
+            arguments = ["--attempt", str(attempt), "--listen-fd", str(handle)]
+            arguments = [*command(self._directory.path), *arguments]
+            self.coordinator = self._start("coordinator", arguments, [handle])
         return msgspec.structs.replace(endpoint, pid=self.coordinator.pid)
 
-    def alive(self) -> Endpoint | None:
-        """Return the address of the job's coordinator if the coordinator runs and answers."""
+    def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
+        """Return the address of the job's coordinator if it runs and answers within the limit."""
         endpoint = self._directory.endpoint()
         if endpoint is None:
             return None
         try:
-            status = self.client(endpoint).status()
+            status = self.client(endpoint).status(limit_s=limit_s)
         except JobError:
             return None
         return endpoint if status.job_id == self._job_id else None
@@ -159,6 +182,7 @@ class LocalEngine:
             raise JobError(f"the job in {self._directory.path} has not been launched")
         spare = node == names.SPARE
         arguments = [
+            *("-m", "rekindle.agent.process", "--directory", str(self._directory.path)),
             *("--attempt", str(endpoint.attempt)),
             *(("--spare",) if spare else ("--node", str(node))),
             *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
@@ -172,7 +196,7 @@ class LocalEngine:
                 arguments += ["--simulated-host", str(host)]
                 fds = [handle]
             log = "agent-spare" if spare else f"agent-{node}"
-            self.agents.append(self._start("agent", arguments, fds, log=log))
+            self.agents.append(self._start(log, arguments, fds))
 
     def learn(self, event: AnyEvent) -> None:
         """Record the facts about hosts in an event of the journal. A repeated call does no harm."""
@@ -180,17 +204,13 @@ class LocalEngine:
         if entry is not None:
             self._log_of_hosts.append(entry)
 
-    def _start(
-        self, process: str, arguments: list[str], fds: list[int], *, log: str = ""
-    ) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", f"rekindle.{process}.process"]
-        command += ["--directory", str(self._directory.path), *arguments]
+    def _start(self, log: str, arguments: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         if self._lifeline is not None:
-            command += ["--lifeline-fd", str(self._lifeline[0])]
+            arguments = [*arguments, "--lifeline-fd", str(self._lifeline[0])]
             fds = [*fds, self._lifeline[0]]
-        with self._log(log or process) as output:
+        with self._log(log) as output:
             return subprocess.Popen(
-                command,
+                [sys.executable, *arguments],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,20 +1,16 @@
-"""The journal on disk, and the followers that receive its events."""
+"""The file of a job's journal, for its one writer."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
 import functools
 import logging
 import os
-import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from pathlib import Path
-
-import msgspec
 
 from rekindle.console import say
 from rekindle.errors import JobError
@@ -23,16 +19,16 @@ from rekindle.job.journal_reader import complete_lines
 from rekindle.recovery.journal import journal
 from rekindle.waiting import retry
 
-_KEEPALIVE = b'{"type":"keepalive"}'
-
 LOCK_S = 10.0  # seconds that the coordinator of an earlier attempt may take to end
 
 
 class JournalFile:
-    """Appends events to a file of JSON lines and passes them to the followers.
+    """Appends events to a file of JSON lines.
 
     It cuts off a last line that a killed writer left incomplete, so that the lines after it stay
     readable. A full disk stops nothing: events wait in memory until the file can take them.
+
+    known: the events in the file when this object was made.
 
     Raises JobError: another process still writes the file.
     """
@@ -41,33 +37,23 @@ class JournalFile:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _lock(self._fd, path)
         lines = complete_lines(path)
-        self.events: list[journal.Event] = list(journal.read(lines))
+        self.known: list[journal.Event] = list(journal.read(lines))
         self._path = path
         self._end = sum(map(len, lines))  # the length of all complete lines
         os.ftruncate(self._fd, self._end)
-        self._earlier = len(self.events)
         self._unwritten: deque[bytes] = deque()
         self._failed = False
-        self._followers: set[asyncio.Queue[journal.Event]] = set()
 
-    def append(self, event: journal.Event) -> None:
-        """Write one event with its number and time, and pass it to the followers."""
-        event = msgspec.structs.replace(event, seq=len(self.events) + 1, at=time.time())
-        self.events.append(event)
-        self._unwritten.append(journal.encode(event) + b"\n")
+    def write(self, events: Iterable[journal.Event]) -> None:
+        """Write events, after those that wait. They wait in memory if the file system refuses."""
+        self._unwritten.extend(journal.encode(event) + b"\n" for event in events)
         self._write()
-        self.publish(event)
-
-    def publish(self, event: journal.Event) -> None:
-        """Pass an event to the followers without keeping it."""
-        for follower in self._followers:
-            follower.put_nowait(event)
 
     def close(self) -> None:
         """Write the events that wait, flush the file to the disk, and close it."""
         self._write()
         if self._unwritten:
-            self._report(
+            self.report(
                 f"the coordinator lost events at the end of the attempt: {len(self._unwritten)}"
             )
         with contextlib.suppress(OSError):  # the write has reported it already
@@ -89,38 +75,14 @@ class JournalFile:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._report(
+                self.report(
                     f"{error.strerror}; the coordinator keeps events in memory until it can "
                     "write again"
                 )
 
-    def _report(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Print a text about this file."""
         say(f"{self._path}: {text}", logging.ERROR)
-
-    async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
-        """Yield every event after `since` as a JSON line, up to the end of this attempt.
-
-        Between events it yields a keepalive every `keepalive_s` seconds.
-        """
-        queue: asyncio.Queue[journal.Event] = asyncio.Queue()
-        for event in self.events[since:]:
-            queue.put_nowait(event)
-        self._followers.add(queue)
-        ended = False
-        try:
-            while not ended:
-                try:
-                    # A big world starts with thousands of events: a timer only for an empty queue.
-                    limit_s = keepalive_s if queue.empty() else None
-                    event = await asyncio.wait_for(queue.get(), limit_s)
-                except asyncio.TimeoutError:
-                    yield _KEEPALIVE
-                    continue
-                yield journal.encode(event)
-                # An end of an earlier attempt does not end the stream.
-                ended = isinstance(event, journal.Ended) and event.seq > self._earlier
-        finally:
-            self._followers.discard(queue)
 
 
 def _lock(fd: int, path: Path) -> None:

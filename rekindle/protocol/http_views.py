@@ -44,3 +44,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A person requests the end of the job; by: the person."""
 
     by: str
+
+
+class Renewal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The holder of the lease renews it. token: as in its request for the lease."""
+
+    token: str

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import msgspec
 
 from rekindle import names
-from rekindle.engines.client import JobClient, straight
+from rekindle.engines.client import ANSWER_S, JobClient, straight
 from rekindle.engines.kubernetes.client.api import Api, Object, load
 from rekindle.engines.kubernetes.client.errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
@@ -30,7 +30,7 @@ from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers, load_tables
-from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.errors import JobError, LeaseHeldError, SilentError, UsageError
 from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
@@ -115,10 +115,10 @@ class KubernetesEngine:
                     self._placement.remove()
             raise
 
-    def alive(self) -> Endpoint | None:
-        """Return the address of the job's coordinator if the coordinator runs and answers."""
+    def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
+        """Return the address of the job's coordinator if it runs and answers within the limit."""
         try:
-            view = self.client(self._endpoint(0)).status()
+            view = self.client(self._endpoint(0)).status(limit_s=limit_s)
         except JobError:
             return None
         endpoint = self._endpoint(view.attempt)
@@ -128,12 +128,14 @@ class KubernetesEngine:
     def revive(self) -> Endpoint:
         """Wait for the coordinator that Kubernetes starts to replace the failed one.
 
-        Raises JobError: no coordinator answers in time.
+        Kubernetes does not notice a coordinator that hangs, so the engine ends its pod. Raises
+        JobError: no coordinator answers in time.
         """
         endpoint = self._directory.endpoint()
         if endpoint is None:
             raise JobError(f"job {self._job_id} has not been launched")
         self._placement.around(endpoint.attempt)
+        self._end_silent()
         return self._begin(endpoint.attempt)
 
     def history(self) -> list[AnyEvent]:
@@ -257,6 +259,25 @@ class KubernetesEngine:
                 self._job_watcher = None
 
     # ---- start of an attempt
+
+    def _end_silent(self) -> None:
+        """End the coordinator's pod if its container runs, but does not answer in time.
+
+        A later pod of the same name stays, because the order has the uid of this one.
+        """
+
+        def runs(pod: Object) -> bool:
+            status = pod_status(pod)
+            return status.role == Role.COORDINATOR.value and status.started > 0
+
+        running = [*filter(runs, self._pods_now(Role.COORDINATOR))]
+        try:
+            self.client(self._endpoint(0)).status()
+        except SilentError:
+            for pod in running:
+                self._placement.end_pod(pod, LOST_GRACE_S)
+        except JobError:
+            return  # it does not listen: Kubernetes starts it
 
     def _begin(self, attempt: int) -> Endpoint:
         """Wait for the coordinator, and order it to begin the attempt if it has not begun."""

@@ -74,7 +74,7 @@ def test_a_lease_gives_the_events() -> None:
     stream = [KEEPALIVE, *map(journal.encode, sent), KEEPALIVE]
     with (
         coordinator(lines(*stream[:-1])) as client,
-        client.steer(holder="me") as lease,
+        client.steer(holder="me", token="t") as lease,
     ):
         assert list(lease) == sent
 
@@ -104,7 +104,7 @@ def test_a_held_lease_names_its_holder() -> None:
         coordinator(reply(409, body)) as client,
         pytest.raises(LeaseHeldError, match="flow run calm-owl steers this job"),
     ):
-        client.steer(holder="me")
+        client.steer(holder="me", token="t")
 
 
 def test_a_refusal_says_why() -> None:

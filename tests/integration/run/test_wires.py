@@ -101,7 +101,9 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
         ("GET", f"{names.PATH_EVENTS}?since=x", 400),
         ("GET", f"{names.PATH_EVENTS}?since=-1", 400),
         ("GET", names.PATH_STEER, 400),
-        ("GET", f"{names.PATH_STEER}?holder=somebody", 409),
+        ("GET", f"{names.PATH_STEER}?holder=somebody", 400),
+        ("GET", f"{names.PATH_STEER}?holder=somebody&token=t", 409),
+        ("POST", names.PATH_LEASE, 400),
         ("POST", names.PATH_STOP, 400),
         ("GET", names.PATH_AGENT, 400),
     ],
@@ -117,7 +119,7 @@ def test_the_job_is_steered_by_one(live: Live) -> None:
     """The launcher has the lease; the error of a second holder names the launcher."""
     client = JobClient(live.where, live.secret)
     with pytest.raises(LeaseHeldError, match=f"rekindle run .process {live.run.process.pid}"):
-        client.steer(holder="somebody else")
+        client.steer(holder="somebody else", token="other")
     with pytest.raises(JobError, match="401"):
         JobClient(live.where, "guess").status()
 

@@ -1,4 +1,4 @@
-"""The follower of a job: the events that it requests, and its reaction to a dead coordinator."""
+"""The follower of a job: the events that it requests, and its reaction to a failed coordinator."""
 
 from __future__ import annotations
 
@@ -19,21 +19,29 @@ END = Ended(seq=9, outcome="succeeded", reason="", finished=3)
 
 
 class SimulatedEngine:
-    """An engine whose coordinators each send some events, and then raise an error."""
+    """An engine whose coordinators each send some events, and then raise an error.
+
+    answers: whether the coordinator answers after the end of its stream.
+    """
 
     def __init__(self, *lives: list[Any]) -> None:
         self.lives = list(lives)
         self.asked: list[int] = []
+        self.tokens: set[str] = set()
+        self.limits: list[float] = []
         self.brought: list[int] = []
         self.learned: list[int] = []
-        self.busy = False
+        self.revived = 0
+        self.answers = False
+        self.taken = False
 
     def client(self, _: Endpoint) -> Any:
         return SimpleNamespace(steer=self._steer)
 
     @contextlib.contextmanager
-    def _steer(self, *, holder: str, since: int) -> Iterator[Iterator[Any]]:
+    def _steer(self, *, holder: str, token: str, since: int) -> Iterator[Iterator[Any]]:
         assert holder == "the test"
+        self.tokens.add(token)
         self.asked.append(since)
         life = self.lives.pop(0)
         if life and isinstance(life[0], Exception):
@@ -47,12 +55,14 @@ class SimulatedEngine:
             yield event
 
     def revive(self) -> Endpoint:
-        if self.busy:
+        self.revived += 1
+        if self.taken:
             raise UsageError("the port is in use")
         return HERE
 
-    def alive(self) -> Endpoint | None:
-        return HERE if self.busy else None
+    def alive(self, *, limit_s: float) -> Endpoint | None:
+        self.limits.append(limit_s)
+        return HERE if self.answers else None
 
     def learn(self, event: Any) -> None:
         self.learned.append(event.seq)
@@ -119,15 +129,49 @@ def test_a_job_that_is_over_gets_no_other_coordinator() -> None:
 
 
 def test_coordinators_that_die_one_after_the_other() -> None:
-    """After several coordinators died, the follower gives up, because the cause persists."""
-    job = Followed(*[[JobError("it died")]] * 20).follow()
+    """After several coordinators died, the follower gives up, because the cause persists.
+
+    The events of a takeover are no progress: each of these coordinators records its start.
+    """
+    job = Followed(*[[wanted(number), JobError("it died")] for number in range(1, 20)]).follow()
     assert len(job.engine.asked) == 11
 
 
-def test_a_coordinator_that_was_only_slow_is_found_again() -> None:
-    job = Followed([JobError("it is slow")], [END])
-    job.engine.busy = True
+def test_each_failure_doubles_the_patience() -> None:
+    """A coordinator that is slow on a busy machine gets more time than the one before it."""
+    job = Followed(*[[JobError("it is slow")]] * 20).follow()
+    assert job.engine.limits == [10, 20, 40, 80, 160, *[320] * 6]
+
+
+def test_a_finished_step_ends_the_count_of_failures() -> None:
+    """A job of weeks may lose more coordinators than the limit, if it trains between the losses."""
+    lives = [
+        [Progress(finished=n, newest=n, total=99, metrics={}), JobError("it died")]
+        for n in range(1, 31)
+    ]
+    job = Followed(*lives, [END]).follow()
+    assert job.engine.revived == 30
+    assert job.events[-1] == END
+
+
+def test_broken_streams_of_a_living_coordinator_cost_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each broken stream leads to a new one with the same token, and to no other coordinator."""
+    monkeypatch.setattr("rekindle.engines.follower._FIRST_PAUSE_S", 0.0)
+    job = Followed(*[[JobError("the proxy ended the stream")]] * 30, [END])
+    job.engine.answers = True
     assert job.follow().events == [END]
+    assert job.engine.revived == 0
+    assert len(job.engine.tokens) == 1
+
+
+def test_an_address_that_another_process_took() -> None:
+    """The error names the cause if the next coordinator cannot have the address."""
+    job = Followed([JobError("it died")])
+    job.engine.taken = True
+    with pytest.raises(JobError, match="cannot replace the job's coordinator: the port is in use"):
+        job.follow()
 
 
 def test_a_node_that_cannot_be_brought() -> None:

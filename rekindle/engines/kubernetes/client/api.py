@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import urllib3
 
-from rekindle.engines.client import SILENCE_S, Transport
+from rekindle.engines.client import Transport
 from rekindle.engines.kubernetes.client.credentials import Credentials
 from rekindle.engines.kubernetes.client.errors import (
     ApiError,
@@ -152,7 +152,7 @@ class Api:
     def way_to(self, path: str) -> Transport:
         """Return the route to a coordinator through the server's proxy for services."""
         return Transport(
-            connect=lambda: HttpStream(self._credentials, self.host + path, SILENCE_S),
+            connect=lambda limit_s: HttpStream(self._credentials, self.host + path, limit_s),
             where=f"the job's coordinator (through {self.host})",
         )
 

@@ -58,6 +58,8 @@ class HttpStream:
                 retries=False,
                 preload_content=False,
             )
+        except urllib3.exceptions.TimeoutError as error:
+            raise TimeoutError(str(error)) from error
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(str(error)) from error
 
@@ -98,6 +100,8 @@ class HttpStream:
     def _piece(self) -> bytes:
         try:
             return self._answer().read1(_PIECE)
+        except urllib3.exceptions.TimeoutError as error:
+            raise TimeoutError(str(error)) from error
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(str(error)) from error
 
