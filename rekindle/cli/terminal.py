@@ -50,7 +50,7 @@ def run(
         holder=f"rekindle run (process {os.getpid()})",
         see=see,
         say=say,
-        is_over=lambda: bool(stop.signals),
+        is_stopped=lambda: bool(stop.signals),
     )
     stop.engine = engine
     while True:

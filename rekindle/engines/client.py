@@ -5,6 +5,7 @@ The client is synchronous and uses `http.client`, so that any process can use it
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
@@ -225,7 +226,9 @@ class EventStream(AbstractContextManager["EventStream"]):
 
     def _renew_if_due(self) -> None:
         if time.monotonic() - self._renewed > RENEW_S:
-            self._renew()
+            # If the coordinator has ended, its last events may still wait to be read.
+            with contextlib.suppress(UnansweredError):
+                self._renew()
             self._renewed = time.monotonic()
 
     def _read_line(self, *, may_end: bool = False) -> bytes:

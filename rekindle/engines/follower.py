@@ -14,6 +14,7 @@ from rekindle.engines.base import MOST_REVIVALS, Engine
 from rekindle.engines.client import ANSWER_S
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import AnyEvent, NodeWanted, Progress
 
 _STEADY_S = 60.0  # a coordinator that has sent events for so long did not fail at its start
@@ -25,8 +26,8 @@ class JobFollower:
     """Steers one job. It replaces a failed coordinator, and asks the engine for missing nodes.
 
     `holder` names this process to others that want to steer the job. `see` takes each event, after
-    the follower has acted on it. `say` takes a warning as text. `is_over` returns True if no
-    coordinator shall replace a failed one.
+    the follower has acted on it. `say` takes a warning as text. `is_stopped` returns True
+    if no coordinator shall replace a failed one, because a person stops the job.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class JobFollower:
         holder: str,
         see: Callable[[AnyEvent], None],
         say: Callable[[str], None],
-        is_over: Callable[[], bool],
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._holder = holder
         self._see = see
         self._say = say
-        self._is_over = is_over
+        self._is_stopped = is_stopped
         self._token = uuid.uuid4().hex  # identifies this process to the coordinator
         self._held = False
         self._newest = 0  # the number of the newest event; Progress has none
@@ -76,9 +77,11 @@ class JobFollower:
                 raise
             except JobError as error:
                 found = self._ask(error)
-                if found is None and (self._is_over() or self._failures == MOST_REVIVALS):
-                    return None
                 if found is None:
+                    if self._catch_up(endpoint.attempt):
+                        return None
+                    if self._is_stopped() or self._failures == MOST_REVIVALS:
+                        return None
                     self._failures += 1
                     self._say(f"{error}; a new coordinator replaces it")
                     found = self.next_coordinator()
@@ -104,6 +107,20 @@ class JobFollower:
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return found
+
+    def _catch_up(self, attempt: int) -> bool:
+        """If the attempt has ended, handle its last events, and return True.
+
+        The coordinator ends after the job. This process may have been stopped at that time.
+        """
+        history = self._engine.history()
+        if attempts.number(history, none=-1) < attempt or attempts.end_of(history) is None:
+            return False
+        for event in [event for event in history if event.seq > self._newest]:
+            self._newest = event.seq
+            self.learn([event])
+            self._see(event)
+        return True
 
     def learn(self, history: Iterable[AnyEvent]) -> None:
         """Pass events to the engine, which records facts about hosts.

@@ -70,7 +70,6 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
             holder=holder_name(),
             see=supervisor.take,
             say=log.warning,
-            is_over=lambda: attempts.end_of(engine.history()) is not None,
         )
         follower.learn(history)  # a signal may have killed the process that received these
         if endpoint is None:  # it failed just now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,24 @@ def a_second_process_of_the_same_flow_run_is_refused(adopted: Adopted) -> None:
     assert run.status() == before
     assert run.state().name == "Running"
     assert sorted(run.task_states("supervise")) == ["Failed", "Running"]
+
+
+def a_stopped_flow_process_loses_the_job(adopted: Adopted) -> None:
+    """A stopped flow process keeps its connection, but not the lease: a rerun adopts the job.
+
+    When the stopped process continues, it finds the new holder, and changes nothing.
+    """
+    run, first = adopted.run, adopted.run.process()
+    first.suspend()
+    with serve(adopted.api, adopted.home, NAME):
+        run.retry()
+        holder = run.until_rerun(first.pid)
+        assert adopted.look() == adopted.ranks
+        first.resume()
+        run.until(lambda: not first.is_running(), "the end of the first process")
+        assert run.status().holder.endswith(f"process {holder} on {socket.gethostname()}")
+    run.until_rerun(holder)
+    assert adopted.look() == adopted.ranks
 
 
 def end_flow(adopted: Adopted, number: signal.Signals) -> None:
@@ -151,6 +170,7 @@ def a_succeeded_job_is_not_run_again(adopted: Adopted) -> None:
 
 ACTS = [
     a_second_process_of_the_same_flow_run_is_refused,
+    a_stopped_flow_process_loses_the_job,
     a_flow_process_that_is_killed_leaves_the_job,
     a_flow_process_that_is_terminated_leaves_the_job,
     a_lost_worker_keeps_the_job,

@@ -77,6 +77,22 @@ def the_coordinator_is_lost(run: PodJob) -> SimpleNamespace:
     return SimpleNamespace(known=known, found=found)
 
 
+def the_coordinator_hangs(run: PodJob) -> SimpleNamespace:
+    """Stop the coordinator's process. Its container runs on, so Kubernetes does not notice it."""
+    (pod,) = run.coordinator_pods()
+    address = (pod["status"]["podIP"], names.POD_PORT)
+    found = [c for c in psutil.net_connections("tcp") if c.laddr == address]
+    (pid,) = {c.pid for c in found if c.status == psutil.CONN_LISTEN}
+    joined = len(run.events_of(journal.NodeJoined))
+    hanging = psutil.Process(pid)
+    hanging.suspend()
+    assert run.engine.alive() is None
+    run.endpoint = run.engine.revive()
+    run.wait_event(journal.NodeJoined, joined + run.spec.nodes)
+    let_go(run)
+    return SimpleNamespace(uid=pod["metadata"]["uid"], is_dead=dead(hanging))
+
+
 def not_answering(job: PodJob) -> bool:
     """Return whether the coordinator fails to answer."""
     try:
@@ -134,10 +150,11 @@ KILLED = Row(2, a_rank_is_killed)
 ADOPTED = Row(5, another_process_adopts)
 RESTARTED = Row(8, the_api_server_restarts)
 COORDINATOR = Row(11, the_coordinator_is_lost)
-DELETED = Row(14, a_pod_is_deleted)
+HUNG = Row(13, the_coordinator_hangs)
+DELETED = Row(15, a_pod_is_deleted)
 EVICTED = Row(17, a_pod_is_evicted)
 ORPHANED = Row(20, the_workload_is_removed_alone)
-ROWS = (KILLED, ADOPTED, RESTARTED, COORDINATOR, DELETED, EVICTED, ORPHANED)
+ROWS = (KILLED, ADOPTED, RESTARTED, COORDINATOR, HUNG, DELETED, EVICTED, ORPHANED)
 RAISES = Fault(0, "forward", 22, life=0, do="raise")
 
 
@@ -184,6 +201,15 @@ def test_the_coordinator_is_lost_with_its_volume(story: Story) -> None:
     facts = story.of(COORDINATOR)
     assert facts.noted.found[: len(facts.noted.known)] == facts.noted.known
     assert [e.attempt for e in story.events if isinstance(e, journal.JobStarted)] == [0]
+    (incident,) = facts.incidents
+    assert (incident.cause.kind, incident.steps_lost) == (FaultKind.COORDINATOR, 0)
+
+
+def test_the_coordinator_hangs(story: Story) -> None:
+    """The engine ends the pod of a coordinator that does not answer, and the next one continues."""
+    facts = story.of(HUNG)
+    assert facts.noted.is_dead
+    assert facts.noted.uid not in {p["metadata"]["uid"] for p in story.job.coordinator_pods()}
     (incident,) = facts.incidents
     assert (incident.cause.kind, incident.steps_lost) == (FaultKind.COORDINATOR, 0)
 

@@ -12,9 +12,10 @@ import pytest
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError, LeaseHeldError, UsageError
 from rekindle.job.spec import Endpoint
-from rekindle.recovery.journal.journal import Ended, NodeWanted, Progress
+from rekindle.recovery.journal.journal import Ended, JobStarted, NodeWanted, Progress
 
 HERE = Endpoint(host="127.0.0.1", port=1, pid=1, attempt=0)
+STARTED = {"job_id": "j", "attempt": 0, "nodes": 1, "processes_per_node": 1, "pid": 1}
 END = Ended(seq=9, outcome="succeeded", reason="", finished=3)
 
 
@@ -33,6 +34,7 @@ class SimulatedEngine:
         self.learned: list[int] = []
         self.revived = 0
         self.answers = False
+        self.events: list[Any] = []
         self.taken = False
 
     def client(self, _: Endpoint) -> Any:
@@ -64,6 +66,9 @@ class SimulatedEngine:
         self.limits.append(limit_s)
         return HERE if self.answers else None
 
+    def history(self) -> list[Any]:
+        return self.events
+
     def learn(self, event: Any) -> None:
         self.learned.append(event.seq)
 
@@ -76,7 +81,7 @@ class SimulatedEngine:
 class Followed:
     """A follower of a simulated job, and its records."""
 
-    def __init__(self, *lives: list[Any], over: bool = False) -> None:
+    def __init__(self, *lives: list[Any], stopped: bool = False) -> None:
         self.engine = SimulatedEngine(*lives)
         self.events: list[Any] = []
         self.texts: list[str] = []
@@ -86,7 +91,7 @@ class Followed:
             holder="the test",
             see=self.events.append,
             say=self.texts.append,
-            is_over=lambda: over,
+            is_stopped=lambda: stopped,
         )
 
     def follow(self, since: int = 0) -> Followed:
@@ -123,9 +128,26 @@ def test_another_process_steers_the_job() -> None:
         Followed([LeaseHeldError("another")], [END]).follow()
 
 
-def test_a_job_that_is_over_gets_no_other_coordinator() -> None:
-    job = Followed([JobError("it died")], [END], over=True).follow()
+def test_a_job_that_a_person_stops_gets_no_other_coordinator() -> None:
+    job = Followed([JobError("it died")], [END], stopped=True).follow()
     assert len(job.engine.lives) == 1
+
+
+def test_a_job_that_has_ended_gets_no_other_coordinator() -> None:
+    """A follower that was stopped during the job's end reads the last events in the journal."""
+    job = Followed([wanted(7), JobError("it has ended")], [END])
+    job.engine.events = [JobStarted(seq=1, **STARTED), wanted(7), wanted(8), END]
+    assert job.follow().events == [wanted(7), wanted(8), END]
+    assert job.engine.brought == [1]
+    assert job.engine.revived == 0
+
+
+def test_the_end_of_an_earlier_attempt_is_not_the_end() -> None:
+    """A coordinator that fails before it records its attempt is replaced."""
+    job = Followed([JobError("it died")], [END])
+    job.engine.events = [JobStarted(seq=1, **STARTED | {"attempt": -1}), END]
+    job.follow()
+    assert job.engine.revived == 1
 
 
 def test_coordinators_that_die_one_after_the_other() -> None:
