@@ -14,8 +14,8 @@ GAP_S = 2.0  # a callback that runs so late shows that this process did not run
 MOST_GRACE_S = 30.0  # the longest additional time for a peer after a gap
 
 
-class Verdict(enum.Enum):
-    """What to do about a peer."""
+class Reaction(enum.Enum):
+    """The next action towards a peer."""
 
     WAIT = "wait"
     ASK = "ask"  # send a ping
@@ -37,7 +37,7 @@ class Silence:
         """Note that a message has arrived."""
         self._checks = 0
 
-    def check(self, gap_s: float) -> Verdict:
+    def check(self, gap_s: float) -> Reaction:
         """Count a check. gap_s: the time before it in which this process did not run.
 
         The peer may have been stopped as well, and may continue later. So after a gap it has as
@@ -47,8 +47,8 @@ class Silence:
             self._checks = -round(min(gap_s, MOST_GRACE_S) / self._every_s)
         self._checks += 1
         if self._checks == self._ask_after:
-            return Verdict.ASK
-        return Verdict.LOST if self._checks == self._lost_after else Verdict.WAIT
+            return Reaction.ASK
+        return Reaction.LOST if self._checks == self._lost_after else Reaction.WAIT
 
 
 async def gaps(every_s: float) -> AsyncIterator[float]:

@@ -14,7 +14,7 @@ from rekindle.errors import JobError
 from rekindle.job.journal_reader import is_over
 from rekindle.job.spec import JobDirectory, bearer
 from rekindle.protocol import agent as protocol
-from rekindle.silence import Silence, Verdict, gaps
+from rekindle.silence import Reaction, Silence, gaps
 
 CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
 ANSWER_S = 10.0  # limit for one try to connect, and for each file that the agent reads meanwhile
@@ -110,9 +110,9 @@ class CoordinatorSilence:
         """Return when the coordinator hangs, or its machine is gone. Ping it before."""
         async for gap_s in gaps(CHECK_S):
             verdict = self._silence.check(gap_s)
-            if verdict is Verdict.LOST:
+            if verdict is Reaction.LOST:
                 return
-            if verdict is Verdict.ASK:
+            if verdict is Reaction.ASK:
                 with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._connection.ping(), CHECK_S)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import ctypes
 import functools
 import gc
@@ -24,7 +23,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +32,7 @@ from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.console import Process, catch, say, start
+from rekindle.coordinator.agent_connection import AgentConnection, watch
 from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.http_api import HttpApi
 from rekindle.coordinator.machine import job_state as state
@@ -45,75 +44,10 @@ from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
 from rekindle.protocol.agent import Message, decode_from_agent, encode
 from rekindle.recovery.journal import journal
-from rekindle.silence import GAP_S, MOST_GRACE_S, Silence, Verdict, gaps
+from rekindle.silence import GAP_S, MOST_GRACE_S
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
-
-LOOK_S = 0.25
-PING_AFTER = 12  # checks: the coordinator pings an agent after 3 s of silence
-LOST_AFTER = 18  # and it closes the connection after 4.5 s: the node is lost
-
-Send = Callable[[bytes], Awaitable[None]]
-
-
-class AgentConnection:
-    """The websocket of one agent.
-
-    The silence of an agent is a number of checks, not of seconds. If the coordinator is busy with
-    thousands of agents, it reads the waiting messages before the next check. An agent that sends
-    messages therefore never counts as silent.
-    """
-
-    def __init__(
-        self, socket: web.WebSocketResponse, transport: asyncio.WriteTransport | None
-    ) -> None:
-        self._socket = socket
-        self._transport = transport
-        self._queue: asyncio.Queue[tuple[Send, bytes]] = asyncio.Queue()
-        self._silence = Silence(ask_after=PING_AFTER, lost_after=LOST_AFTER, every_s=LOOK_S)
-
-    def tell(self, message: bytes) -> None:
-        """Queue an encoded message. The connection sends messages in order."""
-        self._queue.put_nowait((self._socket.send_bytes, message))
-
-    def answer(self, ping: bytes) -> None:
-        """Queue the answer to an agent's ping."""
-        self._queue.put_nowait((self._socket.pong, ping))
-
-    async def send_all(self) -> None:
-        """Send queued messages until the connection ends."""
-        with contextlib.suppress(ConnectionError):
-            while True:
-                send, data = await self._queue.get()
-                await send(data)
-
-    def note_message(self) -> None:
-        """Note that a frame has arrived."""
-        self._silence.note_message()
-
-    def check(self, gap_s: float = 0.0) -> None:
-        """Count a check. Ping a silent agent, and close the connection if it remains silent.
-
-        gap_s: the time before the check in which this process did not run.
-        """
-        verdict = self._silence.check(gap_s)
-        if verdict is Verdict.ASK:
-            self._queue.put_nowait((self._socket.ping, b""))
-        elif verdict is Verdict.LOST and self._transport is not None:
-            say(
-                "the coordinator closed a connection, because the agent sent nothing for "
-                f"{LOST_AFTER * LOOK_S:g} s"
-            )
-            self._transport.abort()
-
-
-async def watch(connections: Mapping[int, AgentConnection]) -> None:
-    """Check all connections every LOOK_S, without an end."""
-    async for gap_s in gaps(LOOK_S):
-        for connection in connections.values():
-            connection.check(gap_s)
-
 
 FAREWELL_S = 15.0  # limit for all agents to disconnect after EndAgent
 PROGRESS_S = 0.5
@@ -244,10 +178,11 @@ class Coordinator:
         """Serve one agent's connection until it ends. Refuse an agent of another wire version."""
         version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
         if version != str(names.WIRE_VERSION):
-            say(
+            text = (
                 f"the coordinator refused the agent at {request.remote}, because its wire "
                 f"version is {version[:20]!r}"
             )
+            say(text)
             ours = {names.HEADER_WIRE: str(names.WIRE_VERSION)}
             return web.Response(status=HTTPStatus.UPGRADE_REQUIRED, headers=ours)
         socket = web.WebSocketResponse(autoping=False, max_msg_size=16 << 20)
@@ -388,7 +323,8 @@ def allow_files(needed: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < needed:
-        say(f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn")
+        text = f"the limit is {hard} open files, but this job may need {needed}; raise ulimit -Hn"
+        say(text)
 
 
 async def serve(options: argparse.Namespace) -> int:

@@ -91,6 +91,9 @@ def a_stopped_flow_process_loses_the_job(adopted: Adopted) -> None:
         first.resume()
         run.until(lambda: not first.is_running(), "the end of the first process")
         assert run.status().holder.endswith(f"process {holder} on {socket.gethostname()}")
+    run.until_left()
+    if not run.state().is_scheduled():
+        run.retry()
     run.until_rerun(holder)
     assert adopted.look() == adopted.ranks
 

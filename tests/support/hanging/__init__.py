@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs import Place
 
-from rekindle.coordinator.process import LOOK_S, LOST_AFTER
+from rekindle.coordinator.agent_connection import LOOK_S, LOST_AFTER
 
 HOOK = Path(__file__).with_name("hook")
 # An agent whose loop waits for so long loses its connection.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle import names
-from rekindle.coordinator.process import LOOK_S, PING_AFTER
+from rekindle.coordinator.agent_connection import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import (
     RECENT,

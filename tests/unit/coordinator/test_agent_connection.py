@@ -9,7 +9,13 @@ import pytest
 from aiohttp import web
 from waiting import turns
 
-from rekindle.coordinator.process import LOOK_S, LOST_AFTER, PING_AFTER, AgentConnection, watch
+from rekindle.coordinator.agent_connection import (
+    LOOK_S,
+    LOST_AFTER,
+    PING_AFTER,
+    AgentConnection,
+    watch,
+)
 
 
 class Socket:
