@@ -8,8 +8,7 @@ import re
 import select
 import subprocess
 import sys
-import time
-from datetime import datetime
+from datetime import datetime, tzinfo
 from typing import Any
 
 import pytest
@@ -73,13 +72,20 @@ def test_the_long_form() -> None:
     assert relayed(b"\xff\r", RANK) == b"[default3]:\xff\r\n"
 
 
-def test_the_json_form() -> None:
-    """A line is one object with the same facts. Its time compares with the journal's times."""
+class Clock(datetime):
+    """A clock that has stopped 1.5 s after the epoch."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return datetime.fromtimestamp(1.5, tz)
+
+
+def test_the_json_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is one object with the same facts. Its time is in UTC."""
     start(Process.AGENT, form="json", node=2)
-    before = time.time()
+    monkeypatch.setattr(console, "datetime", Clock)
     (found,) = objects(line("text\nmore", 20))
-    at = datetime.fromisoformat(found.pop("time").replace("Z", "+00:00")).timestamp()
-    assert before - 0.001 <= at <= time.time()
+    assert found.pop("time") == "1970-01-01T00:00:01.500Z"
     facts = {"level": "INFO", "process": "agent", "node": 2}
     assert found == facts | {"text": "text\nmore"}
     (found,) = objects(relayed(b"bytes \xff", RANK))

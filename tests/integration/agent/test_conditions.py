@@ -165,7 +165,7 @@ def test_a_look_that_fails_is_said_once_and_the_next_may_do(
     node.runs(script)
     assert [node.check(), node.check()] == [True, True]
     output = capfd.readouterr().err
-    assert (output.count("rekindle agent"), text in output) == (1, True)
+    assert (output.count("rekindle: "), text in output) == (1, True)
     monkeypatch.setattr(device_tools, "ASK_TIMEOUT_S", bound_s())
     node.says(SICK)
     node.check()

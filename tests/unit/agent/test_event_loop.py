@@ -43,8 +43,7 @@ ALLOWED = {
     "stacks._listens": _THREAD,
     "stacks._py_spy": _THREAD,
     "stacks._size": _THREAD,
-    "writer.Target._write_some": _THREAD,
-    "writer.say": "the stream passes the text on to a thread",
+    "writer.Target._write": _THREAD,
     "watchdog.OomCounter.__init__": _KERNEL,
 }
 IN_THREADS = {name for name, reason in ALLOWED.items() if reason == _THREAD}
@@ -58,7 +57,7 @@ _FUNCTIONS = {
     *("os.waitpid", "os.walk", "os.write"),
     # Functions of the package that read or write the job directory or a store.
     *("age", "events_in", "is_over", "open_store", "self._directory.spec", "directory.spec"),
-    *("directory.secret", "directory.endpoint"),
+    *("directory.secret", "directory.endpoint", "write_lines", "write_some", "self._write_some"),
 }
 _MODULES = ("shutil.", "subprocess.", "tempfile.", "os.path.exists", "os.path.is", "os.path.real")
 _METHODS = {  # of a path
