@@ -47,6 +47,7 @@ PODS_FILE = "pods.json"
 CLUSTER_FILE = "cluster"
 JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
+BUG_FILE = "coordinator-bug"  # the report of a bug; a number from 1 and .json follow
 LAUNCH_LOCK_FILE = "launch.lock"
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"

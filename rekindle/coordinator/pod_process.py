@@ -23,12 +23,12 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
+from rekindle.coordinator.http_api import application
 from rekindle.coordinator.process import (
     BACKLOG,
     OTHER_FILES,
     Coordinator,
     allow_files,
-    application,
     load_tables,
     tune_memory,
 )

@@ -33,6 +33,15 @@ _JOB = [
         "Where the coordinator listens or last listened, as JSON: `host`, `port`, `pid`, "
         "`attempt`.",
     ),
+    (
+        f"{names.BUG_FILE}-N.json",
+        "coordinator",
+        "Report N of a bug that ended a coordinator, as JSON: `at` (seconds since the epoch), "
+        "`rekindle` (the version), `attempt`, `pid`, `error`, `traceback`, and `inputs`: the "
+        "newest 50 inputs of the state machine. An input is a message, a timer, an order, a lost "
+        "agent, a stop or the start. Report a bug with this file. Only the owner may read it. It "
+        "does not contain the secret, but texts of errors of the script.",
+    ),
     (names.LAUNCH_LOCK_FILE, "launcher", "Lock: only one process at a time launches the job."),
     (
         names.NOTICES_FILE,
