@@ -2,7 +2,8 @@
 
 A process that loses a task, a callback or a thread works only in part, and no other process notices
 that. So it ends with a text that names the part that failed, and the job recovers from its end as
-from any other.
+from any other. If the process of a flow loses a thread, it continues to steer its job, and writes a
+report that `rekindle status` shows.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
+import time
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
+from rekindle import __version__, names
 from rekindle.errors import UnexpectedError
 
 _AGAIN_S = 1.0  # asyncio may lose a cancellation, so a failed block gets it again after this time
@@ -131,3 +138,79 @@ class _Block:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             text = f"the thread {name!r} failed"
             self._loop.call_soon_threadsafe(self._fail, text, error, {})
+
+
+class BugReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of a bug.
+
+    inputs: the newest inputs of a coordinator, the oldest first; the last one met the bug.
+    """
+
+    at: float
+    rekindle: str
+    pid: int
+    error: str
+    traceback: str
+    inputs: list[Any] = []
+
+
+def write_report(folder: Path, process: str, error: BaseException, inputs: list[Any]) -> Path:
+    """Write a report of a bug to a new file, which only the owner may read. Return its path."""
+    report = BugReport(
+        at=time.time(),
+        rekindle=__version__,
+        pid=os.getpid(),
+        error=str(error) if isinstance(error, UnexpectedError) else repr(error),
+        traceback="".join(traceback.format_exception(error)),
+        inputs=inputs,
+    )
+    content = msgspec.json.format(msgspec.json.encode(report))
+    number = 1
+    while True:
+        path = folder / f"{process}{names.BUG_FILE}{number}.json"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            number += 1
+            continue
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        return path
+
+
+def reports_in(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the reports of bugs in a job directory, the oldest first, and the error in each."""
+    files = folder.glob(f"*{names.BUG_FILE}*.json")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+        try:
+            yield file, msgspec.json.decode(file.read_bytes(), type=BugReport).error
+        except msgspec.DecodeError:  # the disk was full
+            yield file, "the report is incomplete"
+
+
+@contextlib.contextmanager
+def reported_threads(folder: Path, process: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Report each of Rekindle's threads that fails while the block runs. The process continues.
+
+    folder: the job directory, for the reports. say: takes a sentence about each failure.
+    """
+    before = threading.excepthook
+
+    def on_error(args: threading.ExceptHookArgs) -> None:
+        before(args)
+        name = args.thread.name if args.thread is not None else ""
+        if not name.startswith(names.OUR_THREADS) or args.exc_value is None:
+            return
+        error = UnexpectedError(f"the thread {name!r} failed: {args.exc_value!r}")
+        error.__cause__ = args.exc_value
+        try:
+            where = f"{write_report(folder, process, error, [])} has its stack"
+        except OSError as failed:
+            where = f"Rekindle cannot write a report: {failed}"
+        say(f"{error}; the job continues without this thread; {where}")
+
+    threading.excepthook = on_error
+    try:
+        yield
+    finally:
+        threading.excepthook = before

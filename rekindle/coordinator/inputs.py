@@ -1,5 +1,4 @@
-"""The inputs of the state machine: each of them is one transition, and a bug in one ends the job's
-coordinator.
+"""The inputs of the state machine. Each of them is one transition, and a bug ends the coordinator.
 
 After a bug the state of the machine may be half changed. So the coordinator does not carry out the
 commands of that transition, gives the machine no more inputs, and writes a report of the bug. The
@@ -8,8 +7,6 @@ next coordinator computes the state again.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import traceback
 from collections import deque
@@ -19,9 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rekindle import __version__, names
 from rekindle.coordinator.machine.job_state import JobState
 from rekindle.errors import ProtocolError, UnexpectedError
+from rekindle.supervised import write_report
 
 KEPT = 50  # newest inputs that a report has
 _LONGEST = 1 << 16  # bytes of an input in a report
@@ -40,18 +37,6 @@ class Input(msgspec.Struct, frozen=True):
     kind: str
     agent: int
     content: Any
-
-
-class BugReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report of a bug. inputs: the newest inputs, the oldest first; the last one met the bug."""
-
-    at: float
-    rekindle: str
-    attempt: int
-    pid: int
-    error: str
-    traceback: str
-    inputs: list[Input]
 
 
 class Inputs:
@@ -103,43 +88,17 @@ class Inputs:
         """Write a report of this error, and end the coordinator."""
         if self.bug is not None:
             return
-        report = BugReport(
-            at=time.time(),
-            rekindle=__version__,
-            attempt=self._job.attempt,
-            pid=os.getpid(),
-            error=repr(error),
-            traceback="".join(traceback.format_exception(error)),
-            inputs=list(self._last),
-        )
+        text = str(error) if isinstance(error, UnexpectedError) else repr(error)
+        inputs = [msgspec.structs.replace(each, content=_raw(each)) for each in self._last]
         try:
-            file = _write(self._folder, report)
-        except OSError as failed:
-            print(report.traceback, file=sys.stderr, flush=True)
-            where = f"it cannot write its report: {failed}"
-        else:
+            file = write_report(self._folder, "coordinator", error, inputs)
             where = f"{file} has the stack and the last inputs"
-        text = str(error) if isinstance(error, UnexpectedError) else report.error
+        except OSError as failed:
+            where = f"it cannot write its report: {failed}"
+            traceback.print_exception(error)
         self.bug = UnexpectedError(f"the coordinator ends, because of a bug: {text}; {where}")
         self.bug.__cause__ = error
         self._end()
-
-
-def _write(folder: Path, report: BugReport) -> Path:
-    """Write the report to a new file, which only the owner may read. Return its path."""
-    number = 1
-    while True:
-        path = folder / f"{names.BUG_FILE}-{number}.json"
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            number += 1
-            continue
-        with os.fdopen(fd, "wb") as file:
-            inputs = [msgspec.structs.replace(each, content=_raw(each)) for each in report.inputs]
-            encoded = msgspec.json.encode(msgspec.structs.replace(report, inputs=inputs))
-            file.write(msgspec.json.format(encoded))
-        return path
 
 
 def _raw(given: Input) -> msgspec.Raw:

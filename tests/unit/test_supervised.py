@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from waiting import finished, turns
+from waiting import finished, join, turns
 
 from rekindle.errors import UnexpectedError
-from rekindle.supervised import in_background, stack_of, supervised
+from rekindle.supervised import (
+    in_background,
+    reported_threads,
+    reports_in,
+    stack_of,
+    supervised,
+)
 
 
 async def fail() -> None:
@@ -176,3 +183,47 @@ def test_a_loop_and_threads_are_as_before() -> None:
 
     asyncio.run(finished(run()))
     assert threading.excepthook is before
+
+
+@pytest.fixture
+def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Python write the errors of threads, as outside of pytest."""
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+
+
+@pytest.mark.usefixtures("plain_threads")
+def test_a_thread_that_its_process_can_miss_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flow's process continues without a thread. A report and a sentence name the thread."""
+    said: list[str] = []
+    with reported_threads(tmp_path, "flow", said.append):
+        for name in ("rekindle-works", "theirs", "rekindle-works"):
+            thread = threading.Thread(target=fail_at_once, name=name)
+            thread.start()
+            join(thread)
+    error = "the thread 'rekindle-works' failed: KeyError('a bug')"
+    files = [tmp_path / f"flow-bug-{number}.json" for number in (1, 2)]
+    assert sorted(reports_in(tmp_path)) == [(file, error) for file in files]
+    assert [each.partition(";")[0] for each in said] == [error, error]
+    assert str(files[1]) in said[1]
+    assert capsys.readouterr().err.count("in fail_at_once") == 3
+
+
+@pytest.mark.usefixtures("plain_threads")
+def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """On a full disk the sentence still names the thread, and why there is no report."""
+    said: list[str] = []
+    with reported_threads(tmp_path / "absent", "flow", said.append):
+        thread = threading.Thread(target=fail_at_once, name="rekindle-works")
+        thread.start()
+        join(thread)
+    assert "the thread 'rekindle-works' failed" in said[0]
+    assert "Rekindle cannot write a report: [Errno 2] No such file" in said[0]
+
+
+def test_an_incomplete_report_is_listed(tmp_path: Path) -> None:
+    """A report that the disk had no room for is in the list."""
+    file = tmp_path / "coordinator-bug-1.json"
+    file.write_text("{")
+    assert [*reports_in(tmp_path)] == [(file, "the report is incomplete")]

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -16,10 +17,10 @@ import msgspec
 import pytest
 from broken import Bug
 from jobs import Place
-from waiting import finished, turn_until
+from waiting import finished, run_command, turn_until
 
 from rekindle import names
-from rekindle.coordinator.inputs import KEPT, BugReport
+from rekindle.coordinator.inputs import KEPT
 from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.job_state import Phase, Timer
 from rekindle.coordinator.machine.machine import OF_ANY_AGENT
@@ -33,6 +34,7 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.http_views import Stop
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
+from rekindle.supervised import BugReport
 
 WAITS = """
 import os, time
@@ -133,7 +135,7 @@ class Live:
         report = self.report()
         assert report.error == "KeyError('a bug')"
         assert "break_down" in report.traceback
-        assert report.inputs[-1].kind == kind
+        assert report.inputs[-1]["kind"] == kind
         assert report.error in str(ended)
         assert f"{self.directory.path}/coordinator-bug-1.json" in str(ended)
         events = journal.read(self.directory.journal_file.read_bytes().splitlines())
@@ -168,7 +170,7 @@ def test_a_bug_in_the_handler_of_a_message(
         await live.send(message)
 
     live.check(asyncio.run(live.run(act)), "message")
-    assert msgspec.convert(live.report().inputs[-1].content, kind) == message
+    assert msgspec.convert(live.report().inputs[-1]["content"], kind) == message
 
 
 @pytest.mark.parametrize("timer", Timer)
@@ -267,8 +269,8 @@ def test_a_report_has_the_last_inputs(live: Live) -> None:
 
     live.check(asyncio.run(live.run(after_all)), "order")
     *messages, order = live.report().inputs
-    assert [each.content["total"] for each in messages] == [*steps[1 - KEPT :]]
-    assert order.content == "{1j: 'no JSON'}"
+    assert [each["content"]["total"] for each in messages] == [*steps[1 - KEPT :]]
+    assert order["content"] == "{1j: 'no JSON'}"
 
 
 def test_rekindle_run_survives_a_bug(place: Place) -> None:
@@ -288,6 +290,10 @@ def test_rekindle_run_survives_a_bug(place: Place) -> None:
     line = "rekindle coordinator: the coordinator ends, because of a bug: KeyError('a bug of"
     assert run.stderr.count(line) == 1
     assert f"{report} has the stack and the last inputs" in run.stderr
+    status = run_command(
+        [sys.executable, "-m", "rekindle.cli.main", "status", "job"], env=place.environment()
+    )
+    assert f"a bug in Rekindle: KeyError('a bug of the test')\n  {report}" in status.stdout
     assert "a new coordinator replaces it" in run.stderr
 
 
