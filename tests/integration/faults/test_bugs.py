@@ -20,6 +20,7 @@ from jobs import Place
 from waiting import finished, run_command, turn_until
 
 from rekindle import names
+from rekindle.agent.ranks import RankSupervisor
 from rekindle.coordinator.inputs import KEPT
 from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.job_state import Phase, Timer
@@ -295,6 +296,22 @@ def test_rekindle_run_survives_a_bug(place: Place) -> None:
     )
     assert f"a bug in Rekindle: KeyError('a bug of the test')\n  {report}" in status.stdout
     assert "a new coordinator replaces it" in run.stderr
+
+
+def test_an_agent_that_loses_a_task_ends(place: Place) -> None:
+    """An agent whose heartbeats meet a bug ends and names the task; another one replaces it."""
+    bug = Bug(place.folder, RankSupervisor.beat)
+    script, options = place.script(WAITS), ("--nproc-per-node", "2", "--max-restarts", "1")
+    run = place.start_quick(script, *options, env=place.environment(bug.environment))
+    run.wait_for_output(0, "runs")
+    bug.begin()
+    run.wait_event(journal.RanksStarted, 2)
+    (place.folder / "go").touch()
+    run.end(0)
+    error = "the agent ends, because the task 'heartbeat' failed: KeyError('a bug of the test')"
+    assert run.stderr.count(f"rekindle agent: {error}") == 1
+    assert "in broken" in run.stderr
+    assert [event.node for event in run.events_of(journal.NodeWanted)] == [0]
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""A bug in the coordinators of a job: a method raises an error as soon as the test wants it."""
+"""A bug in coordinators or agents: a method raises an error as soon as the test wants it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOOK = Path(__file__).with_name("hook")
 
 
 class Bug:
-    """A bug in this method of coordinators that start with `environment`.
+    """A bug in this method of coordinators, or of agents, that start with `environment`.
 
     `once`: only the first call of the method raises an error; otherwise each call does.
     """

@@ -1,7 +1,7 @@
-"""Give coordinators a bug: one method raises an error while a file exists.
+"""Give processes a bug: one method raises an error while a file exists.
 
-Python imports this module at its start if its folder is on PYTHONPATH. Only coordinators are
-affected.
+Python imports this module at its start if its folder is on PYTHONPATH. Only coordinators or agents
+are affected: those whose folder of the package has the method.
 """
 
 from __future__ import annotations
@@ -30,5 +30,7 @@ def _break(module: str, owner: str, method: str, file: str, once: bool) -> None:
     setattr(place, method, broken)
 
 
-if "rekindle.coordinator.process" in sys.orig_argv:
-    _break(**json.loads(os.environ["BROKEN"]))
+_BUG = json.loads(os.environ["BROKEN"])
+_FOLDER = ".".join(_BUG["module"].split(".")[:2])
+if {f"{_FOLDER}.process", f"{_FOLDER}.pod_process"} & set(sys.orig_argv):
+    _break(**_BUG)
