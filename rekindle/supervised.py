@@ -82,6 +82,7 @@ class _Block:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
+        self._in_thread = threading.excepthook  # what handled the errors of threads before
         self.failure: UnexpectedError | None = None
         self.over = False
 
@@ -111,13 +112,13 @@ class _Block:
     @contextlib.contextmanager
     def receiving_errors(self) -> Iterator[None]:
         """Receive the errors of callbacks and threads during the block."""
-        in_thread, threading.excepthook = threading.excepthook, self._on_thread
+        self._in_thread, threading.excepthook = threading.excepthook, self._on_thread
         self._loop.set_exception_handler(self._on_error)
         try:
             yield
         finally:
             self._loop.set_exception_handler(None)
-            threading.excepthook = in_thread
+            threading.excepthook = self._in_thread
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Handle an error that asyncio reports. It also reports errors of connections here.
@@ -135,9 +136,11 @@ class _Block:
             return
         name = args.thread.name if args.thread is not None else "unknown"
         error = args.exc_value or args.exc_type()
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            text = f"the thread {name!r} failed"
+        text = f"the thread {name!r} failed"
+        try:
             self._loop.call_soon_threadsafe(self._fail, text, error, {})
+        except RuntimeError:  # the loop is closed
+            self._in_thread(args)
 
 
 class BugReport(msgspec.Struct, frozen=True, kw_only=True):
