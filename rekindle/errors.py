@@ -27,6 +27,7 @@
     ├── CheckerError              agent.node_check
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
+    ├── UnexpectedError
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a
@@ -100,6 +101,12 @@ class NewerFormatError(CheckpointError):
 
 class SessionError(RekindleError):
     """A training script uses the Session in an invalid way."""
+
+
+class UnexpectedError(RekindleError):
+    """An error that no code expects, most likely a bug in Rekindle. It ends the process."""
+
+    exit_status = 70  # differs from the statuses of a job
 
 
 # The extra that installs each module. A light installation has none of these modules.

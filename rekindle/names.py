@@ -41,6 +41,8 @@ ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
 ENV_STORE_SECRET_ACCESS_KEY = "REKINDLE_STORE_SECRET_ACCESS_KEY"
 ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # only for temporary credentials
 
+OUR_THREADS = "rekindle-"  # begins the name of each thread of Rekindle
+
 # Files of a job directory.
 SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
@@ -48,6 +50,7 @@ PODS_FILE = "pods.json"
 CLUSTER_FILE = "cluster"
 JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
+BUG_FILE = "-bug-"  # in the name of a report of a bug: PROCESS-bug-N.json
 LAUNCH_LOCK_FILE = "launch.lock"
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"

@@ -36,6 +36,7 @@ from rekindle.protocol.node_check import (
 from rekindle.protocol.rank import Message
 from rekindle.recovery.faults.fault import Exit
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
+from rekindle.supervised import in_background
 
 _SOON_S = 0.5  # between the errors of a collective's devices
 _MODULES = {
@@ -131,13 +132,14 @@ class NodeCheckRunner:
         self._oom = OomCounter()
         self._serial = 0  # the serial number of the running check
         self._work: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def handle(self, order: Message) -> None:
         """Carry out an order; a check runs as a task beside the agent's other work."""
         match order:
             case CheckAlone() | CheckPair():
                 self._serial = order.serial
-                self._work = asyncio.ensure_future(self._check(order, self._work))
+                self._work = in_background(self._check(order, self._work), self._tasks)
             case CheckStop(serial=serial) if serial == self._serial:
                 self._kill()
             case CheckOver():

@@ -17,9 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -51,7 +49,13 @@ from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.console import Process, at_node, say, start
-from rekindle.errors import CheckpointError, JobError, RekindleError, UsageError
+from rekindle.errors import (
+    CheckpointError,
+    JobError,
+    RekindleError,
+    UnexpectedError,
+    UsageError,
+)
 from rekindle.job import lifeline
 from rekindle.job.spec import EntryKind, JobDirectory, JobSpec
 from rekindle.profiling.files import records_folder
@@ -59,6 +63,7 @@ from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import beat_interval
 from rekindle.recovery.policy.plan import StateId
+from rekindle.supervised import stack_of, supervised
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -136,32 +141,29 @@ class Agent:
             self.ranks.warm_up()
         port = self._replica_server.listen(self._hello.address)
         self._hello = msgspec.structs.replace(self._hello, replica_port=port)
-        await self._learn()  # while the fork server imports
-        conditions = DeviceMonitor(self.ranks.devices, self.send)
-        beside = (
-            self._beat(),
-            self.ranks.watchdog.watch(),
-            self._profiling_files.run(),
-            conditions.run(),
-        )
-        tasks = [asyncio.create_task(each) for each in beside]
         orders: Orders = asyncio.Queue()
-        limit_s = CONNECT_S
         try:
-            async with (
-                alongside(self._handle_orders(orders)),
-                open_session(self._secret) as session,
-            ):
-                while True:
-                    self._connection = await connect(session, url, self._directory, limit_s)
-                    if await self._serve(self._connection, orders):
-                        return self.status
-                    say("the agent lost its connection to the coordinator, and connects again")
-                    limit_s = self.spec.policy.coordinator_timeout_s
+            async with supervised(orders=self._handle_orders(orders)):
+                await self._learn()  # while the fork server imports
+                async with supervised(
+                    heartbeat=self._beat(),
+                    watchdog=self.ranks.watchdog.watch(),
+                    profiling_files=self._profiling_files.run(),
+                    device_monitor=DeviceMonitor(self.ranks.devices, self.send).run(),
+                ):
+                    return await self._serve_coordinators(url, orders)
         finally:
-            for task in tasks:
-                task.cancel()
             await self._end()
+
+    async def _serve_coordinators(self, url: str, orders: Orders) -> int:
+        limit_s = CONNECT_S
+        async with open_session(self._secret) as session:
+            while True:
+                self._connection = await connect(session, url, self._directory, limit_s)
+                if await self._serve(self._connection, orders):
+                    return self.status
+                say("the agent lost its connection to the coordinator, and connects again")
+                limit_s = self.spec.policy.coordinator_timeout_s
 
     async def _serve(
         self,
@@ -177,7 +179,7 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await connection.send_bytes(described)
         silence = CoordinatorSilence(connection)
-        async with alongside(self._send_all(connection)):
+        async with supervised(sender=self._send_all(connection)):
             listening = asyncio.ensure_future(self._listen(connection, orders, silence))
             silent = asyncio.ensure_future(silence.last())
             try:
@@ -329,29 +331,6 @@ class Agent:
             os._exit(self.status)  # only this ends the process while a thread still writes
 
 
-@contextlib.asynccontextmanager
-async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run the work until the block ends.
-
-    If the work fails, it ends the block and raises its error. The error is a bug of ours, and an
-    agent that continues would hide it.
-    """
-    block, worker = asyncio.current_task(), asyncio.create_task(work)
-
-    def on_end(_: asyncio.Task[None]) -> None:
-        if block is not None and not worker.cancelled() and worker.exception() is not None:
-            block.cancel()
-
-    worker.add_done_callback(on_end)
-    try:
-        yield
-    finally:
-        failed = worker.done() and not worker.cancelled()
-        worker.cancel()
-        if failed:
-            worker.result()
-
-
 def _unable(hello: protocol.Hello, error: RekindleError) -> protocol.Hello:
     say(str(error), logging.ERROR)
     return msgspec.structs.replace(hello, unable=str(error))
@@ -399,6 +378,9 @@ async def serve(options: argparse.Namespace) -> int:
             return await decline(url, directory, secret, _unable(hello, error))
         return await Agent(directory, spec, store, secret, hello, simulated_host).run(url)
     except asyncio.CancelledError:
+        return 1
+    except UnexpectedError as error:
+        say(f"the agent ends, because {error}\n{stack_of(error)}")
         return 1
     except RekindleError as error:
         say(str(error), logging.ERROR)

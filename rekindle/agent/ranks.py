@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import signal
 import time
@@ -25,15 +24,17 @@ from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess, rank_environment
 from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
-from rekindle.agent.threads import in_background
+from rekindle.agent.threads import Problems
 from rekindle.agent.watchdog import Watchdog
 from rekindle.console import say
-from rekindle.errors import RekindleError
+from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.progress import numbers_in
 from rekindle.recovery.faults.fault import Exit
+from rekindle.supervised import in_background
 
 
 class RankSupervisor:
@@ -74,6 +75,8 @@ class RankSupervisor:
         self._shards: dict[int, int] = {}  # the shards of ranks whose state is sharded
         self._ended: set[int] = set()  # ranks that ended with status 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._problems = Problems()
+        self._unreadable = b""  # the last record, if the agent could not read it
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
             protocol.WriteFinalCheckpoint: snapshots.write_final_checkpoint,
@@ -269,7 +272,8 @@ class RankSupervisor:
     async def _prepare(self) -> None:
         """Fork a process in advance for the next rank that dies, while the ranks work."""
         assert self._fork_server is not None
-        with contextlib.suppress(RekindleError):  # the next fork of a rank reports it
+        # The next fork of a rank reports the error.
+        with contextlib.suppress(RekindleError, OSError):
             await self._fork_server.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
@@ -377,8 +381,23 @@ class RankSupervisor:
         return protocol.Heartbeat(
             finished={rank: pages[rank].finished or 0 for rank in sorted(self._ready)},
             total=first.total if first else 0,
-            metrics=_numbers(first.last_record()) if first else {},
+            metrics=self._metrics(first) if first else {},
         )
+
+    def _metrics(self, page: HeartbeatPage) -> dict[str, float]:
+        """Return the numbers of the newest step record on a page.
+
+        A record that its rank is writing is incomplete. It is unreadable only once.
+        """
+        record, before = page.last_record(), self._unreadable
+        self._unreadable = b""
+        try:
+            return numbers_in(record) if record else {}
+        except ProtocolError as error:
+            self._unreadable = record
+            if record == before:
+                self._problems.report("record", f"the agent cannot read a step record: {error}")
+            return {}
 
     # ---- ending
 
@@ -425,12 +444,3 @@ def with_local_progress(
     """
     finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
     return msgspec.structs.replace(over, finished=max(over.finished, finished))
-
-
-def _numbers(record: bytes) -> dict[str, float]:
-    """Return the numbers of a step record; an incomplete record has none."""
-    try:
-        metrics = json.loads(record)["metrics"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return {name: float(v) for name, v in metrics.items() if isinstance(v, (int, float))}

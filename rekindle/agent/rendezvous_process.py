@@ -92,7 +92,7 @@ async def start_store(
         )
     try:
         child = await fork(what, [])
-    except RekindleError as error:
+    except (RekindleError, OSError) as error:
         send(protocol.StoreUp(serial=order.serial, port=0, error=str(error)))
         return None
     return StoreProcess(child, order, send)

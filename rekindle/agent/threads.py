@@ -1,4 +1,4 @@
-"""Threads and tasks for work beside the agent's event loop.
+"""Threads for work beside the agent's event loop.
 
 Work that may wait for a file system runs in daemon threads.
 
@@ -13,7 +13,7 @@ import asyncio
 import concurrent.futures
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -70,14 +70,6 @@ def _discard(job: concurrent.futures.Future[T], discard: Callable[[T], None]) ->
 
 def _start(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="rekindle-work", daemon=True).start()
-
-
-def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
-    """Start work as a task, and keep it in `tasks` until it is done; asyncio does not keep it."""
-    task = asyncio.ensure_future(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
 
 
 class Problems:

@@ -19,6 +19,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
+from rekindle.supervised import in_background
 
 CLOSE_LOOK_S = 0.6  # the time for which an inspection observes processes
 AGAIN_S, SELDOM_S = 1.5, 30.0  # the first and the longest pause between reports of late ranks
@@ -87,7 +88,7 @@ class Watchdog:
         self._rest = IdleTracker()
         self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
         self._rested_at = time.monotonic()  # the time of the last complete look at idle processes
-        self._resting: asyncio.Task[None] | None = None
+        self._resting: set[asyncio.Task[None]] = set()
         self._problems = Problems()
         self._looked = 0  # the number of inspections so far
         self._close_looks = 0  # running inspections; ranks write their stacks then
@@ -129,11 +130,11 @@ class Watchdog:
         A task does this, because a device's tool may be slow.
         """
         elapsed_s = now - self._rested_at
-        under_way = self._resting is not None and not self._resting.done()
-        if not outside or elapsed_s < self._rest_every_s or under_way or self._close_looks:
+        busy = self._resting or self._close_looks
+        if not outside or elapsed_s < self._rest_every_s or busy:
             return
         seconds = min(elapsed_s, self._rest_every_s + LONGEST_LOOK_S)
-        self._resting = asyncio.create_task(self._see_rest(outside, seconds, now))
+        in_background(self._see_rest(outside, seconds, now), self._resting)
 
     async def _see_rest(self, outside: list[RankProcess], seconds: float, now: float) -> None:
         looked = self._looked

@@ -25,6 +25,7 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.host_history import HostReleased
 from rekindle.recovery.policy.policy import Policy
+from rekindle.supervised import reports_in
 from rekindle.words import known
 
 
@@ -56,6 +57,8 @@ def status(options: argparse.Namespace) -> None:
             f"incident {waiting.incident} waits for your approval of {waiting.strategy.value}: "
             f"{waiting.reason}\n  rekindle approve {options.job} --incident {waiting.incident}"
         )
+    for file, error in reports_in(directory.path):
+        print(f"a bug in Rekindle: {error}\n  {file}")
 
 
 def incidents(options: argparse.Namespace) -> None:

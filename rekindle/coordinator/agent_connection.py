@@ -53,6 +53,11 @@ class AgentConnection:
         """Note that a frame has arrived."""
         self._silence.note_message()
 
+    def cut(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def check(self, gap_s: float = 0.0) -> None:
         """Count a check. Ping a silent agent, and close the connection if it remains silent.
 
@@ -61,13 +66,13 @@ class AgentConnection:
         verdict = self._silence.check(gap_s)
         if verdict is Reaction.ASK:
             self._queue.put_nowait((self._socket.ping, b""))
-        elif verdict is Reaction.LOST and self._transport is not None:
+        elif verdict is Reaction.LOST:
             text = (
                 "the coordinator closed a connection, because the agent sent nothing for "
                 f"{LOST_AFTER * LOOK_S:g} s"
             )
             say(text)
-            self._transport.abort()
+            self.cut()
 
 
 async def watch(connections: Mapping[int, AgentConnection]) -> None:

@@ -22,11 +22,14 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.coordinator.event_log import EventLog
+from rekindle.coordinator.inputs import Inputs
 from rekindle.coordinator.lease import Lease
 from rekindle.coordinator.machine.machine import Machine
+from rekindle.job.spec import JobDirectory, is_authorized
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol import agent as protocol
 from rekindle.protocol import http_views as view
@@ -74,15 +77,13 @@ T = TypeVar("T")
 class HttpApi:
     """Answers requests about one attempt.
 
-    carry_out: carries out the machine's commands.
+    inputs: gives orders to the machine.
     """
 
-    def __init__(
-        self, machine: Machine, event_log: EventLog, carry_out: Callable[[], None]
-    ) -> None:
+    def __init__(self, machine: Machine, event_log: EventLog, inputs: Inputs) -> None:
         self._machine = machine
         self._event_log = event_log
-        self._carry_out = carry_out
+        self._inputs = inputs
         self._lease = Lease()
 
     def serve(self, router: web.UrlDispatcher) -> None:
@@ -182,9 +183,30 @@ class HttpApi:
             order = msgspec.json.decode(await request.read(), type=kind)
         except msgspec.DecodeError as error:
             return web.json_response({"error": f"the request is invalid: {error}"}, status=400)
-        refused = do(order)
-        self._carry_out()
+        refused = self._inputs.give("order", order, lambda: do(order))
+        if refused is None:
+            body = {"error": "the coordinator ends because of a bug; ask the next one"}
+            return web.json_response(body, status=503)
         await self._event_log.settle()  # a takeover knows an order that was answered
         if refused:
             return web.json_response({"error": refused}, status=400)
         return web.json_response({})
+
+
+def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> web.Application:
+    """Return a web application that refuses a request without the job's secret.
+
+    client_max_size: the longest body of a request, in bytes; 0: any length.
+    """
+    secret, job_id = directory.secret(), directory.spec().job_id
+
+    @web.middleware
+    async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
+        if is_authorized(given, secret):
+            return await handler(request)
+        known = f"give the secret of this job in {names.ENV_SECRET}"
+        error = f"wrong or missing secret for job {job_id}; {known}"
+        return web.json_response({"error": error}, status=401)
+
+    return web.Application(middlewares=[authorize], client_max_size=client_max_size)

@@ -25,12 +25,12 @@ from aiohttp import web
 
 from rekindle import names
 from rekindle.console import Process, catch, say, start
+from rekindle.coordinator.http_api import application
 from rekindle.coordinator.process import (
     BACKLOG,
     OTHER_FILES,
     Coordinator,
     allow_files,
-    application,
     load_tables,
     tune_memory,
 )

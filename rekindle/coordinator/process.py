@@ -23,28 +23,30 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiohttp import WSMsgType, web
-from aiohttp.typedefs import Handler
 
 from rekindle import names
 from rekindle.console import Process, catch, say, start
 from rekindle.coordinator.agent_connection import AgentConnection, watch
 from rekindle.coordinator.event_log import EventLog
-from rekindle.coordinator.http_api import HttpApi
+from rekindle.coordinator.http_api import HttpApi, application
+from rekindle.coordinator.inputs import Inputs
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.errors import ProtocolError, RekindleError
+from rekindle.errors import ProtocolError, RekindleError, UnexpectedError, UsageError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
-from rekindle.job.spec import Endpoint, JobDirectory, is_authorized
-from rekindle.protocol.agent import Message, decode_from_agent, encode
+from rekindle.job.spec import Endpoint, JobDirectory
+from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
 from rekindle.silence import GAP_S, MOST_GRACE_S
+from rekindle.supervised import supervised
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
@@ -93,25 +95,30 @@ class Coordinator:
         self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
-        self.http_api = HttpApi(self.machine, self.event_log, self.carry_out)
         self.ended = asyncio.Event()
+        self.inputs = Inputs(directory.path, self.machine.job, self.carry_out, self.ended.set)
+        self.http_api = HttpApi(self.machine, self.event_log, self.inputs)
         self.succeeded = False
         self._agent_connections: dict[int, AgentConnection] = {}
         self._connection_numbers = itertools.count(1)
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
-        # Each waits until the event with this number is recorded.
-        self._waiting: deque[tuple[int, state.Send | state.End]] = deque()
-        self._encoded: tuple[Message | None, bytes] = None, b""  # the last message that was sent
+        # Each order waits until the event with this number is recorded.
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     # ---- carrying out
 
     def carry_out(self) -> None:
         """Carry out all commands of the machine.
 
-        An order waits until the events before it are recorded. A takeover then knows the cause of
-        each order that an agent has. Timers do not wait, and neither do pings.
+        An error of the encoding comes before the first command has an effect. An order waits until
+        the events before it are recorded. A takeover then knows the cause of each order that an
+        agent has. Timers do not wait, and neither do pings.
         """
-        for command in self.machine.job.drain():
+        commands = self.machine.job.drain()
+        # A message to all agents is one object.
+        messages = {id(sent.message): sent.message for sent in commands if type(sent) is state.Send}
+        encoded = {key: encode(message) for key, message in messages.items()}
+        for command in commands:
             match command:
                 case state.Record(event):
                     self.event_log.append(event)
@@ -119,26 +126,27 @@ class Coordinator:
                     self._set_timer(timer, seconds)
                 case state.CancelTimer(timer):
                     self._cancel_timer(timer)
-                case state.Send() | state.End():
-                    self._waiting.append((len(self.event_log.events), command))
+                case state.Send(connection, message):
+                    self._when_recorded(self._tell, connection, encoded[id(message)])
+                case state.End(succeeded):
+                    self._when_recorded(self._end, succeeded)
         self._carry_out_waiting()
+
+    def _when_recorded(self, order: Callable[..., None], *arguments: object) -> None:
+        order = functools.partial(order, *arguments)
+        self._waiting.append((len(self.event_log.events), order))
 
     def _carry_out_waiting(self) -> None:
         while self._waiting and self._waiting[0][0] <= self.event_log.recorded:
-            match self._waiting.popleft()[1]:
-                case state.Send(connection, message):
-                    self._send(connection, message)
-                case state.End(succeeded):
-                    self.succeeded = succeeded
-                    self.ended.set()
+            self._waiting.popleft()[1]()
 
-    def _send(self, connection: int, message: Message) -> None:
-        agent_connection = self._agent_connections.get(connection)
-        if agent_connection is None:
-            return
-        if message is not self._encoded[0]:  # a message to all agents is one object
-            self._encoded = message, encode(message)
-        agent_connection.tell(self._encoded[1])
+    def _tell(self, connection: int, message: bytes) -> None:
+        if connection in self._agent_connections:
+            self._agent_connections[connection].tell(message)
+
+    def _end(self, succeeded: bool) -> None:
+        self.succeeded = succeeded
+        self.ended.set()
 
     def _set_timer(self, timer: state.Timer, seconds: float, *, again: bool = False) -> None:
         self._cancel_timer(timer)
@@ -164,13 +172,12 @@ class Coordinator:
             self._on_timer(timer)
 
     def _on_timer(self, timer: state.Timer) -> None:
-        self.machine.on_timer(timer, time.time())
-        self.carry_out()
+        self.inputs.give("timer", timer, lambda: self.machine.on_timer(timer, time.time()))
 
     def stop(self, reason: str, *, at_once: bool = False) -> None:
         """Stop the job."""
-        self.machine.endings.stop(reason, at_once=at_once)
-        self.carry_out()
+        stop = functools.partial(self.machine.endings.stop, reason, at_once=at_once)
+        self.inputs.give("stop", reason, stop)
 
     # ---- agents
 
@@ -191,17 +198,19 @@ class Coordinator:
         agent_connection = self._agent_connections[connection] = AgentConnection(
             socket, request.transport
         )
-        sender = asyncio.create_task(agent_connection.send_all())
         try:
-            await self._listen(socket, connection)
+            async with supervised(sender=agent_connection.send_all()):
+                await self._listen(socket, connection)
+        except Exception as error:  # aiohttp would continue after it
+            self.inputs.fail(error)
         finally:
-            sender.cancel()
             del self._agent_connections[connection]
-            self.machine.losses.on_agent_lost(connection, time.time())
-            self.carry_out()
+            lost = functools.partial(self.machine.losses.on_agent_lost, connection, time.time())
+            self.inputs.give("loss", "the connection of an agent ended", lost, connection)
         return socket
 
     async def _listen(self, socket: web.WebSocketResponse, connection: int) -> None:
+        """Read the connection until it ends. After a bug its messages have no effect."""
         agent_connection = self._agent_connections[connection]
         async for frame in socket:
             agent_connection.note_message()
@@ -216,12 +225,14 @@ class Coordinator:
                         f"an agent sent a frame of type {frame.type.name} instead of a binary frame"
                     )
                 message = decode_from_agent(frame.data)
-                self.machine.on_message(connection, message, time.time())
+                handle = functools.partial(
+                    self.machine.on_message, connection, message, time.time()
+                )
+                self.inputs.message(connection, message, handle)
             except ProtocolError as error:
                 say(f"the coordinator closed the connection of an agent: {error}")
                 await socket.close(code=1008, message=str(error).encode()[:120])
                 return
-            self.carry_out()
 
     async def report_progress(self) -> None:
         """Send the steps of the ranks to followers whenever they change."""
@@ -245,9 +256,10 @@ class Coordinator:
     # ---- life
 
     async def run(self, listener: socket.socket) -> int:
-        """Serve until the job is over. Return the exit status."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(TABLES_AFTER_S, loop.run_in_executor, None, self.tables)
+        """Serve until the job is over. Return the exit status.
+
+        Raises UnexpectedError: a bug has ended this coordinator, and the job needs another one.
+        """
         app = application(self.directory)
         app.router.add_get(names.PATH_AGENT, self.agent)
         self.http_api.serve(app.router)
@@ -255,20 +267,40 @@ class Coordinator:
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
+        try:
+            async with supervised(
+                progress=self.report_progress(),
+                connection_watch=watch(self._agent_connections),
+                fault_tables=self._load_tables(),
+            ):
+                await self._open(runner, listener)
+                await self.ended.wait()
+                await self._see_agents_off()
+        except UnexpectedError as error:
+            self.inputs.fail(error)
+        for connection in self._agent_connections.values():
+            connection.cut()
+        await self.event_log.close()
+        await runner.cleanup()
+        if self.inputs.bug is not None:
+            raise self.inputs.bug
+        return 0 if self.succeeded else 1
+
+    async def _open(self, runner: web.AppRunner, listener: socket.socket) -> None:
+        """Accept connections, and start the machine."""
         await runner.setup()
         await web.SockSite(runner, listener, backlog=BACKLOG).start()
         self._announce(listener)
-        self.machine.takeover.start(self._inherited)
-        self.carry_out()
-        progress = asyncio.create_task(self.report_progress())
-        watching = asyncio.create_task(watch(self._agent_connections))
-        await self.ended.wait()
-        await self._see_agents_off()
-        progress.cancel()
-        watching.cancel()
-        await self.event_log.close()
-        await runner.cleanup()
-        return 0 if self.succeeded else 1
+        start = functools.partial(self.machine.takeover.start, self._inherited)
+        self.inputs.give("start", self._inherited is not None, start)
+
+    async def _load_tables(self) -> None:
+        """Read the tables of faults before the machine needs them. It reads a bad one again."""
+        await asyncio.sleep(TABLES_AFTER_S)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self.tables)
+        except UsageError as error:
+            say(str(error), logging.ERROR)
 
     def _announce(self, listener: socket.socket) -> None:
         if self._inherited is None:
@@ -292,27 +324,8 @@ class Coordinator:
 
     async def _see_agents_off(self) -> None:
         deadline = time.monotonic() + FAREWELL_S
-        while self._agent_connections and time.monotonic() < deadline:
+        while self._agent_connections and self.inputs.bug is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-
-
-def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> web.Application:
-    """Return a web application that refuses a request without the job's secret.
-
-    client_max_size: the longest body of a request, in bytes; 0: any length.
-    """
-    secret, job_id = directory.secret(), directory.spec().job_id
-
-    @web.middleware
-    async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
-        if is_authorized(given, secret):
-            return await handler(request)
-        known = f"give the secret of this job in {names.ENV_SECRET}"
-        error = f"wrong or missing secret for job {job_id}; {known}"
-        return web.json_response({"error": error}, status=401)
-
-    return web.Application(middlewares=[authorize], client_max_size=client_max_size)
 
 
 def allow_files(needed: int) -> None:
@@ -377,7 +390,7 @@ def main() -> None:
         status = asyncio.run(serve(options))
     except RekindleError as error:
         say(str(error), logging.ERROR)
-        status = 1
+        status = error.exit_status if isinstance(error, UnexpectedError) else 1
     sys.exit(status)
 
 

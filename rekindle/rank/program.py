@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from rekindle import names
 from rekindle.console import say, start_rank
+from rekindle.errors import UnexpectedError
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -86,6 +87,7 @@ def run(
     os.environ.update(environment)
     start_rank(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.excepthook = _on_thread
     reseed()
     if kind == "program":
         execute(target, arguments, working_directory)
@@ -112,6 +114,17 @@ def run(
         _try_to_record(error)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
+
+
+def _on_thread(args: threading.ExceptHookArgs) -> None:
+    """Handle the error of a thread. Without one of Rekindle's threads a rank must not continue."""
+    threading.__excepthook__(args)
+    name = args.thread.name if args.thread is not None else ""
+    if name.startswith(names.OUR_THREADS) and args.exc_type is not SystemExit:
+        error = UnexpectedError(f"the thread {name!r} failed: {args.exc_value!r}")
+        error.__cause__ = args.exc_value
+        _try_to_record(error)
+        end(1, orderly=False)
 
 
 def end(status: int, *, orderly: bool) -> NoReturn:

@@ -151,8 +151,8 @@ class Records:
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
         """Write the record of a step.
 
-        Raises SessionError: a value is not a number, text or list of these, or the record is too
-        long.
+        Raises SessionError: a value is not a number, text or list of these, a number has no place
+        in 64-bit floating point, or the record is too long.
         """
         record = {
             "step": step,
@@ -162,11 +162,12 @@ class Records:
             "metrics": metrics,
         }
         try:
+            _require_floats(metrics)
             line = msgspec.json.encode(record)
             self._page.put_record(line)
-        except (TypeError, ValueError, ProtocolError) as error:
+        except (TypeError, ValueError, RecursionError, ProtocolError) as error:
             raise SessionError(f"step.log of step {step}: {error}") from error
-        self._numbers = step, _finite_numbers(metrics)
+        self._numbers = step, finite_numbers(metrics)
         if self._fd >= 0:
             self._append(line)
 
@@ -192,12 +193,49 @@ class Records:
             self._fd = -1
 
 
-def _finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+class _Record(msgspec.Struct):
+    metrics: dict[str, Any]
+
+
+def numbers_in(record: bytes) -> dict[str, float]:
+    """Return the finite numbers of a step record.
+
+    Raises ProtocolError: `Records` has not written it, or only a part of it.
+    """
+    try:
+        return finite_numbers(msgspec.json.decode(record, type=_Record).metrics)
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"it is not a step record: {error}") from error
+
+
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers. Raises OverflowError: a float cannot hold one."""
     return {
         name: float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
+
+
+def _require_floats(value: Any) -> None:
+    """Raise ValueError if a number in the value is too large for a float.
+
+    All readers of records use floats: the agent, the coordinator, and most readers of JSON.
+    """
+    if isinstance(value, int):
+        try:
+            float(value)
+        except OverflowError as error:
+            raise ValueError(
+                f"an integer of {value.bit_length()} bits is too large for a record; log it as "
+                "text, or log its logarithm"
+            ) from error
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _require_floats(each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _require_floats(each)
 
 
 PHASES = {

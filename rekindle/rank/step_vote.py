@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from rekindle.errors import SessionError, StaleError
+from rekindle.console import say
+from rekindle.errors import SessionError, StaleError, UnexpectedError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
@@ -33,6 +34,7 @@ _WORD = struct.Struct("<qqqQ")  # step, flags, and the RunIdentity
 _CAN, _ENDS = 1, 2  # all known ranks can do it; this rank has ended before it
 _SIZE = struct.Struct("<q")  # the size of a message between ranks
 _HELLO_S = 5.0
+_AGAIN_S = 0.1  # after a failed accept
 _NEVER = 1 << 62
 STATE = 0  # purpose of a connection: a state; otherwise the distance of the two ranks in the gate
 
@@ -58,7 +60,10 @@ _ANY = RunIdentity(0, 0)
 
 
 class Listener:
-    """Accepts the connections of other ranks, from the start of this rank to its end."""
+    """Accepts the connections of other ranks, from the start of this rank to its end.
+
+    If the process cannot take a connection, the caller waits in the kernel's queue.
+    """
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("", 0), backlog=128)
@@ -66,19 +71,26 @@ class Listener:
         self._came = threading.Condition()
         self._connections: dict[tuple[int, int, int], socket.socket] = {}
         self._oldest = 0
-        threading.Thread(target=self._accept, name="rekindle-listener", daemon=True).start()
+        self._closed = threading.Event()
+        self._failure: BaseException | None = None  # the error that ended the thread
+        threading.Thread(target=self._run, name="rekindle-listener", daemon=True).start()
 
     def take(
         self, generation: int, place: int, purpose: int, is_over: Callable[[], bool]
     ) -> socket.socket:
         """Wait for the connection of the rank in this place, and return it.
 
-        Raises StaleError: `is_over` became true.
+        Raises StaleError: `is_over` became true. Raises UnexpectedError: the listener has failed.
         """
         with self._came:
             key = generation, place, purpose
-            self._came.wait_for(lambda: key in self._connections or is_over())
+            self._came.wait_for(
+                lambda: key in self._connections or self._failure is not None or is_over()
+            )
             if key not in self._connections:
+                if self._failure is not None:
+                    text = f"this rank accepts no connections: {self._failure!r}"
+                    raise UnexpectedError(text) from self._failure
                 raise StaleError(f"generation {generation} ended before all ranks had formed it")
             return self._connections.pop(key)
 
@@ -96,17 +108,42 @@ class Listener:
 
     def close(self) -> None:
         """Close the listener and all unused connections."""
+        self._closed.set()
         _shut(self._socket)  # this wakes the thread; a close would not
         self._socket.close()
         self.forget_before(_NEVER)
 
+    def _run(self) -> None:
+        try:
+            self._accept()
+        except BaseException as error:
+            with self._came:
+                self._failure = error
+                self._came.notify_all()
+            raise
+
     def _accept(self) -> None:
-        while True:
+        reported = False
+        while not self._closed.is_set():
             try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return  # it was closed
-            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+                self._accept_one()
+                reported = False
+            except (OSError, RuntimeError) as error:  # too many open files, or too many threads
+                if not self._closed.is_set() and not reported:
+                    reported = True
+                    say(f"the rank cannot accept a connection, and tries again: {error}")
+                self._closed.wait(_AGAIN_S)
+
+    def _accept_one(self) -> None:
+        connection, _ = self._socket.accept()
+        try:
+            greets = threading.Thread(
+                target=self._greet, args=(connection,), name="rekindle-greeting", daemon=True
+            )
+            greets.start()
+        except BaseException:
+            connection.close()
+            raise
 
     def _greet(self, connection: socket.socket) -> None:
         """Read who connects; close the connection if the caller is not a rank of this job."""

@@ -42,6 +42,7 @@ from rekindle.recovery.journal.journal import (
 )
 from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
+from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
@@ -62,7 +63,12 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     history = engine.history()  # read last: it has the end of a job whose coordinator has exited
     if endpoint is None and attempts.end_of(history) is not None:
         return _end(history, job_id)
-    with _notices(job_id) as notices, contextlib.ExitStack() as closing:
+    folder = jobs.directory_of(job_id).path
+    with (
+        reported_threads(folder, "flow", log.error),
+        _notices(job_id) as notices,
+        contextlib.ExitStack() as closing,
+    ):
         supervisor = Supervisor(job_id, history, notices=notices, log=log)
         closing.callback(supervisor.close)
         follower = JobFollower(

@@ -16,7 +16,7 @@ from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
-from rekindle.agent.threads import in_background, in_pool
+from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
@@ -24,6 +24,7 @@ from rekindle.names import OFFERS
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.recovery.policy.plan import StateId, is_clean
+from rekindle.supervised import in_background
 
 _ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005
@@ -188,9 +189,7 @@ class NodeSnapshots:
     def _start(
         self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]] | None = None
     ) -> asyncio.Task[None]:
-        job = in_background(work, self._jobs if among is None else among)
-        job.add_done_callback(lambda done: done.result())  # an error is a bug, and must be visible
-        return job
+        return in_background(work, self._jobs if among is None else among)
 
     async def _keep(self, message: protocol.SnapshotTaken, fd: int, buffer: SnapshotBuffer) -> None:
         state = StateId(message.step, message.generation)

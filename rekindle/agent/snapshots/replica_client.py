@@ -10,7 +10,6 @@ from typing import Any
 
 from rekindle.agent.snapshots import replica_server
 from rekindle.agent.snapshots.replica_transport import Credentials
-from rekindle.agent.threads import in_background
 from rekindle.console import say
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
@@ -94,7 +93,9 @@ class ReplicaClient:
 
     async def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work as a task. Raises StaleError: the generation has ended during the work."""
-        task = in_background(work, self._under_way)
+        task = asyncio.ensure_future(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
         await asyncio.wait([task])
         if task.cancelled():
             raise StaleError("the generation ended during the transfer")

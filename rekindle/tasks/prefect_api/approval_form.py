@@ -68,7 +68,7 @@ class ApprovalQuestion:
         self._closed = threading.Event()
         # A daemon thread: a server that hangs must not keep the flow's process from ending.
         self._thread = threading.Thread(
-            target=self._run, args=(get_settings_context(),), name="approval", daemon=True
+            target=self._run, args=(get_settings_context(),), name="rekindle-approval", daemon=True
         )
 
     def open(self) -> None:
@@ -117,7 +117,7 @@ class ApprovalQuestion:
                 # coordinator replaces a failed one. The journal has the answer once it has arrived.
                 try:
                     self._fetch()
-                except (httpx.HTTPError, PrefectException, JobError) as error:
+                except (httpx.HTTPError, PrefectException, JobError, OSError) as error:
                     self._log.debug("The answer to incident %d: %r", self._decided.incident, error)
 
     def _fetch(self) -> None:

@@ -1,6 +1,8 @@
 """Report a job's events to Prefect from a separate thread; recovery never waits for Prefect.
 
-While the server is down, the notifier keeps its notices, and sends them when the server answers.
+While the server is down, the notifier keeps all notices, and sends them when the server answers.
+The budgets of a job limit their number. Only states and progress that are no longer true are left
+out.
 Each new state raises the flow run's `run_count`. So that is not the number of its reruns.
 """
 
@@ -35,6 +37,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES
 from prefect.states import Crashed, Running
 
+from rekindle.job.spec import replace_file
 from rekindle.recovery.journal.journal import AnyEvent, Progress
 from rekindle.reporting.event_text import percent, progress_in_words
 from rekindle.tasks.prefect_api import Log
@@ -44,7 +47,6 @@ _PROGRESS_PAUSE_S = 1.0
 _RETRY_PAUSE_S = 1.0
 _FLUSH_S = 10.0
 _ARRIVES_S = 5.0  # Prefect's own queue of events is lost with the process
-_MOST_KEPT = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,11 @@ class PrefectNotifier:
         self._flow_run_id = flow_run_id
         self._flow_run_name = flow_run_name
         self._last_sent_file = last_sent_file
-        self._last_sent = _read_number(last_sent_file)
         self._emitted: deque[tuple[float, int]] = deque()  # time of sending, and the event's number
         self._log = log
-        self._queue: deque[_Notice] = deque(maxlen=_MOST_KEPT)
+        self._file_fails = False  # the warning about the file is in the log
+        self._last_sent = self._read_last_sent()
+        self._queue: deque[_Notice] = deque()
         self._progress: Progress | None = None
         self._progress_sent_at = 0.0
         self._telling: _Notice | Progress | None = None
@@ -103,7 +106,7 @@ class PrefectNotifier:
         self._changed = threading.Condition()
         # A daemon thread: a server that hangs must not keep the flow's process from ending.
         self._thread = threading.Thread(
-            target=self._run, args=(get_settings_context(),), name="notices", daemon=True
+            target=self._run, args=(get_settings_context(),), name="rekindle-notices", daemon=True
         )
 
     def __enter__(self) -> PrefectNotifier:
@@ -154,20 +157,35 @@ class PrefectNotifier:
         # Outside the flow run's context, Prefect sends no further requests when it emits an event.
         # This loop does the retries, not the client.
         patient = settings.settings.copy_with_update(updates={PREFECT_CLIENT_MAX_RETRIES: 0})
-        with (
-            SettingsContext(profile=settings.profile, settings=patient),
-            get_client(sync_client=True) as client,
-        ):
+        with SettingsContext(profile=settings.profile, settings=patient):
             while self._wait():
                 try:
-                    self._tell(client)
-                except (httpx.HTTPError, PrefectException) as error:
-                    if not _may_pass(error):
-                        self._refused(error)
-                        continue
+                    with get_client(sync_client=True) as client:
+                        self._tell_all(client)
+                except Exception as error:  # also of Prefect's client, which may start a server
                     self._failed(error)
                     if self._closing:
                         return
+
+    def _tell_all(self, client: SyncPrefectClient) -> None:
+        """Send the notice that waits, and all others until no more follow.
+
+        Raises httpx.HTTPError, PrefectException, OSError: a repetition may succeed.
+        """
+        more = True
+        while more:
+            try:
+                self._tell(client)
+            except (httpx.HTTPError, PrefectException) as error:
+                if _may_pass(error):
+                    raise
+                self._refused(error)
+            except OSError:
+                raise
+            except Exception:  # the other notices must not wait for this one
+                self._log.exception("Rekindle leaves out a notice to Prefect, because of a bug")
+                self._take_off()
+            more = self._wait()
 
     def _wait(self) -> bool:
         """Wait until there is a notice to send; False: all are sent and no more follow."""
@@ -204,7 +222,29 @@ class PrefectNotifier:
         while self._emitted and self._emitted[0][0] <= until:
             number = self._emitted.popleft()[1]
         if number:
-            self._last_sent_file.write_text(str(number))
+            try:
+                replace_file(self._last_sent_file, str(number).encode())
+            except OSError as error:  # the number of a later event replaces this one
+                self._warn_of_file(error)
+
+    def _read_last_sent(self) -> int:
+        """Return the number in the file; 0: the file is absent, or its writer was killed."""
+        try:
+            return int(self._last_sent_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return 0
+        except OSError as error:
+            self._warn_of_file(error)
+            return 0
+
+    def _warn_of_file(self, error: OSError) -> None:
+        if not self._file_fails:
+            self._file_fails = True
+            self._log.warning(
+                "A rerun of the flow may report incidents to Prefect again, because a file fails: "
+                "%s",
+                error,
+            )
 
     def _take_off(self) -> None:
         """Remove the sent notice, unless a newer one has replaced it."""
@@ -312,14 +352,6 @@ def find_artifact(client: SyncPrefectClient, key: str) -> Artifact | None:
     named = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
     found = client.read_artifacts(artifact_filter=named, limit=1)
     return found[0] if found else None
-
-
-def _read_number(path: Path) -> int:
-    """Return the number in a file; 0: the file is absent, or its writer was killed."""
-    try:
-        return int(path.read_text())
-    except (FileNotFoundError, ValueError):
-        return 0
 
 
 def _may_pass(error: Exception) -> bool:

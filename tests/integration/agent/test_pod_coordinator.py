@@ -15,13 +15,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from waiting import bound_s, wait_until
+from broken import Bug
+from waiting import bound_s, status_of, wait_until
 
 from rekindle import names
+from rekindle.coordinator.machine.stragglers import ProfilingSwitch
 from rekindle.engines.client import JobClient
-from rekindle.errors import JobError, LeaseHeldError, UsageError
+from rekindle.errors import JobError, LeaseHeldError, UnansweredError, UnexpectedError, UsageError
 from rekindle.job.spec import Endpoint, EntryKind, JobDirectory, JobSpec
+from rekindle.profiling.switch import ProfilingOrder
 from rekindle.recovery.journal import journal
+from rekindle.supervised import reports_in
 
 SECRET = "s" * 64
 
@@ -164,6 +168,26 @@ def test_its_end_is_not_the_end_of_the_job(number: int, pod: Pod) -> None:
     pod.wait_attempt(1)
     assert pod.client.history()[: len(before)] == before
     assert not any(isinstance(e, journal.Ended) for e in pod.client.history())
+
+
+def test_a_bug_is_not_the_end_of_the_job(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a bug the process reports it and ends; the next one continues the attempt."""
+    bug = Bug(pod.folder, ProfilingSwitch.switch)
+    for name, value in bug.environment.items():
+        monkeypatch.setenv(name, value)
+    pod.start().begin(1)
+    before = pod.client.history()
+    bug.begin()
+    with pytest.raises(UnansweredError):
+        pod.client.profile(ProfilingOrder(on=True))
+    assert pod.process is not None
+    assert status_of(pod.process) == UnexpectedError.exit_status
+    [(_, error)] = reports_in(pod.directory.path)
+    assert error == "KeyError('a bug of the test')"
+    pod.start()
+    pod.wait_attempt(1)
+    pod.client.profile(ProfilingOrder(on=True))
+    assert pod.client.history()[: len(before)] == before
 
 
 def test_a_lost_volume(pod: Pod) -> None:

@@ -1,4 +1,4 @@
-"""A kill of the coordinator: training continues without it, and another one replaces it."""
+"""The end of the coordinator: training continues without it, and another one replaces it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
+from broken import Bug
 from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_same_training
 from training_jobs.ended import EndedOf
@@ -15,6 +16,8 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.record import Record
 from training_jobs.rows import paused
 
+from rekindle.coordinator.machine.checkpoints import Checkpoints
+from rekindle.errors import UnexpectedError
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
@@ -61,6 +64,20 @@ def while_they_stand(run: Job) -> None:
     run.wait_event(journal.Decided, count=decided + 1)
 
 
+def meets_a_bug(run: Job) -> None:
+    """Let a coordinator meet a bug in a heartbeat while the ranks stand, and start the next one."""
+    bug = Bug(run.folder, Checkpoints.on_beat)
+    run.kill_coordinator()
+    run.revive_coordinator(bug.environment)
+    bug.begin()
+    assert run.lose_coordinator() == UnexpectedError.exit_status
+    [report] = run.directory.path.glob("coordinator-bug-*")
+    assert '"kind": "message"' in report.read_text()
+    decided = len(run.events_of(journal.Decided))
+    run.revive_coordinator()
+    run.wait_event(journal.Decided, count=decided + 1)
+
+
 LOST = {"strategies": (Strategy.RETRY,), "cause": (FaultKind.COORDINATOR, -1)}
 # Each rank that continues to train waits in step 8 until its generation is over.
 PLAN = Plan(
@@ -94,6 +111,7 @@ PLAN = Plan(
                     replaced={1},
                 ),
                 paused("killed while the ranks stand", 17, while_they_stand, **LOST),
+                paused("a bug ends it", 20, meets_a_bug, strategies=None),
             )
         ),
     ),

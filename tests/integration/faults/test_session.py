@@ -57,7 +57,7 @@ def test_process_group_of_the_script_is_refused(
         session_of(model)
 
 
-@pytest.mark.parametrize("value", [object(), {"key": {1, 2j}}, float])
+@pytest.mark.parametrize("value", [object(), {"key": {1, 2j}}, float, 10**400, [[10**400]]])
 def test_value_that_cannot_be_logged(value: object, model: torch.nn.Module) -> None:
     """step.log refuses a value that is not a number, text or list; the error names the step."""
     with session_of(model) as session:

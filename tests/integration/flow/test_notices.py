@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import flow, get_client, task
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 from servers import serving
+from waiting import wait_until
 
 from rekindle.recovery.journal.journal import FirstStep, Progress
 from rekindle.tasks.prefect_api import notifier as notices
@@ -121,6 +124,92 @@ def test_what_was_told_is_not_told_again(
                         {"n": number},
                     )
     assert [payload["n"] for payload in emitted] == [1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_loses_no_notice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """If the notifier cannot write its file, states, incidents and questions still arrive."""
+    sent: list[object] = []
+    monkeypatch.setattr(PrefectNotifier, "_set_state", lambda _, client, state: sent.append(state))
+    monkeypatch.setattr(PrefectNotifier, "_emit", lambda _, client, step: sent.append(step))
+    monkeypatch.setattr(notices, "_ARRIVES_S", 0.0)
+    log = logging.getLogger("test.full")
+    with (
+        nowhere(),
+        caplog.at_level(logging.WARNING),
+        notifier(tmp_path / "no" / "told", log) as mine,
+    ):
+        for number in range(3):
+            event = FirstStep(generation=1, step=1, incident=1, seq=number + 1)
+            mine.incident("closed", event, {})
+            mine.state("Awaiting approval", f"incident {number}")
+    assert len(sent) == 6
+    texts = [record.getMessage() for record in caplog.records if record.name == "test.full"]
+    [text] = texts
+    assert "A rerun of the flow may report incidents to Prefect again" in text
+
+
+def test_a_bug_in_one_notice_loses_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A notice that cannot be sent because of a bug is left out with its stack in the log."""
+    sent: list[object] = []
+
+    def deliver(_: PrefectNotifier, client: object, notice: Any) -> None:
+        if notice.message == "1":
+            raise KeyError("a bug")
+        sent.append(notice.message)
+
+    monkeypatch.setattr(PrefectNotifier, "_deliver", deliver)
+    log = logging.getLogger("test.bug")
+    with nowhere(), caplog.at_level(logging.WARNING), notifier(tmp_path / "told", log) as mine:
+        for number in range(4):
+            mine.state("Recovering", str(number))
+    assert sent == ["0", "2", "3"]
+    [record] = [record for record in caplog.records if record.name == "test.bug"]
+    assert "Rekindle leaves out a notice to Prefect, because of a bug" in record.getMessage()
+    assert record.exc_info is not None
+
+
+def test_no_incident_is_dropped_for_a_newer_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The notifier keeps all incidents and the newest state while Prefect does not answer."""
+    away, sent = threading.Event(), list[Any]()
+    away.set()
+
+    def deliver(_: PrefectNotifier, client: object, notice: Any) -> None:
+        if away.is_set():
+            raise OSError("no route to the server")
+        sent.append(notice)
+
+    monkeypatch.setattr(PrefectNotifier, "_deliver", deliver)
+    monkeypatch.setattr(notices, "_RETRY_PAUSE_S", 0.01)
+    with nowhere(), notifier(tmp_path / "told", logging.getLogger("test.kept")) as mine:
+        for number in range(5000):
+            event = FirstStep(generation=1, step=1, incident=1, seq=number + 1)
+            mine.incident("closed", event, {})
+            mine.state("Recovering", f"incident {number}")
+        away.clear()
+        wait_until(lambda: not mine._queue, "all notices")
+    assert [each.event.seq for each in sent if hasattr(each, "event")] == [*range(1, 5001)]
+    assert [each.message for each in sent if hasattr(each, "message")][-1] == "incident 4999"
+
+
+def nowhere() -> contextlib.AbstractContextManager[object]:
+    """Set the address of an API that no test calls."""
+    return temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"})
+
+
+def notifier(file: Path, log: logging.Logger) -> PrefectNotifier:
+    return PrefectNotifier(
+        job_id="train-1",
+        flow_run_id=uuid.uuid4(),
+        flow_run_name="calm-owl",
+        last_sent_file=file,
+        log=log,
+    )
 
 
 @contextlib.contextmanager

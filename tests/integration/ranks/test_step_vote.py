@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from waiting import bound_s, result_of, wait_until
+from waiting import bound_s, join, result_of, wait_until
 
-from rekindle.errors import SessionError, StaleError
+from rekindle.errors import SessionError, StaleError, UnexpectedError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.step_vote import (
     HELLO_BYTES,
@@ -21,6 +25,7 @@ from rekindle.rank.step_vote import (
     PeerGoneError,
     RunIdentity,
     StepVote,
+    call,
 )
 
 T = TypeVar("T")
@@ -288,3 +293,73 @@ def test_what_is_said_at_a_gate_that_is_severed_reaches_nobody(four: World) -> N
     four.gates[0].sever()
     with pytest.raises(StaleError):
         result_of(waits)
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    made = Listener()
+    yield made
+    made.close()
+
+
+def _newest_fd() -> int:
+    return max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+
+
+def thread_of(listener: Listener) -> threading.Thread:
+    """Return the thread that accepts connections; only one listener exists."""
+    [thread] = [each for each in threading.enumerate() if each.name == "rekindle-listener"]
+    return thread
+
+
+def test_too_many_open_files_delay_a_connection(
+    listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank without free descriptors accepts a caller later, and reports the problem once."""
+    before, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_newest_fd() + 4, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        os.close(held.pop())  # one for the caller, and none for the listener
+        caller = call(("127.0.0.1", listener.port), 1, 0, 0)
+        err = wait_until(lambda: capsys.readouterr().err, "the report")
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "the rank cannot accept a connection, and tries again" in err
+    with caller, listener.take(1, 0, 0, lambda: False) as taken:
+        caller.sendall(b"x")
+        assert taken.recv(1) == b"x"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_listener_that_fails_is_no_silent_wait(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the thread ends with an error, the waiting rank and all later ones get it."""
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(listener, "_accept_one", fail)
+    monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(listener.take, 1, 0, 0, lambda: False)
+        with socket.create_connection(("127.0.0.1", listener.port)):
+            join(thread_of(listener))
+        for taken in (waiting, pool.submit(listener.take, 2, 0, 0, lambda: False)):
+            with pytest.raises(UnexpectedError, match="this rank accepts no connections: KeyError"):
+                result_of(taken)
+
+
+def test_a_closed_listener_ends_its_thread(
+    listener: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The end of the listener is no error."""
+    thread = thread_of(listener)
+    listener.close()
+    join(thread)
+    assert capsys.readouterr().err == ""

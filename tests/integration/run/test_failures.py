@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from jobs import Place, Run
+from waiting import wait_until
 
 from rekindle import names
 from rekindle.recovery.faults.fault import FaultKind
@@ -126,6 +127,39 @@ def test_the_script_raises_an_error_with_a_librarys_text(
     run = place.start("--nproc-per-node", "2", script).end(1)
     message = f"{kind}: [/data/gloo/transport/tcp/pair.cc:553] Broken pipe"
     check_error_of_script(run, f'{place.folder / "train.py"}", line 7, in train', message)
+
+
+LOSES = """
+import os, threading, time
+
+def lose():
+    raise KeyError("a bug")
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=lose, name="their-thread").start()
+    while not os.path.exists("seen"):
+        time.sleep(0.02)
+    threading.Thread(target=lose, name="rekindle-example").start()
+    time.sleep(3600)
+print("second process")
+"""
+
+
+def test_a_rank_loses_one_of_rekindles_threads(place: Place) -> None:
+    """The rank ends, and the incident names the thread. The job recovers as from a killed rank.
+
+    A thread of the script that fails ends nothing.
+    """
+    script = place.script(LOSES)
+    run = place.start("--nproc-per-node", "1", "--max-restarts", "1", script)
+    wait_until(lambda: "in thread their-thread" in run.stderr, "the traceback of the thread")
+    (place.folder / "seen").touch()
+    run.end(0)
+    (incident,) = journal.incidents(run.events())
+    assert incident.strategy is Strategy.RESTART
+    assert incident.cause.kind is FaultKind.PROCESS
+    assert "the thread 'rekindle-example' failed: KeyError('a bug')" in incident.cause.message
+    assert "in lose" in incident.cause.traceback
 
 
 def test_an_installed_package_is_the_script(place: Place) -> None:

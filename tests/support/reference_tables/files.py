@@ -33,6 +33,21 @@ _JOB = [
         "Where the coordinator listens or last listened, as JSON: `host`, `port`, `pid`, "
         "`attempt`.",
     ),
+    (
+        f"coordinator{names.BUG_FILE}N.json",
+        "coordinator",
+        "Report N of a bug that ended a coordinator, as JSON: `at` (seconds since the epoch), "
+        "`rekindle` (the version), `pid`, `error`, `traceback`, and `inputs`: the newest 50 inputs "
+        "of the state machine. An input is a message, a timer, an order, a lost agent, a stop or "
+        "the start. `rekindle status` shows the error. Only the owner may read the file. It does "
+        "not contain the secret, but texts of errors of the script.",
+    ),
+    (
+        f"flow{names.BUG_FILE}N.json",
+        "flow",
+        "Report N of a bug that ended a thread of a flow's process, in the same format, without "
+        "`inputs`. The process continues.",
+    ),
     (names.LAUNCH_LOCK_FILE, "launcher", "Lock: only one process at a time launches the job."),
     (
         names.NOTICES_FILE,

@@ -108,6 +108,8 @@ def states() -> str:
         "A fault leads from `training` to `regrouping`, or to `restarting` if all ranks restart. "
         "A strategy that waits for approval adds two lines with the reason and the command "
         "`rekindle approve`.",
+        "If the job directory has reports of bugs in Rekindle, the last lines name each error and "
+        "its file.",
         "If the newest attempt has ended, the command prints its outcome, the finished steps and "
         "the reason, from the journal: `job JOB: succeeded after 300 steps: ...`.",
         _table(_ENDED),

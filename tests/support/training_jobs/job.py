@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import psutil
+import pytest
 from waiting import LIMIT_S, bound_s, wait_until
 
 from rekindle.checkpoints.retention import Retention
@@ -355,14 +356,18 @@ class Job(JobHandle):
         self.coordinator.kill()
         self.coordinator.wait(bound_s())
 
-    def revive_coordinator(self) -> None:
-        """Start a coordinator that replaces the killed one."""
+    def lose_coordinator(self) -> int:
+        """Wait until the coordinator has ended on its own. Return its exit status."""
+        self._processes.append(self.coordinator)
+        return self.coordinator.wait(bound_s())
+
+    def revive_coordinator(self, more: Mapping[str, str] = {}) -> None:
+        """Start a coordinator that replaces the ended one, with `more` environment variables."""
         assert self.engine is not None
-        os.environ[MARK] = self.mark
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {MARK: self.mark, **more}.items():
+                patch.setenv(name, value)
             self.endpoint = self.engine.revive()
-        finally:
-            del os.environ[MARK]
 
     def kill_node(self, *nodes: int) -> None:
         """Kill the agents of these nodes. The kernel then kills their ranks; wait for this.

@@ -15,6 +15,7 @@ from waiting import turn_until
 
 from rekindle.agent.process import Agent
 from rekindle.checkpoints.open_store import open_store
+from rekindle.errors import UnexpectedError
 from rekindle.job.spec import JobDirectory
 from rekindle.names import WIRE_VERSION
 from rekindle.profiling.steps import StepTimes
@@ -110,7 +111,7 @@ def test_what_cannot_be_encoded_fails_where_it_is_said(agent: Agent) -> None:
 
 
 def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
-    """If sending fails with a bug, the agent raises the error.
+    """If sending fails with a bug, the agent raises an error that names the task.
 
     It does not keep an open connection without messages.
     """
@@ -125,7 +126,7 @@ def test_an_agent_that_cannot_speak_any_more_ends(agent: Agent) -> None:
         agent.send(GOOD)
         await serving
 
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(UnexpectedError, match="the task 'sender' failed: RuntimeError"):
         asyncio.run(speak())
 
 
@@ -213,3 +214,25 @@ def test_a_heartbeat_of_each_generation_and_connection(
     first, second = asyncio.run(speak())
     assert first == [failed, early, ready, beat, beat]
     assert second == [beat, arrived, last]
+
+
+def test_a_record_that_stays_unreadable_is_reported_once(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A script can write to its page. The agent still sends the steps, and reports the record.
+
+    A record that is incomplete once is one that its rank is writing.
+    """
+    live: Any = {0: SimpleNamespace(rank=0, pid=1)}
+    monkeypatch.setattr(agent.ranks, "_ranks", live)
+    page = agent.ranks._page(0)[1]
+    page.total = 9
+    beat = p.Heartbeat(finished={}, total=9)
+    for record in (b'{"metrics"', b'{"metrics": [1]}', b'{"metrics": {"a": 1' + b"0" * 400 + b"}}"):
+        page.put_record(record)
+        assert agent.ranks.beat() == beat
+    assert capfd.readouterr().err == ""
+    for _ in range(3):
+        assert agent.ranks.beat() == beat
+    text = "the agent cannot read a step record: it is not a step record: int too"
+    assert capfd.readouterr().err.count(text) == 1
