@@ -14,7 +14,8 @@ _JOB = [
         names.SPEC_FILE,
         "launcher",
         "The job's description, as JSON: all settings, the policy, and the job's variables. For a "
-        "job of a flow these include the key of a saved store.",
+        "job of a flow these include the key of a saved store. Only the owner may read it (mode "
+        "0600).",
     ),
     (
         names.SECRET_FILE,
@@ -108,7 +109,8 @@ _JOB = [
         f"{names.NODES_DIRECTORY}/HOST",
         "joined nodes",
         "On a machine that joined with `rekindle run --coordinator`: the folders `logs`, "
-        "`metrics` and `profiling` of its ranks. See below.",
+        "`metrics` and `profiling` of its ranks, `job.json`, and a file `secret` that is not the "
+        "job's secret and has no use. See below.",
     ),
     (names.REPORT_FILE, "flow", "The report of the job, as Markdown."),
     (names.TIMELINE_FILE, "flow", "The picture of the report."),
