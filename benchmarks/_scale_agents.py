@@ -295,7 +295,8 @@ class _Fleet:
         place, key = self._place, base64.b64encode(os.urandom(16)).decode()
         head = (
             f"GET {names.PATH_AGENT} HTTP/1.1\r\nHost: {names.LOOPBACK}:{place.port}\r\n"
-            f"Authorization: {bearer(place.secret)}\r\nUpgrade: websocket\r\n"
+            f"Authorization: {bearer(place.secret)}\r\n"
+            f"{names.HEADER_WIRE}: {names.WIRE_VERSION}\r\nUpgrade: websocket\r\n"
             f"Connection: Upgrade\r\nSec-WebSocket-Key: {key}\r\n"
             "Sec-WebSocket-Version: 13\r\n\r\n"
         ).encode()

@@ -61,6 +61,12 @@ METRICS_DIRECTORY = "metrics"
 PROFILING_DIRECTORY = "profiling"  # records of light profiling
 NODES_DIRECTORY = "nodes"  # directories of nodes that joined, each named by its hostname
 CHECKPOINT_DIRECTORY = "checkpoints"
+REPORT_FILE = "report.md"
+TIMELINE_FILE = "timeline.png"
+PREPARED_FILE = "prepared"  # the retrain flow has prepared the data
+PREPARE_LOCK_FILE = "prepare.lock"
+EVALUATE_LOCK_FILE = "evaluate.lock"
+BROUGHT_DIRECTORY = "brought"  # a checkpoint that the retrain flow copied from an object store
 
 # Files of the home directory, which all jobs share.
 HOSTS_FILE = "hosts.jsonl"  # events on hosts

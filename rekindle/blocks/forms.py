@@ -26,18 +26,12 @@ class Form:
     """Makes a field of a form from a struct.
 
     `title`: of the form. `check` refuses values that contradict each other. It raises UsageError or
-    ValueError. `like` has the defaults of the form's fields; None: the struct's defaults.
+    ValueError.
     """
 
-    def __init__(
-        self,
-        title: str = "",
-        check: Callable[[Any], None] | None = None,
-        like: msgspec.Struct | None = None,
-    ) -> None:
+    def __init__(self, title: str = "", check: Callable[[Any], None] | None = None) -> None:
         self._title = title
         self._check = check
-        self._like = like
 
     def __get_pydantic_core_schema__(
         self, source: type[msgspec.Struct], handler: GetCoreSchemaHandler
@@ -54,7 +48,7 @@ class Form:
 
         return core_schema.no_info_wrap_validator_function(
             read,
-            handler.generate_schema(model_of(source, self._title or source.__name__, self._like)),
+            handler.generate_schema(model_of(source, self._title or source.__name__)),
             serialization=core_schema.plain_serializer_function_ser_schema(_plain),
         )
 
@@ -82,29 +76,25 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def model_of(
-    struct: type[msgspec.Struct], title: str, like: msgspec.Struct | None = None
-) -> type[BaseModel]:
+def model_of(struct: type[msgspec.Struct], title: str) -> type[BaseModel]:
     """Return a pydantic model with a struct's fields: types, limits, defaults, descriptions.
 
-    title: the name of the form. like: has the defaults; None: the struct's own.
+    title: the name of the form.
     """
     config = ConfigDict(extra="forbid", title=title)
-    fields: dict[str, Any] = _fields(struct, like)
+    fields: dict[str, Any] = _fields(struct)
     return create_model(title, __config__=config, __doc__=struct.__doc__, **fields)
 
 
 def field_of(struct: type[msgspec.Struct], name: str) -> Any:
     """Return the field of a form, as the struct declares it: default, limits and description."""
-    return _fields(struct, None)[name][1]
+    return _fields(struct)[name][1]
 
 
-def _fields(
-    struct: type[msgspec.Struct], like: msgspec.Struct | None
-) -> dict[str, tuple[Any, Any]]:
+def _fields(struct: type[msgspec.Struct]) -> dict[str, tuple[Any, Any]]:
     hints = get_type_hints(struct, include_extras=True)
     return {
-        field.name: (_type(hints[field.name]), _field(hints[field.name], _default(field, like)))
+        field.name: (_type(hints[field.name]), _field(hints[field.name], _default(field)))
         for field in msgspec.structs.fields(struct)
     }
 
@@ -127,10 +117,8 @@ def _constraints_of(meta: msgspec.Meta | None) -> dict[str, Any]:
     return {name: value for name, value in constraints.items() if value is not None}
 
 
-def _default(field: msgspec.structs.FieldInfo, like: msgspec.Struct | None) -> Any:
+def _default(field: msgspec.structs.FieldInfo) -> Any:
     """Return the default of a field; NODEFAULT: a person must give it."""
-    if like is not None:
-        return getattr(like, field.name)
     factory = field.default_factory
     return field.default if factory is msgspec.NODEFAULT else factory()
 

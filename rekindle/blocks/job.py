@@ -19,7 +19,6 @@ from pydantic import (
 from rekindle import names
 from rekindle.blocks.forms import setting
 from rekindle.blocks.job_fields import (
-    USUAL,
     CheckpointDirectory,
     KubernetesPods,
     MinNodes,
@@ -32,6 +31,7 @@ from rekindle.blocks.job_fields import (
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, check, check_elsewhere, job_directory
+from rekindle.recovery.policy.policy import Policy
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
@@ -118,7 +118,7 @@ class TrainingJob(BaseModel):
         "relative to the working directory. Empty: none.",
     )
     policy: RecoveryPolicy = setting(
-        USUAL, "The recovery policy: which strategies the job may use, and its limits."
+        Policy(), "The recovery policy: which strategies the job may use, and its limits."
     )
     node_check: NodeCheck = Field(
         default=NodeCheck(),

@@ -45,9 +45,7 @@ class NodeCheck(BaseModel):
 KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
 
 
-USUAL = Policy(max_restarts=3)  # for a flow's job; `rekindle run` has torchrun's default, 0
-
-RecoveryPolicy = Annotated[Policy, Form("Policy", like=USUAL)]
+RecoveryPolicy = Annotated[Policy, Form("Policy")]
 
 
 Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]

@@ -11,7 +11,6 @@ from pydantic import Field, SecretStr
 from rekindle import names
 from rekindle.blocks.forms import setting
 from rekindle.blocks.job_fields import (
-    USUAL,
     CheckpointDirectory,
     MinNodes,
     Nodes,
@@ -20,6 +19,7 @@ from rekindle.blocks.job_fields import (
     Spares,
 )
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import Policy
 
 
 class SavedCluster(Block):
@@ -79,7 +79,7 @@ class SavedPolicy(Block):
     _block_type_slug = "rekindle-policy"
 
     policy: RecoveryPolicy = setting(
-        USUAL, "The recovery policy: which strategies the job may use, and its limits."
+        Policy(), "The recovery policy: which strategies the job may use, and its limits."
     )
 
 

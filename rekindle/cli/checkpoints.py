@@ -110,6 +110,14 @@ def import_state(options: argparse.Namespace) -> None:
     verb = "existed already" if written.existed else "imported"
     names = ", ".join(imported.tree)
     print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
+    usable = [each for each in store.survey() if each.manifest and not each.reason]
+    newest = max(usable, key=lambda each: (each.step, each.generation))
+    if (newest.step, newest.generation) > (step, 0):
+        print(
+            f"rekindle: the store has a newer checkpoint, and a job continues from that one: "
+            f"{newest.location}",
+            file=sys.stderr,
+        )
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
@@ -328,7 +336,10 @@ def open_at(text: str, *, exists: bool) -> CheckpointStore:
     job = JobDirectory(job_directory(text)) if "/" not in text and text not in (".", "..") else None
     if job is not None and job.path.is_dir():
         if path.exists():
-            raise UsageError(f"{text!r} is a job and a folder; write ./{text}, or {job.path}")
+            raise UsageError(
+                f"{text!r} is a job and a folder; write ./{text} for the folder, or "
+                f"{job.spec().checkpoint_store} for the store of the job"
+            )
         return open_store(job.spec().checkpoint_store, os.environ | job.spec().environment)
     if exists and not path.is_dir():
         raise UsageError(f"there is no folder {path}, and no job {text!r} on this machine")

@@ -168,6 +168,11 @@ _STEP = argument(
     metavar="STEP",
     help="the step of the checkpoint; default: the newest intact one",
 )
+_COPY = (
+    argument("source", metavar="STORE", help=_SOURCE),
+    argument("target", metavar="TARGET", help=f"{_STORE}; a missing folder is created"),
+    _STEP,
+)
 _PINNED = (
     _IN,
     argument("step", type=int, metavar="STEP", help="the step of the checkpoint"),
@@ -198,26 +203,10 @@ CHECKPOINTS = (
     ),
     Command(
         "pull",
-        "copy a verified checkpoint from a store into a folder",
-        (
-            argument("source", metavar="STORE", help=_SOURCE),
-            argument(
-                "target",
-                metavar="DIR",
-                help="the target folder; the command creates it if it is missing",
-            ),
-            _STEP,
-        ),
+        "copy a verified checkpoint from one store to another, such as a folder",
+        _COPY,
     ),
-    Command(
-        "push",
-        "copy a verified checkpoint from a folder into a store",
-        (
-            argument("source", metavar="DIR", help="a folder of checkpoints, or a job's id"),
-            argument("target", metavar="STORE", help="a folder, or an s3:// location"),
-            _STEP,
-        ),
-    ),
+    Command("push", "copy a verified checkpoint; the same command as pull", _COPY),
     Command(
         "prune",
         "remove the checkpoints that are older than the newest valid ones",

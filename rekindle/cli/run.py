@@ -30,6 +30,7 @@ from rekindle.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
 from rekindle.recovery.journal import attempts
+from rekindle.recovery.policy.policy import without_effect
 from rekindle.waiting import retry
 
 ASK_EVERY_S = 0.5  # for a node that waits for its coordinator
@@ -57,6 +58,8 @@ def launch(options: argparse.Namespace) -> int:
         )
     if options.node_rank is not None:
         spec = msgspec.structs.replace(spec, engine=())  # it cannot reschedule nodes elsewhere
+    for text in without_effect(spec.policy) if options.policy else ():
+        say(f"{options.policy}: {text}")
     directory = JobDirectory(spec.directory)
     stop = terminal.Stop()
     with _only_launcher(directory, spec):

@@ -15,6 +15,8 @@ from rekindle.console import AUTO, Form
 from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 
+MAX_RESTARTS = 0  # without a policy file, as in torchrun; the default of a Policy is higher
+
 # Options of torchrun's rendezvous, which Rekindle's coordinator replaces, and of torchrun's agent.
 _IGNORED = (
     *("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval"),
@@ -152,7 +154,8 @@ _RECOVERY = (
         type=int,
         default=None,
         metavar="RESTARTS",
-        help="restarts of all ranks; default: the policy's number, else 0",
+        help="restarts of all ranks; default: the number of the --policy file, "
+        f"without a file {MAX_RESTARTS}, as in torchrun",
     ),
     option(
         "checkpoint_dir",

@@ -17,6 +17,7 @@ import msgspec
 from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.checkpoints.retention import Retention
+from rekindle.cli.run_options import MAX_RESTARTS
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
 from rekindle.recovery.node_check.evidence import NodeCheckLimits
@@ -137,7 +138,7 @@ def _limits(options: argparse.Namespace) -> NodeCheckLimits:
 
 
 def _policy(options: argparse.Namespace) -> Policy:
-    policy = Policy()
+    policy = Policy(max_restarts=MAX_RESTARTS)
     if options.policy:
         from rekindle.recovery.policy.policy_file import read_policy
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import without_effect
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 from rekindle.simulation import costs, fault_mix
 from rekindle.simulation.estimate import Scenario, judge
@@ -23,7 +25,10 @@ _MOST_FAULTS = 10_000_000  # in a run: the limit of memory and of about an hour
 
 def policy(options: argparse.Namespace) -> None:
     """Check a policy and print it. Raises UsageError: the file has no valid policy."""
-    print(write_policy(read_policy(Path(options.file)), PolicyFormat(options.to)), end="")
+    found = read_policy(Path(options.file))
+    for text in without_effect(found):
+        print(f"rekindle: {options.file}: {text}", file=sys.stderr)
+    print(write_policy(found, PolicyFormat(options.to)), end="")
 
 
 def simulate(options: argparse.Namespace) -> None:

@@ -182,8 +182,11 @@ class Coordinator:
     # ---- agents
 
     async def agent(self, request: web.Request) -> web.StreamResponse:
-        """Serve one agent's connection until it ends. Refuse an agent of another wire version."""
-        version = request.headers.get(names.HEADER_WIRE, str(names.WIRE_VERSION))
+        """Serve one agent's connection until it ends.
+
+        Refuse an agent of another wire version, and one that does not send its version.
+        """
+        version = request.headers.get(names.HEADER_WIRE, "unknown")
         if version != str(names.WIRE_VERSION):
             text = (
                 f"the coordinator refused the agent at {request.remote}, because its wire "

@@ -36,11 +36,10 @@ def task_in(folder: Path) -> Path:
 
     Raises UsageError: there are no records.
     """
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: this folder does not exist")
-    if _newest(folder):
+    found = sorted(folder.iterdir()) if folder.is_dir() else []  # a job makes it with the first
+    if found and _newest(folder):
         return folder
-    tasks = [each for each in folder.iterdir() if each.is_dir() and _newest(each)]
+    tasks = [each for each in found if each.is_dir() and _newest(each)]
     if not tasks:
         raise UsageError(
             f"{folder} does not contain records; switch profiling on (`rekindle profile JOB "

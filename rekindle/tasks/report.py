@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
+from rekindle import names
 from rekindle.errors import JobFailedError
 from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
@@ -57,8 +58,6 @@ def _row(check: NodeChecked) -> dict[str, Any]:
     return row
 
 
-REPORT_FILE = "report.md"
-TIMELINE_FILE = "timeline.png"
 _PAUSE_S = 1.0
 
 
@@ -106,11 +105,11 @@ def report(job_id: str) -> JobResult:
         if summary.outcome == SUCCEEDED:
             _complete_progress(client, job_id, summary.finished)
     directory = jobs.directory_of(job_id)
-    picture = directory.path / TIMELINE_FILE
+    picture = directory.path / names.TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
     text = markdown_report(summary, resumed=describe(history), logs=directory.spec().log_directory)
-    (directory.path / REPORT_FILE).write_text(f"{text}\n![Timeline]({TIMELINE_FILE})\n")
+    (directory.path / names.REPORT_FILE).write_text(f"{text}\n![Timeline]({names.TIMELINE_FILE})\n")
     encoded = base64.b64encode(picture.read_bytes()).decode()
     if rows:
         title = f"Incidents of job {job_id}"
@@ -120,7 +119,7 @@ def report(job_id: str) -> JobResult:
         key=f"{job_id}-report",
         description=f"Job {job_id} {outcome(summary.outcome, summary.finished)}",
     )
-    get_run_logger().info("Report: %s, timeline: %s", directory.path / REPORT_FILE, picture)
+    get_run_logger().info("Report: %s, timeline: %s", directory.path / names.REPORT_FILE, picture)
     return JobResult(
         job_id=job_id,
         outcome=summary.outcome,
@@ -130,7 +129,7 @@ def report(job_id: str) -> JobResult:
         steps_lost=summary.steps_lost,
         goodput=summary.goodput,
         incidents=rows,
-        report=str(directory.path / REPORT_FILE),
+        report=str(directory.path / names.REPORT_FILE),
         timeline=str(picture),
     )
 

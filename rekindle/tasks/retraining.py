@@ -21,6 +21,7 @@ from prefect.artifacts import create_link_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 
+from rekindle import names
 from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.open_store import open_store
@@ -110,8 +111,6 @@ def _end_leftovers(lock: Path) -> None:
 
 
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
-BROUGHT_DIRECTORY = "brought"  # in a job's directory
-_PREPARED_FILE = "prepared"
 
 
 @task(name="prepare", cache_policy=NO_CACHE)
@@ -119,13 +118,13 @@ def prepare(around: Retraining, job_id: str, folder: Path) -> None:
     """Prepare the data, unless an earlier run of this flow run has done it."""
     directory = jobs.directory_of(job_id).path
     directory.mkdir(parents=True, exist_ok=True)
-    done = directory / _PREPARED_FILE
+    done = directory / names.PREPARED_FILE
     if around.prepare and not done.exists():
         run_command(
             around.prepare,
             folder=folder,
             environment={},
-            lock=directory / "prepare.lock",
+            lock=directory / names.PREPARE_LOCK_FILE,
             log=get_run_logger().info,
         )
     done.touch()
@@ -143,7 +142,7 @@ def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> 
             around.evaluate,
             folder=folder,
             environment={ENV_CHECKPOINT: checkpoint},
-            lock=jobs.directory_of(job_id).path / "evaluate.lock",
+            lock=jobs.directory_of(job_id).path / names.EVALUATE_LOCK_FILE,
             log=get_run_logger().info,
         )
         metrics = read_metrics(last)
@@ -225,7 +224,7 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
     """Return a checkpoint in a folder, for an evaluation; copy it if it is in an object store."""
     if isinstance(checkpoint, DirectoryCheckpoint):
         return checkpoint
-    here = DirectoryStore(directory.path / BROUGHT_DIRECTORY)
+    here = DirectoryStore(directory.path / names.BROUGHT_DIRECTORY)
     copy(checkpoint, here, lambda count: None)
     found = here.find(checkpoint.manifest.step, checkpoint.manifest.generation)
     assert found is not None  # it was committed

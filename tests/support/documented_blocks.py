@@ -44,6 +44,7 @@ HOW = {
     ("docs/train/data.md", 0): "kill a rank",
     ("docs/train/mindspore.md", 0): "kill a rank of MindSpore",
     ("docs/train/mindspore.md", 1): "not: two lines of a script; test_mindio.py has such scripts",
+    ("docs/train/scripts.md", 0): "kill a rank",
     ("docs/train/session.md", 0): "kill a rank",
 }
 

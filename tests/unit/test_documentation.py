@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import ast
+import io
+import json
 import re
+import sys
 from pathlib import Path
 
 import documented_blocks
 import documented_commands
+import msgspec
 import pytest
+import yaml
 from docstrings import explained, to_rst
 from outside_links import with_downloads
 from reference_tables.markdown import check_names
 from reference_tables.pages import FOLDER, PAGES
 from repository import ROOT
+
+from rekindle.blocks.job import TrainingJob
+from rekindle.cli.main import command_parser
+from rekindle.cli.run_options import MAX_RESTARTS
+from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.policy import Policy
 
 PAGES_OF_SITE = ROOT / "docs"
 ALL = sorted([ROOT / "README.md", *PAGES_OF_SITE.rglob("*.md"), *ROOT.glob("examples/**/*.md")])
@@ -63,6 +74,108 @@ def test_the_api_has_all_public_names(page: str) -> None:
     text = (FOLDER / "api" / f"{page}.md").read_text()
     documented = re.findall(r"^\.\. auto\w+:: (\w+)(?!\.)\b", text, re.MULTILINE)
     assert sorted(documented) == sorted(public)
+
+
+def test_the_index_lists_each_page() -> None:
+    """docs/index.md links to each page of the site; README links to it and to pages that exist."""
+    index = (PAGES_OF_SITE / "index.md").read_text()
+    pages = {path.relative_to(PAGES_OF_SITE).as_posix() for path in PAGES_OF_SITE.rglob("*.md")}
+    linked = set(re.findall(r"\]\(([\w./-]+\.md)\)", index))
+    assert linked == pages - {"index.md"}
+    of_readme = re.findall(r"\]\(([\w./-]+\.md)[)#]", (ROOT / "README.md").read_text())
+    assert "docs/index.md" in of_readme
+    assert [each for each in of_readme if not (ROOT / each).exists()] == []
+
+
+def test_no_two_pages_have_one_name() -> None:
+    """A link's text, such as `session.md`, names one page."""
+    names = [path.name for path in PAGES_OF_SITE.rglob("*.md") if path.parent.name != "api"]
+    assert sorted(names) == sorted(set(names))
+
+
+def rows_of(page: str, section: str) -> dict[str, list[str]]:
+    """Return the tables of a section of a page: the cells of each row by its first name in code."""
+    text = (PAGES_OF_SITE / page).read_text()
+    part = text.split(f"\n{section}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
+    return {re.findall(r"`([^`]+)`", row[0])[0]: row for row in rows}
+
+
+def test_the_pages_have_the_defaults_of_the_policy() -> None:
+    """The defaults in recover/policy.md are those of `Policy`, which the reference also shows."""
+    rows = rows_of("recover/policy.md", "## Settings")
+    usual = msgspec.to_builtins(Policy())
+    assert rows.keys() == usual.keys()
+    shown = {name: row[2].replace(",", "") for name, row in rows.items()}
+    for name, value in usual.items():
+        if isinstance(value, bool):
+            assert shown[name].startswith(str(value).lower()), name
+        elif isinstance(value, (int, float)):
+            assert re.match(rf"{value:g}(?!\d)", shown[name]) or shown[name] == f"{value:.0f}", name
+
+
+@pytest.mark.parametrize(
+    ("page", "section"),
+    [
+        ("faults.md", "## Kinds, detection and answer"),
+        ("policy.md", "## Strategies for each kind of fault"),
+    ],
+)
+def test_the_tables_of_faults_have_each_kind(page: str, section: str) -> None:
+    """Each kind of fault has its detection and its answer."""
+    text = (PAGES_OF_SITE / "recover" / page).read_text()
+    part = text.split(f"\n{section}\n", 1)[1].split("\n#", 1)[0]
+    cells = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
+    assert {kind for each in cells for kind in re.findall(r"`([\w-]+)`", each)} == {
+        kind.value for kind in FaultKind
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [("operate/running.md", "run"), ("operate/simulate.md", "simulate")],
+)
+def test_the_pages_have_the_defaults_of_the_options(page: str, command: str) -> None:
+    """An option's number in a table of a page is the number that the parser takes without it."""
+    required = {"run": [], "simulate": ["--policy", "p", "--nodes", "1"]}[command]
+    parsed = vars(command_parser().parse_args([command, *required]))
+    parsed["max_restarts"] = MAX_RESTARTS
+    rows = [
+        re.match(r"\| `--([\w-]+)[^`]*`[^|]*\|[^|]*\| ([^|]*) \|", line)
+        for line in (PAGES_OF_SITE / page).read_text().splitlines()
+    ]
+    found = {row[1].replace("-", "_"): row[2] for row in rows if row is not None}
+    numbers = {
+        name: value
+        for name, value in parsed.items()
+        if not found.get(name, "required").startswith("required")
+        and isinstance(value, (int, float))
+        and not isinstance(value, bool)
+    }
+    assert len(numbers) > 3
+    for name, value in numbers.items():
+        assert re.match(rf"{value:g}\b", found[name]), f"--{name}: {found[name]}"
+
+
+def test_files_of_a_job_are_in_the_reference() -> None:
+    """Each file of the job directory that a page names has a row in job-directory.md."""
+    known = (FOLDER / "job-directory.md").read_text()
+    for path in ALL:
+        for name in re.findall(r"`jobs/JOB/([\w.-]+)[`/]", path.read_text()):
+            assert f"`{name}" in known, f"{path.name}: {name}"
+
+
+def test_the_file_of_a_job_in_pods_is_valid(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job file of kubernetes.md is a job, and its command hands this job to the flow."""
+    page = (PAGES_OF_SITE / "deploy" / "kubernetes.md").read_text()
+    [text] = re.findall(r"^```yaml\n(# job\.yaml\n.*?)^```", page, re.DOTALL | re.MULTILINE)
+    job = TrainingJob.model_validate(yaml.safe_load(text))
+    [program] = re.findall(r'"\$\(python -c \'(.*?)\' < job\.yaml\)"', page)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    exec(program)
+    assert TrainingJob.model_validate(json.loads(capsys.readouterr().out)["job"]) == job
 
 
 def test_python_blocks_compile() -> None:

@@ -193,7 +193,7 @@ def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plain_threads")
 def test_a_thread_that_its_process_can_miss_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A flow's process continues without a thread. A report and a sentence name the thread."""
     said: list[str] = []
@@ -207,7 +207,7 @@ def test_a_thread_that_its_process_can_miss_is_reported(
     assert sorted(reports_in(tmp_path)) == [(file, error) for file in files]
     assert [each.partition(";")[0] for each in said] == [error, error]
     assert str(files[1]) in said[1]
-    assert capsys.readouterr().err.count("in fail_at_once") == 3
+    assert capfd.readouterr().err.count("in fail_at_once") == 3
 
 
 @pytest.mark.usefixtures("plain_threads")

@@ -75,6 +75,7 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
     return msgspec.structs.replace(
         base,
         strategies=_merge(base.strategies, _OWN_OF_MODELARTS, chosen),
+        max_restarts=0,  # ModelArts restarts processes in place only with a reset or after a hang
         max_reschedules=retries,
         max_pod_reschedules=pods,
         unconditional=_flag(own, UNCONDITIONAL_RETRY),

@@ -49,6 +49,18 @@ LATE_S = 20.0
 
 MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
 
+# The strategies that read a setting. Without one of them in the policy, it has no effect.
+_READ_BY = {
+    "max_restarts": (Strategy.RESTART,),
+    "max_recoveries": (*INNER, *RESTARTS),
+    "max_in_row": INNER,
+    "max_reschedules": JOBS,
+    "max_pod_reschedules": (Strategy.RESCHEDULE_POD,),
+    "max_reschedules_in_row": (Strategy.RESCHEDULE_JOB,),
+    "max_hangs_in_row": (Strategy.HANG_RESTART,),
+    "dump_timeout_s": (Strategy.DUMP,),
+}
+
 
 def _count(text: str) -> Meta:
     return Meta(ge=0, le=MOST, description=text)
@@ -61,8 +73,7 @@ def _seconds(text: str) -> Meta:
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recovery policy: the strategies that a job may use, and their limits.
 
-    The default of `max_restarts` is 0 here and for `rekindle run`, as for torchrun. It is 3 in
-    forms and job files.
+    The defaults are those of policy files, forms, blocks and job files.
     """
 
     strategies: Annotated[
@@ -70,8 +81,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             description="The strategies that the job may use, in the order in which it tries "
             "them. Some strategies keep the job running. With retry, all ranks "
-            "repeat the step. With recover-in-place, the agent restarts a failed "
-            "rank on its node. With recover, a new node replaces a lost node. With "
+            "leave the step and continue from their newest state. With "
+            "recover-in-place, the agent restarts a failed rank on its node. With "
+            "recover, a new node replaces a lost node. With "
             "shrink, training continues without the lost node, if min_nodes allows "
             "it. The strategies hang-restart and restart restart all ranks. The "
             "strategies reschedule-pod, reschedule-job-isolated and reschedule-job "
@@ -87,7 +99,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "Restarts of all ranks in one job. An error of the training script always uses one of "
             "these; with 0 the first such error ends the job."
         ),
-    ] = 0
+    ] = 3
     max_recoveries: Annotated[
         int,
         _count(
@@ -227,6 +239,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return all strategies in this policy's order; unnamed strategies keep their place."""
         named = iter(s for s in self.strategies if s is not Strategy.DUMP)
         return tuple(next(named) if s in self.strategies else s for s in LADDER)
+
+
+def without_effect(policy: Policy) -> list[str]:
+    """Return a sentence for each value, other than the default, that the job would never use."""
+    usual, found = Policy(), []
+    for name, strategies in _READ_BY.items():
+        if getattr(policy, name) != getattr(usual, name) and not any(
+            strategy in policy.strategies for strategy in strategies
+        ):
+            lacking = " or ".join(strategy.value for strategy in strategies)
+            found.append(f"{name} has no effect, because strategies does not name {lacking}")
+    for strategy in policy.approve:
+        if strategy not in policy.strategies:
+            word = strategy.value
+            found.append(f"approve: {word} has no effect, because strategies does not name {word}")
+    if policy.approval_timeout_s != usual.approval_timeout_s and not policy.approve:
+        found.append("approval_timeout_s has no effect, because approve names no strategy")
+    return found
 
 
 def _check_strategies(name: str, given: tuple[Strategy, ...], choice: tuple[Strategy, ...]) -> None:

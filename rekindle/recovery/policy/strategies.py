@@ -120,7 +120,8 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
     fault = situation.fault
     if fault.kind in _NEEDS_NO_START:
         return None
-    if fault.kind is FaultKind.NODE_LOST and policy.max_pod_reschedules:
+    pods = policy.max_pod_reschedules and Strategy.RESCHEDULE_POD in policy.strategies
+    if fault.kind is FaultKind.NODE_LOST and pods:
         return None  # the platform places its pod again
     if history.reset_helps(fault):
         why_not = situation.worn_out or _spent(policy, situation)

@@ -35,7 +35,7 @@ class Session:
         DataLoader over a StepSampler or an ElasticStream, or a loader with a state of its own.
     ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword
         arguments. Use `session.model` in the loop. Without `ddp` the script all-reduces its
-        gradients itself.
+        gradients itself, and builds the same weights on every rank: nothing is sent at the start.
     extra: more objects to keep, by name, each with state_dict() and load_state_dict().
     backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
         on a CPU.

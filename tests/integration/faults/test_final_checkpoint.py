@@ -25,7 +25,7 @@ from rekindle.recovery.policy.policy import INNER, Policy, Strategy
 
 pytestmark = pytest.mark.timeout(400)  # the first test waits for all attempts
 STEPS = 40
-ANY = Policy(hang_timeout_s=LIMIT_S)
+ANY = Policy(hang_timeout_s=LIMIT_S, max_restarts=0)
 SILENT = Policy(hang_timeout_s=LIMIT_S, strategies=INNER)
 FINAL_CHECKPOINT = Policy(hang_timeout_s=LIMIT_S, strategies=(Strategy.DUMP,))
 

@@ -24,7 +24,7 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-SOON = Policy(hang_timeout_s=bound_s(2.0), idle_timeout_s=bound_s(3.0))
+SOON = Policy(max_restarts=0, hang_timeout_s=bound_s(2.0), idle_timeout_s=bound_s(3.0))
 HANGS = ("hang", "hang-collective", "hang-data", "stop", "livelock")
 _DUMP = "Current thread"  # starts one thread's stack in each answer of a rank
 
@@ -141,7 +141,7 @@ DDP = Plan(
         ),
         Attempt(
             (night(80),),
-            {"policy": Policy(hang_timeout_s=bound_s(4.0))},
+            {"policy": Policy(hang_timeout_s=bound_s(4.0), max_restarts=0)},
         ),
     ),
     steps=LONG,

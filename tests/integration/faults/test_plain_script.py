@@ -88,7 +88,7 @@ PLAIN = Plan(
                 retried("uce-temporary", 3, "collective", LAST, after=1),
                 killed(2, "collective", LAST, after=1),
             ),
-            settings={"policy": Policy(hang_timeout_s=bound_s(2.0))},
+            settings={"policy": Policy(hang_timeout_s=bound_s(2.0), max_restarts=0)},
         ),
     ),
     variant="plain",

@@ -32,7 +32,7 @@ class Asked:
             script=str(SCRIPT),
             arguments=[str(gate), "exit"],
             nodes=2,
-            policy={"approve": ["restart"], "max_restarts": 9, "max_in_row": 9, **policy},
+            policy={"approve": ["restart"], "max_in_row": 9, **policy},
         )
         self._started = 0
 
@@ -149,7 +149,7 @@ ACTS = [
 @pytest.fixture(scope="module")
 def played(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[acts.Played]:
     """Run one flow run, which asks a user five times in three attempts."""
-    asked = Asked(served, tmp_path_factory.mktemp("asked") / "gate")
+    asked = Asked(served, tmp_path_factory.mktemp("asked") / "gate", max_restarts=9)
     yield acts.Played(ACTS, asked)
     asked.gate.touch()
 
@@ -161,7 +161,10 @@ def test_approval(played: acts.Played, act: str) -> None:
 
 
 def test_no_answer_in_time(served: Served, tmp_path: Path) -> None:
-    """Without an answer in time the flow run fails with that reason, as after a refusal."""
+    """Without an answer in time the flow run fails with that reason, as after a refusal.
+
+    A policy that names only the strategies to approve allows restarts.
+    """
     asked = Asked(served, tmp_path / "gate", approval_timeout_s=4)
     asked.until_started()
     asked.run.process()

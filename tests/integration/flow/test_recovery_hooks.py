@@ -123,7 +123,7 @@ def test_a_run_that_breaks_is_run_again(runs: Runs, prefect_api: str, tmp_path: 
     reasons = [state.message or "" for state in states if state.name == AGAIN]
     assert all(reason.startswith("Rekindle restarts this run: ") for reason in reasons)
     [failed] = [state for state in states if state.name == "Failed"]
-    [hook] = recovery_hooks(Policy(max_reschedules=9))["on_failure"]
+    [hook] = recovery_hooks(Policy(max_restarts=0, max_reschedules=9))["on_failure"]
     with temporary_settings({PREFECT_API_URL: prefect_api, PREFECT_LOGGING_TO_API_ENABLED: False}):
         hook(train, runs.client.read_flow_run(run), failed)
     assert [state.id for state in runs.states(run)] == [state.id for state in states]

@@ -23,6 +23,7 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
 from prefect_side import FlowRun, ending_jobs, process, until
+from reference_tables.files import unlisted
 from stores import latest_at
 from stores.servers import ENVIRONMENT, SECRET_KEY, rclone
 from waiting import bound_s
@@ -198,12 +199,19 @@ def a_flow_that_crashes_each_time_stays_crashed(night: Night) -> None:
     assert night.run.state().name == "Crashed"
 
 
+def the_reference_lists_each_file(night: Night) -> None:
+    """docs/reference/job-directory.md has a row for each file that the flow runs have left."""
+    assert unlisted(night.nights.home) == []
+    assert [*night.nights.home.glob("jobs/*/prepared")]
+
+
 ACTS = [
     what_is_not_good_enough_is_not_published,
     a_night_publishes_one_checkpoint,
     a_rerun_does_nothing_twice,
     a_deployment_that_waits_for_the_checkpoint_is_run_once,
     a_flow_that_crashes_each_time_stays_crashed,
+    the_reference_lists_each_file,
 ]
 
 

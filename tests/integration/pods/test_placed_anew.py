@@ -26,7 +26,9 @@ from rekindle.recovery.policy.policy import Policy
 pytestmark = pytest.mark.timeout(300)
 
 # The same limit applies to the pods of the next attempt.
-IMPATIENT = Policy(node_timeout_s=bound_s(10.0), max_reschedules=3, max_reschedules_in_row=3)
+IMPATIENT = Policy(
+    max_restarts=0, node_timeout_s=bound_s(10.0), max_reschedules=3, max_reschedules_in_row=3
+)
 
 
 def there_is_no_room(run: PodJob) -> SimpleNamespace:

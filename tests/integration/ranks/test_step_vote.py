@@ -313,7 +313,7 @@ def thread_of(listener: Listener) -> threading.Thread:
 
 
 def test_too_many_open_files_delay_a_connection(
-    listener: Listener, capsys: pytest.CaptureFixture[str]
+    listener: Listener, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A rank without free descriptors accepts a caller later, and reports the problem once."""
     before, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
@@ -324,7 +324,7 @@ def test_too_many_open_files_delay_a_connection(
                 held.append(os.dup(0))
         os.close(held.pop())  # one for the caller, and none for the listener
         caller = call(("127.0.0.1", listener.port), 1, 0, 0)
-        err = wait_until(lambda: capsys.readouterr().err, "the report")
+        err = wait_until(lambda: capfd.readouterr().err, "the report")
     finally:
         for fd in held:
             os.close(fd)
@@ -333,7 +333,7 @@ def test_too_many_open_files_delay_a_connection(
     with caller, listener.take(1, 0, 0, lambda: False) as taken:
         caller.sendall(b"x")
         assert taken.recv(1) == b"x"
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""
 
 
 def test_a_listener_that_fails_is_no_silent_wait(
@@ -356,10 +356,10 @@ def test_a_listener_that_fails_is_no_silent_wait(
 
 
 def test_a_closed_listener_ends_its_thread(
-    listener: Listener, capsys: pytest.CaptureFixture[str]
+    listener: Listener, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The end of the listener is no error."""
     thread = thread_of(listener)
     listener.close()
     join(thread)
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""

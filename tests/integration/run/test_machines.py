@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import acts
 import pytest
 from jobs import Place, Run
+from reference_tables.files import unlisted
 from waiting import wait_until
 
 from rekindle import names
@@ -117,6 +118,11 @@ def all_machines_end_with_the_job(machines: Machines) -> None:
     machines.second.end(0)
 
 
+def the_reference_lists_each_file(machines: Machines) -> None:
+    """docs/reference/job-directory.md has a row for each file that the job has left."""
+    assert unlisted(machines.place.home) == []
+
+
 ACTS = [
     the_first_machine_prints_how_to_join,
     a_second_machine_joins,
@@ -124,6 +130,7 @@ ACTS = [
     a_joined_machine_is_interrupted,
     a_spare_takes_the_place_of_a_machine_that_is_killed,
     all_machines_end_with_the_job,
+    the_reference_lists_each_file,
 ]
 
 

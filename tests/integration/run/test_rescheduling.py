@@ -181,16 +181,18 @@ says = "our scripts say so when memory runs short"
 def test_a_person_is_asked_first(place: Place, granted: bool) -> None:
     """`rekindle status` shows the decision that waits; `rekindle approve` answers it.
 
+    A policy file without `max_restarts` allows restarts, as a policy in a form does.
     A restart in place raises MA_PROC_START_CNT, and not MA_SCHEDULE_CNT. The user's own table has
     the text for an exit status, and the reason has that text.
     """
     (place.folder / "own.toml").write_text(OWN_TABLE)
-    asks = "{strategies: [restart], max_restarts: 1, approve: [restart]}"
+    asks = "{strategies: [restart], approve: [restart], max_hangs_in_row: 2}"
     job = Job(place, asks, "--fault-tables", "own.toml", failures=1)
     run = job.run
     wait_until(lambda: any(d.approval for d in run.events_of(journal.Decided)), "the question")
     assert "our scripts say so when memory runs short" in run.events_of(journal.Decided)[0].reason
     assert "waits for your approval of restart" in job.shell("status", "job")
+    assert "policy.yaml: max_hangs_in_row has no effect" in run.stderr
     job.shell("approve", "job", *(() if granted else ("--deny",)))
     run.end(0 if granted else 1)
     starts = (1, 2) if granted else (1,)

@@ -105,13 +105,16 @@ def test_a_wrong_secret_is_refused_everywhere(live: Live, authorization: str | N
         ("GET", f"{names.PATH_STEER}?holder=somebody&token=t", 409),
         ("POST", names.PATH_LEASE, 400),
         ("POST", names.PATH_STOP, 400),
-        ("GET", names.PATH_AGENT, 400),
+        ("GET", names.PATH_AGENT, 426),
     ],
 )
 def test_a_request_without_sense_is_refused(
     live: Live, method: str, path: str, status: int
 ) -> None:
-    """An invalid request with the right secret gets the status of its error."""
+    """An invalid request with the right secret gets the status of its error.
+
+    An agent that does not send its wire version may have any version, so it is refused.
+    """
     assert ask(live, method, path, bearer(live.secret))[0] == status
 
 
@@ -142,7 +145,10 @@ async def talk(live: Live, *frames: bytes | str) -> list[object]:
     """Send frames on an agent's connection; return the answers, then its close code."""
     url = f"http://{live.where.host}:{live.where.port}{names.PATH_AGENT}"
     answers: list[object] = []
-    headers = {"Authorization": bearer(live.secret)}
+    headers = {
+        "Authorization": bearer(live.secret),
+        names.HEADER_WIRE: str(names.WIRE_VERSION),
+    }
     async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(url) as line:
         for frame in frames:
             await (line.send_str(frame) if isinstance(frame, str) else line.send_bytes(frame))

@@ -37,6 +37,8 @@ from rekindle.recovery.policy.policy import Policy
 M = TypeVar("M", bound=p.Message)
 E = TypeVar("E", bound=journal.Event)
 
+NO_RESTART = Policy(max_restarts=0)
+
 tables = functools.cache(Tables.load)
 
 
@@ -77,7 +79,7 @@ class Driver:
         spec = spec_of(
             nodes=nodes,
             processes=processes,
-            policy=policy or Policy(),
+            policy=policy or NO_RESTART,
             min_nodes=least,
             **settings,
         )

@@ -100,7 +100,9 @@ NOTES: dict[str, list[str]] = {
     "rekindle checkpoints unpin": [],
     "rekindle checkpoints export": ["OUT must not exist. Only PyTorch's checkpoints are exported."],
     "rekindle checkpoints import": [
-        "A source without a number of steps needs `--step`; otherwise the status is 2.",
+        "A source without a number of steps needs `--step`; otherwise the status is 2. A "
+        "checkpoint that the store has already is never replaced: "
+        "[import](../recover/checkpoints.md#import).",
     ],
     "rekindle kubernetes render": [
         "The output is YAML for `kubectl`. The values of Secrets are hidden, and nothing is "

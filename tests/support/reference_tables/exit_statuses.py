@@ -78,8 +78,9 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         ("0", "The job succeeded: all ranks ended with status 0."),
         (
             _FAILED,
-            "The job failed (whatever the status of its ranks), `rekindle stop` stopped it, or "
-            "another process runs it.",
+            "The job failed (whatever the status of its ranks); the terminal shows the first fault "
+            "and its traceback. Or `rekindle stop` stopped the job; the terminal shows `the job "
+            "was stopped`. Or another process runs the job.",
         ),
         (
             _WRONG,
@@ -137,7 +138,14 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         (_WRONG, "The job file is not valid."),
     ],
     "rekindle kubernetes trace": [(_FAILED, "The cluster or ClusterD does not answer or refuses.")],
-    "rekindle diagnose": [(_WRONG, "There is no such job, folder or step.")],
+    "rekindle diagnose": [
+        ("0", "The records are printed, also if a rank is slow."),
+        (
+            _WRONG,
+            "There is no such job, folder or step, or there are no records: profiling was never "
+            "on, or no step has ended.",
+        ),
+    ],
     "rekindle npu-check": [
         ("0", "Nothing is missing."),
         (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from reference_tables.markdown import check_names, code, page, table
 from rekindle import names
-from rekindle.tasks.report import REPORT_FILE, TIMELINE_FILE
-from rekindle.tasks.retraining import BROUGHT_DIRECTORY
 
 # (path below the directory, writer, content)
 _JOB = [
@@ -13,7 +14,8 @@ _JOB = [
         names.SPEC_FILE,
         "launcher",
         "The job's description, as JSON: all settings, the policy, and the job's variables. For a "
-        "job of a flow these include the key of a saved store.",
+        "job of a flow these include the key of a saved store. Only the owner may read it (mode "
+        "0600).",
     ),
     (
         names.SECRET_FILE,
@@ -76,9 +78,13 @@ _JOB = [
     (
         f"{names.LOGS_DIRECTORY}/attempt_R/RANK/stdout.log",
         "agents",
-        "Standard output of a rank after R restarts of all ranks in the attempt: 0 at first. "
-        "`stderr.log` is beside it. A later attempt appends to `attempt_0`. With `--log-dir` "
-        "another folder has `attempt_R`.",
+        "Standard output of a rank after R restarts of all ranks in the attempt: 0 at first. A "
+        "later attempt appends to `attempt_0`. With `--log-dir` another folder has `attempt_R`.",
+    ),
+    (
+        f"{names.LOGS_DIRECTORY}/attempt_R/RANK/stderr.log",
+        "agents",
+        "Standard error of the rank.",
     ),
     (
         f"{names.LOGS_DIRECTORY}/attempt_R/RANK/{names.ERROR_FILE}",
@@ -99,7 +105,7 @@ _JOB = [
     (
         f"{names.METRICS_DIRECTORY}/rankR.jsonl",
         "ranks",
-        "Step records: the values of `step.log()`, one step on each line, as JSON: `step`, "
+        "Step records: the values of `step.log()`, one record on each line, as JSON: `step`, "
         "`generation`, `rank`, `at` (seconds since the epoch), `metrics`. R is the rank in the "
         "full world.",
     ),
@@ -119,16 +125,24 @@ _JOB = [
         f"{names.NODES_DIRECTORY}/HOST",
         "joined nodes",
         "On a machine that joined with `rekindle run --coordinator`: the folders `logs`, "
-        "`metrics` and `profiling` of its ranks. See below.",
+        "`metrics` and `profiling` of its ranks, `job.json`, and a file `secret` that is not the "
+        "job's secret and has no use. See below.",
     ),
-    (REPORT_FILE, "flow", "The report of the job, as Markdown."),
-    (TIMELINE_FILE, "flow", "The picture of the report."),
+    (names.REPORT_FILE, "flow", "The report of the job, as Markdown."),
+    (names.TIMELINE_FILE, "flow", "The picture of the report."),
     (
-        BROUGHT_DIRECTORY,
+        names.BROUGHT_DIRECTORY,
         "retrain flow",
         "The copy of a checkpoint from S3, for the evaluate command.",
     ),
-    ("evaluate.lock", "retrain flow", "Lock of the evaluate command."),
+    (
+        names.PREPARED_FILE,
+        "retrain flow",
+        "An empty file: the prepare command has succeeded. While it exists, a rerun of the flow "
+        "run does not start the command again.",
+    ),
+    (names.PREPARE_LOCK_FILE, "retrain flow", "Lock of the prepare command."),
+    (names.EVALUATE_LOCK_FILE, "retrain flow", "Lock of the evaluate command."),
 ]
 
 _CASES = [
@@ -212,6 +226,22 @@ def files() -> str:
         "## Home directory",
         _table(_HOME),
     )
+
+
+def unlisted(home: Path) -> list[str]:
+    """Return the files of all job directories below a home directory that have no row here."""
+    known = re.compile("|".join(f"({_pattern(path)})(/.*)?" for path, *_ in _JOB))
+    found = (path.relative_to(home / "jobs") for path in home.glob("jobs/**/*") if path.is_file())
+    return sorted(
+        path.as_posix() for path in found if not known.fullmatch("/".join(path.parts[1:]))
+    )
+
+
+def _pattern(path: str) -> str:
+    """Return a regular expression for the paths of a row, in which words in capitals vary."""
+    if path.startswith(names.CHECKPOINT_DIRECTORY):
+        return names.CHECKPOINT_DIRECTORY  # the page of stores has the rest
+    return re.sub(r"[A-Z]+(?:\\-[A-Z]+)?", "[^/]+", re.escape(path))
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:

@@ -26,8 +26,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "job-directory.md": files.files,
     "job.md": settings.job,
     "journal-events.md": journal.events,
-    "policy.md": settings.policy,
+    "policy-fields.md": settings.policy,
     "ports.md": ports.ports,
-    "session.md": session.session,
+    "session-arguments.md": session.session,
     "states.md": states.states,
 }

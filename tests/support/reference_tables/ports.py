@@ -29,7 +29,7 @@ _LISTENERS = [
         "accepts both headers from all clients",
     ),
     (
-        "ranks' store (torch's TCPStore), on the first node",
+        "ranks' store (torch's TCPStore), on one node",
         "ranks",
         "torch's own",
         _ALL,
@@ -38,7 +38,7 @@ _LISTENERS = [
         _NONE,
     ),
     (
-        "MindSpore's scheduler, on the first node",
+        "MindSpore's scheduler, on one node",
         "ranks",
         "MindSpore's own",
         _ALL,
@@ -57,7 +57,7 @@ _LISTENERS = [
         "of a snapshot",
     ),
     (
-        "gate of a rank with MindSpore or MindIO's API",
+        "gate (the vote before each step), in each rank with MindSpore or MindIO's API",
         "ranks",
         "Rekindle's own, over TCP; also carries the state of ranks",
         _ALL,
@@ -131,7 +131,7 @@ _CASES = [
     ),
     ("`--listen` without HOST or PORT, or a port above 65535", "exit status 2"),
     (
-        "`--master-port PORT`, and the port is in use on the first node",
+        "`--master-port PORT`, and the port is in use on the node of the store",
         "the job fails with exit status 1 and the port in the reason. No rank starts, and "
         "`max_restarts` does not apply",
     ),
@@ -214,6 +214,13 @@ def ports() -> str:
         f"With `ascend.ports` the pods also declare the ports {mindcluster} of MindCluster. "
         "Rekindle does not listen there.",
         "Ranks and their agent use Unix sockets and shared memory, without a port.",
+        "**Node of the ranks' store.** The agent of the lowest node rank starts the store, or the "
+        "scheduler, in a process that its fork server forks. If this node is lost, the agent of "
+        "the lowest node rank that is left starts a new one for the next generation, and later "
+        "ones stay on that node. The ranks get its address with the generation, so no rank "
+        "restarts for it; with MindSpore all ranks restart after each lost node. `--master-addr` "
+        "is the address of each store of the job: give it only if the node of the first store "
+        "cannot be lost.",
         "Nodes of a job must reach each other at every port of this table, not only at fixed "
         "ones: a firewall between them must be open for all TCP ports. A client outside of the "
         "job needs only the coordinator.",

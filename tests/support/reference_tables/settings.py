@@ -14,10 +14,11 @@ from pydantic import BaseModel, SecretStr
 from reference_tables.markdown import code, codes, page, sentence, table
 from rekindle.blocks.forms import Form
 from rekindle.blocks.job import TrainingJob
-from rekindle.blocks.job_fields import USUAL, CheckpointDirectory, NodeCheck
+from rekindle.blocks.job_fields import CheckpointDirectory, NodeCheck
 from rekindle.blocks.retraining import Retraining
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.checkpoints.retention import Retention
+from rekindle.cli.run_options import MAX_RESTARTS
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
     Coordinator,
@@ -107,10 +108,6 @@ _RULES = [
         "two jobs with one path do not mix. `keep.best` and `keep.metric` go together.",
     ),
     (
-        "`policy.max_restarts`",
-        f"{USUAL.max_restarts} by default here, 0 for `rekindle run`.",
-    ),
-    (
         "`kubernetes`",
         "Empty: the nodes are processes of this machine. With it the nodes are pods, "
         "`working_directory` must be an absolute path in their image, and `~` is refused in "
@@ -132,24 +129,24 @@ HEADS = ("Field", "Type", "Unit", "Default", "Meaning")
 
 def policy() -> str:
     """Return the page of the policy."""
-    usual = f"; {code(USUAL.max_restarts)} in forms, blocks and job files"
-    rows = [
-        row._replace(default=row.default + usual) if row.name == "max_restarts" else row
-        for row in of_struct(Policy)
-    ]
     return page(
         "Policy fields",
         "This page lists the fields of a policy with their types, limits, defaults and errors. "
         "[The recovery policy](../recover/policy.md) has the strategies, their order for each kind "
         "of fault, and approvals.",
-        table(("Where", "How", "`max_restarts` by default"), _POLICIES),
+        "The defaults are the same wherever a policy is written:",
+        table(("Where", "How"), _POLICIES),
+        f"`rekindle run` without `--policy` has the same defaults, except that `--max-restarts` is "
+        f"{code(MAX_RESTARTS)}, as for torchrun. With `--policy` the number of the file counts, or "
+        f"its default of {code(Policy().max_restarts)}; `--max-restarts N` replaces both.",
         "```yaml\n# policy.yaml\nstrategies: [recover-in-place, recover, restart, dump]\n"
         "max_restarts: 3\napprove: [restart]\n```",
-        "`rekindle policy FILE` checks a file and prints all its fields. "
-        "`rekindle run --max-restarts N` replaces `max_restarts` of the file. The policy of a job "
-        "that runs does not change; `job.json` in its job directory has it.",
+        "`rekindle policy FILE` checks a file and prints all its fields. A value that no strategy "
+        "of the policy reads is no mistake: `rekindle policy` and `rekindle run` print a line "
+        "about it. The policy of a job that runs does not change; `job.json` in its job directory "
+        "has it.",
         "## Fields",
-        _table(iter(rows)),
+        _table(of_struct(Policy)),
         "A strategy that `strategies` does not name is not used; `fail` (the job ends) is always "
         "possible. No limit counts an eviction. For a strategy in `approve` the ranks wait until "
         "the form of the flow run or `rekindle approve JOB` (`--deny`) answers.",
@@ -170,24 +167,11 @@ def policy() -> str:
 
 
 _POLICIES = (
-    (
-        "policy file",
-        "YAML with the fields below; `rekindle run --policy FILE`",
-        code(Policy().max_restarts),
-    ),
-    ("`rekindle run` without a file", "the defaults below", code(Policy().max_restarts)),
-    ("Python", "`rekindle.Policy(max_restarts=3)`", code(Policy().max_restarts)),
-    (
-        "job of a flow",
-        "`TrainingJob(policy=...)`, the form of the train flow",
-        f"{code(USUAL.max_restarts)}; {code(Policy().max_restarts)} in a `Policy()` that you pass",
-    ),
-    (
-        "job file of `rekindle kubernetes`",
-        "`policy:`, with the fields below",
-        code(USUAL.max_restarts),
-    ),
-    ("Prefect block", "of type Rekindle Policy", code(USUAL.max_restarts)),
+    ("policy file", "YAML with the fields below; `rekindle run --policy FILE`"),
+    ("Python", '`rekindle.Policy(approve=["restart"])`'),
+    ("job of a flow", "`TrainingJob(policy=...)`, the form of the train flow"),
+    ("job file of `rekindle kubernetes`", "`policy:`, with the fields below"),
+    ("Prefect block", "of type Rekindle Policy"),
 )
 
 
@@ -218,7 +202,7 @@ def job() -> str:
     for title, kind in (("checkpoint", CheckpointDirectory), ("node_check", NodeCheck)):
         parts += [f"## {title}", sentence(kind.__doc__ or ""), _table(of_model(kind))]
     parts += ["## checkpoint.keep", _doc(Retention), _table(of_struct(Retention))]
-    parts += ["## policy", "The fields are on the page [Policy fields](policy.md)."]
+    parts += ["## policy", "The fields are on the page [Policy fields](policy-fields.md)."]
     for title, struct in (
         ("kubernetes", KubernetesSettings),
         ("kubernetes.coordinator", Coordinator),

@@ -97,7 +97,7 @@ def states() -> str:
     return page(
         "States",
         "This page lists the states of jobs, ranks and flow runs. [Running](../operate/running.md) "
-        "has the commands, and [Policy fields](policy.md) the limits.",
+        "has the commands, and [Policy fields](policy-fields.md) the limits.",
         "## Jobs",
         "`rekindle status JOB` first prints the state of the job and its attempt, then the steps "
         "and the generation, then one row for each rank. `--json` prints the same as JSON "

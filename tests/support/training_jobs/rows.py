@@ -28,8 +28,11 @@ PASSING = {
 
 
 def patient(**limits: Any) -> Policy:
-    """Return a policy with limits, in which a rank that a test pauses does not hang."""
-    return Policy(hang_timeout_s=LIMIT_S, **limits)
+    """Return a policy with limits, in which a rank that a test pauses does not hang.
+
+    Without another limit it allows no restart of all ranks.
+    """
+    return Policy(**{"hang_timeout_s": LIMIT_S, "max_restarts": 0, **limits})
 
 
 def paused(

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 from pydantic import ValidationError
+from torch.distributed.run import get_args_parser
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
+from rekindle.cli.main import command_parser
+from rekindle.cli.run_spec import read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.recovery.policy.policy import Policy, Strategy
@@ -154,7 +157,7 @@ def test_the_description_survives_the_api(tmp_path: Path) -> None:
 
 
 def test_a_job_takes_the_policy_of_the_public_api() -> None:
-    """TrainingJob keeps a `Policy` as given; only the form allows three restarts by default."""
+    """TrainingJob keeps a `Policy` as given, and a form has the same defaults."""
     asked = Policy(max_recoveries=5)
     assert TrainingJob(script="a.py", policy=asked).policy == asked
     words: Any = ["dump"]
@@ -164,5 +167,23 @@ def test_a_job_takes_the_policy_of_the_public_api() -> None:
     with pytest.raises(ValueError, match="max_restarts is '5'; give a number"):
         Policy(max_restarts=number)
     entered = TrainingJob.model_validate({"script": "a.py", "policy": {"max_recoveries": 5}})
-    assert entered.policy == Policy(max_recoveries=5, max_restarts=3)
-    assert TrainingJob(script="a.py").policy == Policy(max_restarts=3)
+    assert entered.policy == asked
+    assert TrainingJob(script="a.py").policy == Policy()
+
+
+def test_a_policy_that_names_strategies_to_approve_allows_restarts(tmp_path: Path) -> None:
+    """The number of restarts does not depend on where a policy is written.
+
+    Only `rekindle run` without a policy file has torchrun's number.
+    """
+    (tmp_path / "policy.yaml").write_text("approve: [restart]")
+    asks: Any = ["restart"]
+    of_script = TrainingJob(module="train", policy=Policy(approve=asks)).to_spec("a-1").policy
+    form = {"module": "train", "policy": {"approve": asks}}
+    of_form = TrainingJob.model_validate(form).to_spec("a-1").policy
+    command = ["run", "--policy", str(tmp_path / "policy.yaml"), "train.py"]
+    of_command = read_spec(command_parser().parse_args(command)).policy
+    assert of_script.max_restarts == of_form.max_restarts == of_command.max_restarts == 3
+    torchrun = get_args_parser().parse_args(["train.py"])
+    bare = read_spec(command_parser().parse_args(["run", "train.py"])).policy
+    assert bare.max_restarts == torchrun.max_restarts == 0

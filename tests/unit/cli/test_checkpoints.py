@@ -149,7 +149,9 @@ def test_a_jobs_own_store(tmp_path: Path, checkpoints: Checkpoints) -> None:
     Trained().keep(DirectoryStore(elsewhere), 3)
     assert rows(checkpoints("ls", "nightly").out)[1][0] == "3"
     (tmp_path / "nightly").mkdir()
-    assert "is a job and a folder; write ./nightly" in checkpoints("ls", "nightly").err
+    refused = checkpoints("ls", "nightly").err
+    assert f"write ./nightly for the folder, or {elsewhere} for the store" in refused
+    assert rows(checkpoints("ls", elsewhere).out)[1][0] == "3"
     assert "no checkpoints in" in checkpoints("ls", "./nightly").out
 
 

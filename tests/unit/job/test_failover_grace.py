@@ -18,8 +18,8 @@ from rekindle.protocol import agent as p
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy
 
 OUTER_ONLY = tuple(strategy for strategy in ALLOWABLE if strategy not in INNER)
-PLACED_ANEW = Policy(strategies=OUTER_ONLY, max_reschedules=1)
-POD = Policy(strategies=OUTER_ONLY, max_pod_reschedules=1)
+PLACED_ANEW = Policy(strategies=OUTER_ONLY, max_restarts=0, max_reschedules=1)
+POD = Policy(strategies=OUTER_ONLY, max_restarts=0, max_pod_reschedules=1)
 RESTARTED = Policy(strategies=OUTER_ONLY, max_restarts=1)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from paces.watched import NOISE, ONSET, STEPS, WITHIN, Work, from_onset, watch
+from repository import ROOT
 
 from rekindle.profiling.compute_time import faster
 from rekindle.profiling.detector import Detector
@@ -243,6 +245,20 @@ def test_work_that_takes_no_time() -> None:
 def test_nothing_is_said_before_there_is_a_baseline() -> None:
     found, _ = watch(4, from_onset(4.0, 1), steps=SKIPPED + BASELINE)
     assert found == []
+
+
+def test_the_page_has_the_number_of_steps_until_the_first_finding() -> None:
+    """docs/operate/profiling.md has how many steps the earliest finding of a rank needs."""
+
+    def first(onset: int, kind: Slow) -> int:
+        found, _ = watch(4, lambda rank, step: 4.0 if rank == 1 and step >= onset else 1.0)
+        return min(each.found + 1 for each in found if each.kind is kind)
+
+    page = (ROOT / "docs" / "operate" / "profiling.md").read_text()
+    [row] = [line for line in page.splitlines() if line.startswith("| first finding |")]
+    later = range(SKIPPED + BASELINE, ONSET)
+    numbers = first(SKIPPED, Slow.UNEVEN), min(first(onset, Slow.RANK) for onset in later)
+    assert [int(each) for each in re.findall(r"after (\d+) recorded steps", row)] == [*numbers]
 
 
 def test_faster_half() -> None:

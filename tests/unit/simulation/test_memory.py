@@ -88,7 +88,7 @@ def test_no_decision_changes(policy: Policy, story: list[Any], spares: int) -> N
 
 def test_a_long_past_stays_short() -> None:
     """RecoveryBudgets keeps few of 1,000 faults, and the budget ends at the correct fault."""
-    memory = RecoveryBudgets(Policy(max_recoveries=1000))
+    memory = RecoveryBudgets(Policy(max_recoveries=1000, max_restarts=0))
     chosen = []
     for number in range(1002):
         fault = Fault(kind=Kind.PROCESS, message="m", rank=1, node=1, finished=number)

@@ -90,7 +90,7 @@ def test_a_node_that_does_not_come_ends_the_job() -> None:
         (Policy(max_restarts=3), {RESTART: 1, DUMP: 1}),
         (Policy(max_pod_reschedules=1), {Strategy.RESCHEDULE_POD: 1, DUMP: 1}),
         (
-            Policy(max_reschedules=2),
+            Policy(max_restarts=0, max_reschedules=2),
             {Strategy.RESCHEDULE_JOB_ISOLATED: 1, Strategy.RESCHEDULE_JOB: 1, FAIL: 1},
         ),
     ],
@@ -180,9 +180,9 @@ def test_budgets_are_used_up_and_begin_anew_with_a_person() -> None:
 def test_nothing_strikes_a_job_that_does_not_run() -> None:
     """The simulation ignores faults while the job waits for a person."""
     strikes = [strike(1000.0, FaultKind.USER_CODE), strike(2000.0, FaultKind.PROCESS)]
-    outcome = replay(setting(Policy()), strikes, DAY)
+    outcome = replay(setting(Policy(max_restarts=0)), strikes, DAY)
     assert outcome.decisions == {DUMP: 1}
-    outcome = replay(setting(Policy(), snapshot=0.0), strikes, DAY)
+    outcome = replay(setting(Policy(max_restarts=0), snapshot=0.0), strikes, DAY)
     assert outcome.decisions == {FAIL: 1}
 
 

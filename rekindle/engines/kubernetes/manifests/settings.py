@@ -84,8 +84,9 @@ class Coordinator(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     claim: Annotated[
         str,
         Meta(
-            description="PersistentVolumeClaim for the job directory. Empty: the journal is lost "
-            "when Kubernetes replaces the pod."
+            description="PersistentVolumeClaim for the coordinator's job directory. Empty: the "
+            "directory is lost with the pod, and the next coordinator continues from the flow's "
+            "copy of the journal."
         ),
     ] = ""
     peers: Annotated[

@@ -19,7 +19,13 @@ import msgspec
 import torch
 
 from rekindle import __version__
-from rekindle.checkpoints.format import METADATA_POSITION, plan_layout, state_file, write_header
+from rekindle.checkpoints.format import (
+    METADATA_POSITION,
+    checksum,
+    plan_layout,
+    state_file,
+    write_header,
+)
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.store import CheckpointFile, CheckpointStore, Written
 from rekindle.errors import CheckpointError, CorruptError, SessionError, UsageError
@@ -98,7 +104,8 @@ def read_source(
 def write(imported: Imported, store: CheckpointStore, *, job_id: str, step: int) -> Written:
     """Commit the state as a checkpoint of one file, in generation 0, which is no job's generation.
 
-    Raises CheckpointError: it cannot be written, or another job's checkpoint has this name.
+    An import that is repeated writes nothing. Raises CheckpointError: it cannot be written, or
+    another job's checkpoint, or another content, has this name.
     """
     metadata = {
         METADATA_STEP: str(step),
@@ -126,7 +133,14 @@ def write(imported: Imported, store: CheckpointStore, *, job_id: str, step: int)
         writer=f"{socket.gethostname()}:{os.getpid()}",
         rekindle=__version__,
     )
-    return store.write(manifest, {state_file(0): CheckpointFile([buffer], (0,))})
+    written = store.write(manifest, {state_file(0): CheckpointFile([buffer], (0,))})
+    if written.existed:
+        there = store.find(step, 0)
+        if there is None or there.manifest.files[0].checksum != checksum([buffer]):
+            raise CheckpointError(
+                f"{written.location} exists already, with other content; import into another store"
+            )
+    return written
 
 
 def _read_file(source: Path) -> dict[str, Any]:

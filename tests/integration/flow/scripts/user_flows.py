@@ -10,7 +10,7 @@ from prefect import flow, serve, task
 from rekindle.recovery.policy.policy import Policy
 from rekindle.tasks.hooks.rerun import recovery_hooks, retry_condition
 
-POLICY = Policy(max_reschedules=3)
+POLICY = Policy(max_restarts=0, max_reschedules=3)
 
 
 @flow(**recovery_hooks(POLICY))

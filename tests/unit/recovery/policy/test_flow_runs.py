@@ -57,6 +57,7 @@ def test_a_message_becomes_a_fault(end: RunEnd, kind: FaultKind) -> None:
 
 
 BOTH = Policy(max_restarts=1, max_reschedules=2)
+NO_RESTART = Policy(max_restarts=0)
 
 
 def decide(policy: Policy, *ends: RunEnd) -> Strategy:
@@ -78,15 +79,21 @@ def test_budgets_are_spent_in_the_order_of_the_ladder() -> None:
 
 
 def test_without_a_budget_a_run_is_left_as_it_ended() -> None:
-    """The default policy restarts nothing."""
-    assert decide(Policy(), KILLED) is Strategy.FAIL
+    """A policy without restarts and reschedules repeats no run."""
+    assert decide(NO_RESTART, KILLED) is Strategy.FAIL
+
+
+def test_the_default_policy_repeats_a_run_three_times() -> None:
+    """A Policy() allows as many restarts of a run as of the ranks of a job."""
+    found = [decide(Policy(), *[KILLED] * count) for count in (1, 3, 4)]
+    assert found == [Strategy.RESTART, Strategy.RESTART, Strategy.FAIL]
 
 
 def test_an_eviction_uses_up_no_budget() -> None:
     """A run that is evicted continues on another node, however often, and uses no budget."""
-    assert decide(Policy(), *[TERMINATED] * 50) is Strategy.RESCHEDULE_JOB
+    assert decide(NO_RESTART, *[TERMINATED] * 50) is Strategy.RESCHEDULE_JOB
     mixed = [KILLED, *[TERMINATED] * 50, KILLED]
-    assert decide(Policy(max_reschedules=2), *mixed) is Strategy.RESCHEDULE_JOB
+    assert decide(Policy(max_restarts=0, max_reschedules=2), *mixed) is Strategy.RESCHEDULE_JOB
 
 
 def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
@@ -120,7 +127,7 @@ def test_a_job_that_cannot_be_started_or_steered_is_tried_once_more(error: str) 
 
     A second such end fails the run, whatever process the error names.
     """
-    policy = Policy(max_reschedules=9)
+    policy = Policy(max_restarts=0, max_reschedules=9)
     first, second = (raised(f"rekindle.errors.{text}") for text in (error, f"{error} again"))
     assert decide(policy, first) is Strategy.RESCHEDULE_JOB
     assert decide(policy, first, second) is Strategy.FAIL
@@ -130,7 +137,9 @@ def test_a_sick_device_has_the_run_placed_anew() -> None:
     """A fault that may pass causes a restart. A lost device moves the run to another node."""
     lost = raised("RuntimeError: GPU has fallen off the bus.")
     assert decide(Policy(max_restarts=1), ECC) is Strategy.RESTART
-    assert decide(Policy(max_reschedules=1), lost) is Strategy.RESCHEDULE_JOB_ISOLATED
+    assert decide(Policy(max_restarts=0, max_reschedules=1), lost) is (
+        Strategy.RESCHEDULE_JOB_ISOLATED
+    )
 
 
 def test_what_the_policy_does_not_allow_is_not_done() -> None:
@@ -143,6 +152,6 @@ def test_what_the_policy_does_not_allow_is_not_done() -> None:
 
 def test_a_run_that_was_run_again_counts_under_a_policy_that_has_changed() -> None:
     """A repetition that an earlier policy allowed counts as a reschedule under the new policy."""
-    assert decide(Policy(max_reschedules=1), KILLED, KILLED) is Strategy.FAIL
+    assert decide(Policy(max_restarts=0, max_reschedules=1), KILLED, KILLED) is Strategy.FAIL
     narrow = Policy(strategies=tuple(s for s in ALLOWABLE if s not in AGAIN))
     assert decide(narrow, KILLED, KILLED) is Strategy.FAIL

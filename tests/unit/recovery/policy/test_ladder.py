@@ -22,6 +22,7 @@ DUMP, FAIL = Strategy.DUMP, Strategy.FAIL
 USER, DEAD, LINK = fault(Kind.USER_CODE), fault(Kind.PROCESS), fault(Kind.LINK)
 MEMORY = fault(Kind.DEVICE_MEMORY)
 FREE = Policy(max_restarts=1)
+NO_RESTART = Policy(max_restarts=0)
 XID_13 = [
     Fault(kind=Kind.PROCESS, message="XID 13", rank=0, node=0, device=0, code="13", at=float(at))
     for at in range(3)
@@ -47,7 +48,7 @@ TABLE = {
         RECOVER, "there is no spare, so a new node replaces it",
     ),
     "nothing left, but a snapshot": (
-        Policy(), USER, [], {"final_step": 3}, DUMP,
+        NO_RESTART, USER, [], {"final_step": 3}, DUMP,
         "0 of 0 restarts are used; final checkpoint: the nodes write the snapshot of step 3",
     ),
     "nothing left, final checkpoint not allowed": (
@@ -86,7 +87,7 @@ TABLE = {
     "a bad source": (FREE, fault(Kind.RESTORE), [], {}, RETRY, "the next source"),
     "no session": (FREE, DEAD, [], {"session": False}, RESTART, "without a Session"),
     "nothing formed yet": (FREE, DEAD, [], {"formed": False}, RESTART, "not formed a generation"),
-    "no session, no restart": (Policy(), DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
+    "no session, no restart": (NO_RESTART, DEAD, [], {"session": False}, FAIL, "0 of 0 restarts"),
     "a strategy that is not allowed": (
         Policy(strategies=(RETRY, RESTART), max_restarts=1), DEAD, [], {}, RESTART,
         "recover-in-place is not allowed; recover is not allowed; the job restarts all ranks "
@@ -101,13 +102,18 @@ TABLE = {
         "retry is not allowed; recover-in-place is not allowed; recover is not allowed; restart",
     ),
     "an error of the script": (FREE, USER, [], {}, RESTART, "restart 1 of 1"),
-    "an error, no restart": (Policy(), USER, [], {}, FAIL, "0 of 0 restarts are used"),
+    "an error, no restart": (NO_RESTART, USER, [], {}, FAIL, "0 of 0 restarts are used"),
     "restarts used up, but the job may be placed anew": (
         Policy(max_restarts=1, max_reschedules=2), USER, [(fault(Kind.USER_CODE, 1), RESTART)], {},
         JOB, "1 of 1 restarts are used; the platform places the whole job again",
     ),
     "nobody who could place the job anew": (
-        Policy(max_reschedules=2), USER, [], {"engine": ()}, FAIL, "not support reschedule-job",
+        Policy(max_restarts=0, max_reschedules=2), USER, [], {"engine": ()}, FAIL,
+        "not support reschedule-job",
+    ),
+    "a lost node, and a limit for pods that no strategy reads": (
+        Policy(strategies=(RESTART,), max_restarts=1, max_pod_reschedules=2),
+        fault(Kind.NODE_LOST), [], {}, RESTART, "restart 1 of 1",
     ),
     "a rank may only be recovered on another node": (
         Policy(strategies=(RECOVER,)), DEAD, [], {"spares": 1},
@@ -303,7 +309,7 @@ def test_a_rank_that_lags_and_dies_at_its_start_is_not_started_for_ever() -> Non
     """Recoveries without progress count even if the dead rank was one step behind."""
     lagging = fault(Kind.PROCESS, finished=4)
     past: tuple[Past, ...] = ()
-    while (decision := decide(Policy(), lag(lagging, past))).strategy in INNER:
+    while (decision := decide(NO_RESTART, lag(lagging, past))).strategy in INNER:
         past = (*past, Past(fault=lagging, strategy=decision.strategy, newest=5))
         assert len(past) <= Policy().max_in_row + 1  # once on another node
     assert decision.strategy is FAIL

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.recovery.policy.policy import LADDER, Policy, Strategy
+from rekindle.recovery.policy.policy import LADDER, Policy, Strategy, without_effect
 
 RETRY, IN_PLACE = Strategy.RETRY, Strategy.RECOVER_IN_PLACE
 RECOVER, SHRINK = Strategy.RECOVER, Strategy.SHRINK
@@ -46,3 +46,27 @@ def test_a_policy_that_cannot_work_is_refused(settings: dict[str, Any], word: st
     """The error names the wrong value."""
     with pytest.raises(ValueError, match=word):
         Policy(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, []),
+        ({"max_reschedules": 8}, []),
+        ({"strategies": (RETRY,)}, []),
+        ({"strategies": (RETRY,), "max_in_row": 2}, []),
+        (
+            {"strategies": (RESTART,), "max_reschedules": 8},
+            ["max_reschedules has no effect, because strategies does not name "
+             "reschedule-job-isolated or reschedule-job"],
+        ),
+        ({"strategies": (RETRY,), "max_restarts": 9}, ["max_restarts has no effect"]),
+        ({"strategies": (RETRY,), "approve": (RESTART,)}, ["approve: restart has no effect"]),
+        ({"approval_timeout_s": 9.0}, ["approval_timeout_s has no effect"]),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_strategy_reads(settings: dict[str, Any], words: list[str]) -> None:
+    """Only a changed value that no strategy of the policy reads is named, with the reason."""
+    found = without_effect(Policy(**settings))
+    assert len(found) == len(words)
+    assert all(map(str.startswith, found, words))

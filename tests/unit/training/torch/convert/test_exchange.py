@@ -270,6 +270,20 @@ def test_a_place_of_another_jobs(store: DirectoryStore, checkpoints: Checkpoints
     assert bits(capture(Trained(15).named).tensors) == bits(_tensors(store))
 
 
+def test_a_step_that_the_store_has(store: DirectoryStore, checkpoints: Checkpoints) -> None:
+    """Other content of the same step is refused; a newer checkpoint of the store is named."""
+    trained = Trained()
+    torch.save({"model": trained.model.state_dict(), "optimizer": by_names(trained)}, "f.pt")
+    arguments = ["import", "f.pt", "store", "--job-id", "job", "--step"]
+    done = checkpoints(*arguments, 15)
+    assert (done.status, done.out) == (1, "")
+    assert f"{place(store, 15)} exists already, with other content" in done.err
+    done = checkpoints(*arguments, 3)
+    assert done.status == 0
+    assert f"a job continues from that one: {place(store, 15)}" in done.err
+    assert "continues from" not in checkpoints(*arguments, 16).err
+
+
 def _tensors(store: DirectoryStore) -> dict[str, torch.Tensor]:
     found = store.newest().checkpoint
     assert found
