@@ -346,10 +346,11 @@ def test_a_listener_that_fails_is_no_silent_wait(
 
     monkeypatch.setattr(listener, "_accept_one", fail)
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+    thread = thread_of(listener)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(listener.take, 1, 0, 0, lambda: False)
         with socket.create_connection(("127.0.0.1", listener.port)):
-            join(thread_of(listener))
+            join(thread)
         for taken in (waiting, pool.submit(listener.take, 2, 0, 0, lambda: False)):
             with pytest.raises(UnexpectedError, match="this rank accepts no connections: KeyError"):
                 result_of(taken)
