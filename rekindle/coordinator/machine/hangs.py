@@ -285,7 +285,6 @@ class Hangs:
         self._endings = endings
         self._recovery = recovery
         self._roster = job.roster
-        self._count = 0  # of inspections
         self._pause = InspectionBackoff()  # after the newest inspection
 
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
@@ -300,12 +299,12 @@ class Hangs:
 
     def inspect(self) -> None:
         """Order an inspection of all ranks."""
-        self._count += 1
+        serial = self._job.next_serial()
         members = {node.node for node in self._roster.members}
         self._job.inspection = HangInspection(
-            self._count, (self._job.generation, self._job.restarts), members
+            serial, (self._job.generation, self._job.restarts), members
         )
-        self._fleet.tell_nodes(p.InspectRanks(serial=self._count))
+        self._fleet.tell_nodes(p.InspectRanks(serial=serial))
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
     def on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:

@@ -22,6 +22,9 @@ from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.plan import Suspicion
 from rekindle.recovery.policy.policy import INNER, RESET_BY
 
+# More orders with a number than one coordinator gives between two events of the journal.
+_SERIALS = 1_000_000
+
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
 # over reports the loss of the earlier one itself.
 _NEVER_HELD = (FaultKind.LINK, FaultKind.COORDINATOR)
@@ -120,6 +123,9 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: the last position of MindCluster's switch.
 
     faults, seconds: number of incidents with faults, and duration of all attempts.
+
+    serial: no earlier order has a higher number. A coordinator records that a node joins before it
+    sends an order to the node, so each coordinator begins at another number.
     """
 
     generation: int = 0
@@ -134,6 +140,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: Switch = Switch()
     faults: int = 0
     seconds: float = 0.0
+    serial: int = 0
 
 
 def earlier(events: Sequence[journal.Event]) -> JobHistory:
@@ -164,6 +171,7 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         traced=traced[-1] if traced else Switch(),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
+        serial=_SERIALS * len(events),
     )
 
 

@@ -136,6 +136,7 @@ class Timer(str, enum.Enum):
 
     LATE = "late"  # request nodes that did not join
     NODE = "node"  # give up nodes that did not join
+    WANTED = "wanted"  # request agents again that were requested and did not join
     JOIN = "join"  # ranks that do not reach their Session, or do not get their state
     LEAVE = "leave"  # ranks that do not leave their step
     COME = "come"  # ranks outside the world that do not reach their Session
@@ -190,11 +191,9 @@ class RendezvousStore:
         """Return whether the store listens."""
         return self.port > 0
 
-    def ask(self, node: int) -> int:
-        """Note that `node` starts a new store; return its serial number."""
-        self.serial += 1
-        self.asked = node
-        return self.serial
+    def ask(self, node: int, serial: int) -> None:
+        """Note that `node` starts a new store with this serial number."""
+        self.asked, self.serial = node, serial
 
     def came_up(self, node: int, host: str, port: int) -> None:
         """Note that the store listens."""
@@ -202,7 +201,7 @@ class RendezvousStore:
         self.last = node
 
     def adopt(self, node: int, host: str, store: p.LiveStore) -> None:
-        """Note that `node` hosts the store already. Later stores get higher serial numbers."""
+        """Note that `node` hosts the store already."""
         self.serial = store.serial
         self.came_up(node, host, store.port)
 
@@ -279,6 +278,7 @@ class JobState:
         self.sent_home: set[int] = set()
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
+        self._serial = earlier.serial
         self._commands: list[Command] = []
 
     @property
@@ -298,6 +298,11 @@ class JobState:
         """Change the phase. `NEXT` must allow the change."""
         assert phase in NEXT[self.phase], f"{self.phase.value} is not followed by {phase.value}"
         self.phase = phase
+
+    def next_serial(self) -> int:
+        """Return the number of a new order. No order of an earlier coordinator has it."""
+        self._serial += 1
+        return self._serial
 
     def do(self, command: Command) -> None:
         """Add a command."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CHECKED_AFTER_S = 1.0
 OF_ANY_AGENT = (p.Hello, p.CheckpointInvalid, p.ProfilingSwitchRead)  # also of agents without ranks
-_WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
+_WAITS = (Timer.LATE, Timer.NODE, Timer.WANTED)  # limits for agents to join
 _NOTHING = JobHistory()
 
 
@@ -229,6 +229,7 @@ class Machine:
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
             Timer.NODE: self.admission.on_nodes_missed,
+            Timer.WANTED: lambda now: self.fleet.ask_again(),
             Timer.HEALTH_EVENTS: self.health.check_events,
         }
 
