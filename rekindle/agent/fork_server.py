@@ -16,6 +16,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
+from rekindle.agent.threads import in_thread
 from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
 from rekindle.job.ascend import ascend_environment
@@ -29,6 +30,7 @@ PRELOAD = {
     Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
 }
 _REAP_S = 1.0
+FORK_SERVERS = 3  # tries to fork a process, each with another fork server
 
 
 def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
@@ -117,6 +119,7 @@ class ForkServer:
         self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
         self._reserve: Child | None = None
         self._preparing = False
+        self._ended = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
         command += ["--socket", str(theirs.fileno())]
         if preload is not None:
@@ -127,6 +130,20 @@ class ForkServer:
         theirs.close()
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a request waits for its answer."""
+        return bool(self._answers)
+
+    async def was_killed(self) -> bool:
+        """Return whether a signal has ended the server. Its connection ends first."""
+        if not self._ended:
+            return False
+        try:
+            return await in_thread(self.process.wait, names.KILLED_S) < 0
+        except subprocess.TimeoutExpired:
+            return False
 
     async def start(self, order: ForkOrder, fds: list[int]) -> Child:
         """Let a forked process carry out `order`, with these descriptors. Return the process.
@@ -167,6 +184,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
+                self._ended = True
                 raise RekindleError(f"the fork server has ended: {error}") from error
         self._answers.append(answer)
         try:
@@ -187,6 +205,7 @@ class ForkServer:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._ended = True
             for waiting in self._answers:
                 if not waiting.done():
                     waiting.set_exception(RekindleError("the fork server ended"))
@@ -208,6 +227,61 @@ class ForkServer:
             self.process.wait(names.KILLED_S)
         except subprocess.TimeoutExpired:  # a read of a file system that hangs delays the end
             say(f"the fork server {self.process.pid} did not end after SIGKILL")
+
+
+class ForkServers:
+    """The fork server of an agent, and its successors. A signal may end it, also while it imports.
+
+    environment: of the servers.
+    """
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._preload: Framework | None = None
+        self._server: ForkServer | None = None
+
+    def begin(self, preload: Framework | None) -> None:
+        """Start a fork server that imports this framework."""
+        self._preload = preload
+        self._server = ForkServer(self._environment, preload=preload)
+
+    @property
+    def asked(self) -> list[int]:
+        """The pid of the fork server if a request waits for its answer."""
+        server = self._server
+        return [server.process.pid] if server is not None and server.is_asked else []
+
+    async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
+        """Fork a process that carries out the request.
+
+        Raises RekindleError: this is not possible, also with several fork servers in succession.
+        """
+        for left in reversed(range(FORK_SERVERS)):
+            server = self._living()
+            try:
+                return await server.start(request, fds)
+            except RekindleError as error:
+                if not left or not await server.was_killed():
+                    raise
+                say(f"{error}; the agent starts another one")
+        raise AssertionError("the last try returns or raises")
+
+    async def keep_one_ready(self) -> None:
+        """Fork a process in advance, see `ForkServer`."""
+        assert self._server is not None
+        await self._server.keep_one_ready()
+
+    def _living(self) -> ForkServer:
+        assert self._server is not None
+        if self._server.process.poll() is not None:
+            self._server.close()
+            self.begin(self._preload)
+        return self._server
+
+    def close(self) -> None:
+        """End the fork server."""
+        if self._server is not None:
+            self._server.close()
 
 
 def _give(blank: Child, data: bytes, fds: list[int]) -> bool:

@@ -32,6 +32,7 @@ from rekindle.agent.fork_server import agent_environment
 from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader
+from rekindle.agent.rank_process import names_session
 from rekindle.agent.ranks import RankSupervisor
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_client import ReplicaClient
@@ -131,6 +132,7 @@ class Agent:
         beside = (
             self._beat(),
             self.ranks.watchdog.watch(),
+            self.ranks.stopped.watch(),
             self._profiling_files.run(),
             conditions.run(),
         )
@@ -352,6 +354,7 @@ async def serve(options: argparse.Namespace) -> int:
         processes=spec.processes_per_node,
         host=simulated_host.name if simulated_host else _host_name(),
         devices=device_tools.are_there(),
+        session=await in_thread(names_session, spec),
     )
     url = f"http://{options.coordinator}{names.PATH_AGENT}"
     task = asyncio.current_task()

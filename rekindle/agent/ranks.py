@@ -18,13 +18,14 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
-from rekindle.agent.fork_server import Child, ForkServer
+from rekindle.agent.fork_server import Child, ForkServers
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess, rank_environment
 from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
+from rekindle.agent.stopped_processes import StoppedProcesses
 from rekindle.agent.threads import in_background
 from rekindle.agent.watchdog import Watchdog
 from rekindle.agent.writer import say
@@ -32,7 +33,7 @@ from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 from rekindle.recovery.faults.fault import Exit
 
 
@@ -60,10 +61,11 @@ class RankSupervisor:
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
         self.watchdog = Watchdog(self._ranks, spec, send, state, positions)
+        limit_s = spec.policy.hang_timeout_s
+        self.stopped = StoppedProcesses(self._ranks, self.helpers, limit_s, send, state)
         self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
         self._streams: dict[int, list[Stream]] = {}
-        self._fork_server: ForkServer | None = None
-        self._preload: Framework | None = None
+        self._fork_servers = ForkServers(environment)
         self._store: StoreProcess | None = None
         self._output = Output(spec)
         self._gone = asyncio.Event()
@@ -96,8 +98,7 @@ class RankSupervisor:
 
     def start_fork_server(self, preload: Framework | None) -> None:
         """Start the process that forks the ranks; its imports run while the agent connects."""
-        self._preload = preload
-        self._fork_server = ForkServer(self._environment, preload=preload)
+        self._fork_servers.begin(preload)
 
     def warm_up(self) -> None:
         """Fork a process before the first order to start a rank."""
@@ -256,18 +257,20 @@ class RankSupervisor:
         )
 
     async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
-        """Fork from the fork server. If the kernel has killed it, start another one first."""
-        assert self._fork_server is not None
-        if self._fork_server.process.poll() is not None:
-            self._fork_server.close()
-            self.start_fork_server(self._preload)
-        return await self._fork_server.start(request, fds)
+        """Fork a process that carries out the request."""
+        return await self._fork_servers.fork(request, fds)
+
+    def helpers(self) -> list[int]:
+        """Return the pids of helper processes on which the start of ranks depends now."""
+        found, store = self._fork_servers.asked, self._store
+        doing = [rank.page.mark.doing for rank in self._ranks.values()]
+        meet = RankActivity.MEETING in doing or not doing
+        return [*found, store.pid] if store is not None and meet else found
 
     async def _prepare(self) -> None:
         """Fork a process in advance for the next rank that dies, while the ranks work."""
-        assert self._fork_server is not None
         with contextlib.suppress(RekindleError):  # the next fork of a rank reports it
-            await self._fork_server.keep_one_ready()
+            await self._fork_servers.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
         """Return the rank's page. It outlives the rank's processes."""
@@ -399,8 +402,7 @@ class RankSupervisor:
         except asyncio.TimeoutError:
             say(f"ranks {sorted(self._ranks)} did not end after SIGKILL")
         await self._end_store()
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self._fork_servers.close()
         for fd, page in self._pages.values():
             page.close()
             os.close(fd)

@@ -80,7 +80,7 @@ class Generations:
         self._job.record(journal.RanksStarted(ranks=started, restart=self._job.restarts))
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
-        untouched = self._incidents.open and not self._job.sessions_seen
+        untouched = self._incidents.open and not self._job.has_session
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
             self._untouched_goes_on()
@@ -243,7 +243,7 @@ class Generations:
         if not self._job.formed:
             self._job.resumed = plan.step
         self._job.enter(Phase.RESTORING)
-        self._job.formed = True
+        self._job.formed = self._job.met = True
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 

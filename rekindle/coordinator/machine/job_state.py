@@ -244,7 +244,10 @@ class JobState:
     resumed: the step after which all ranks last started to train together.
 
     session: whether a rank of the current generation has a Session. sessions_seen: whether a rank
-    of this attempt had one. formed: whether a generation was formed since the last restart.
+    of this attempt had one. formed: whether a generation was formed since the last restart, and
+    its ranks have not finished all steps. met: the same, also after they have finished all steps.
+
+    names_session: whether the text of the script names Rekindle, as seen by an agent.
 
     newcomers: nodes that joined the world and have not finished a step in it. devices: whether a
     node has devices that health events can describe.
@@ -266,7 +269,8 @@ class JobState:
         self.restarts = 0
         self.newest = 0
         self.resumed = 0
-        self.session = self.sessions_seen = self.formed = False
+        self.session = self.sessions_seen = self.formed = self.met = False
+        self.names_session = False
         self.devices = False
         self.roster = Roster(spec)
         self.incidents = Incidents(earlier.incident, earlier.past)
@@ -286,6 +290,21 @@ class JobState:
         """Return whether this attempt has started ranks."""
         gathering = self.phase is Phase.GATHERING and not self.restarts
         return not (gathering and self.roster.all_are(Status.ABSENT))
+
+    @property
+    def has_session(self) -> bool:
+        """Return whether the script has a Session, or will have one."""
+        return self.names_session or self.sessions_seen
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether the ranks of a script with a Session have not met since they started."""
+        return self.has_session and not self.met
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the ranks have finished all steps of their Session."""
+        return self.met and not self.formed
 
     def is_on_trial(self, node: int) -> bool:
         """Return whether a node has just joined, and the world may shrink by it."""

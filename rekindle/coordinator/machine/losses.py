@@ -89,7 +89,10 @@ class Losses:
 
     def _on_node_lost(self, lost: Node, text: str, now: float) -> None:
         self._injections.lost(self._roster.ranks_of(lost.node))
-        self._checkpoints.committing.discard(lost.node)
+        if self._is_finished(lost.node):
+            self._on_finished_lost(lost, now)
+            return
+        self._checkpoints.committing.pop(lost.node, None)
         finished = self._roster.lose(lost)
         self._job.store.node_lost(lost.node)
         if self._job.is_on_trial(lost.node):
@@ -117,6 +120,25 @@ class Losses:
             self._fleet.fill(lost.node)
             if self._roster.missing:
                 self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
+
+    def _is_finished(self, node: int) -> bool:
+        """Return whether all ranks of a node have ended well, and no other rank needs them."""
+        running = self._job.phase is Phase.REGROUPING and not self._job.session
+        inside = node not in self._roster.outside
+        return running and inside and self._roster.node_is(node, Status.EXITED)
+
+    def _on_finished_lost(self, lost: Node, now: float) -> None:
+        """Handle the loss of a node whose ranks have ended well: their work is done."""
+        self._roster.lose(lost)
+        for rank in self._roster.ranks_of(lost.node):
+            rank.status = Status.EXITED
+        self._job.store.node_lost(lost.node)
+        why = "its agent ended after all ranks of the node had ended with exit status 0"
+        self._job.record(
+            journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid, reason=why)
+        )
+        self._checkpoints.lose(lost.node, now)
+        self._endings.on_good_exit()
 
     def _nothing_to_lose(self) -> bool:
         """Return whether the loss of a node is not a fault, because no rank has started yet.

@@ -47,6 +47,11 @@ ALLOWABLE = (*LADDER, Strategy.DUMP)
 # before it started them. If a smaller world is allowed, the job starts without them.
 LATE_S = 20.0
 
+# Restarts of all ranks without a finished step in between, if a rank or node is lost before the
+# ranks of a Session have met, or after they have finished all steps. They do not use up
+# `max_restarts`.
+RESTARTS_APART = 3
+
 MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
 
 
