@@ -5,6 +5,7 @@ A change of one of them is a change of the wire contract.
 
 # The agent sets these for each rank, in addition to torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
+ENV_AGENT = "REKINDLE_AGENT"  # identifies the agent; the processes that ranks start inherit it
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
 ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how many times it placed the node's pod
 ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how many times the script started in this pod

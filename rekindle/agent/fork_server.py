@@ -10,12 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
+from rekindle.agent.leftovers import kill_session
 from rekindle.agent.threads import in_thread
 from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
@@ -44,6 +46,7 @@ def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     if spec.processes_per_node > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONUNBUFFERED"] = "1"
+    environment[names.ENV_AGENT] = uuid.uuid4().hex
     return environment
 
 
@@ -62,12 +65,15 @@ class Child:
         loop.add_reader(self.connection, self._readable, on_data)
 
     def signal(self, number: int) -> None:
-        """Signal the process and the processes it started in its session."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:  # it does not yet lead its session, or it has ended
-            with contextlib.suppress(ProcessLookupError):
+        """Signal the process and the processes it started in its session.
+
+        SIGKILL goes to the process alone. The others follow when the agent sees its end.
+        """
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            if number == signal.SIGKILL:
                 os.kill(self.pid, number)
+            else:
+                os.killpg(self.pid, number)
 
     def _readable(self, on_data: Callable[[bytes], None]) -> None:
         try:
@@ -88,9 +94,7 @@ class Child:
         self._readable(on_data)  # messages just before its end still count
         loop.remove_reader(self.connection)
         self.connection.close()
-        # Kill its helpers (data loader workers) before the kernel reuses its pid.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_session(self.pid)  # data loader workers; before the kernel reuses its pid
         _, status = os.waitpid(self.pid, 0)
         # They are our children now, and the kernel ends them soon.
         loop.call_later(_REAP_S, _reap, self.pid)
@@ -121,7 +125,7 @@ class ForkServer:
         self._preparing = False
         self._ended = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
-        command += ["--socket", str(theirs.fileno())]
+        command += ["--socket", str(theirs.fileno()), "--agent", str(os.getpid())]
         if preload is not None:
             command += ["--preload", PRELOAD[preload]]
         self.process = subprocess.Popen(

@@ -22,13 +22,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import psutil
 
 from rekindle import names
 from rekindle.agent.coordinator_connection import CONNECT_S, connect, decline, open_session
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
+from rekindle.agent.leftovers import end_descendants
 from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader
@@ -292,10 +292,7 @@ class Agent:
             await self._replica_server.close()
         if self._connection is not None:
             await self._connection.close()
-        # The agent started these processes, or adopted them as the subreaper of its descendants.
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        await in_thread(end_descendants)
         if self._hurried:
             flush()
             os._exit(self.status)  # only this ends the process while a thread still writes

@@ -20,13 +20,14 @@ from rekindle import names
 from rekindle.agent.devices.tools import reset_device
 from rekindle.agent.fork_server import Child, ForkServers
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
+from rekindle.agent.leftovers import end_helpers, marks_of
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess, rank_environment
 from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.stopped_processes import StoppedProcesses
-from rekindle.agent.threads import in_background
+from rekindle.agent.threads import in_background, in_thread
 from rekindle.agent.watchdog import Watchdog
 from rekindle.agent.writer import say
 from rekindle.errors import RekindleError
@@ -58,6 +59,7 @@ class RankSupervisor:
         self._send = send
         self._environment = environment
         self._starts: Counter[int] = Counter()  # of each rank
+        self._marks: dict[int, frozenset[bytes]] = {}  # of each rank's newest process
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
         self.watchdog = Watchdog(self._ranks, spec, send, state, positions)
@@ -221,6 +223,8 @@ class RankSupervisor:
                 rank.watch(self._on_message, self._on_exit)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
+        if rank in self._ended:  # otherwise they ended with the rank
+            await self._end_helpers(rank)
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
         streams = self._output.streams(rank, logs)
         with contextlib.ExitStack() as closing:
@@ -233,6 +237,7 @@ class RankSupervisor:
             child = await self.fork(request, fds)
         process = RankProcess(rank, child, page, logs.directory)
         self._starts[rank] += 1
+        self._marks[rank] = marks_of(request.environment)
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
         return process
@@ -359,12 +364,19 @@ class RankSupervisor:
             await self._snapshots.finish()
             self._ended.add(exited.rank)
         else:
+            await self._end_helpers(rank.rank)
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)
+
+    async def _end_helpers(self, rank: int) -> None:
+        """End the helpers of a rank's last process, whose ports the next one may need."""
+        left = await in_thread(end_helpers, self._marks[rank])
+        if left:
+            say(f"the processes {left} that rank {rank} started did not end after SIGKILL")
 
     def beat(self) -> protocol.Heartbeat:
         """Return the progress on the heartbeat pages of live ranks.

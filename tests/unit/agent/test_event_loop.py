@@ -30,6 +30,12 @@ ALLOWED = {
         "CPython holds its lock until the new process has executed the program, so a thread would "
         "not help; the program is the interpreter of this process"
     ),
+    "leftovers._all_processes": _KERNEL,
+    "leftovers.children": _KERNEL,
+    "leftovers.cleans": _KERNEL,
+    "leftovers.end_descendants": _THREAD,
+    "leftovers.end_helpers": _THREAD,
+    "leftovers.has_marks": _THREAD,
     "memory_limits._number": _KERNEL,
     "memory_limits.memory_cgroups": _KERNEL,
     "memory_limits.read_lines": _KERNEL,
