@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -22,7 +23,13 @@ from rekindle.job.journal_reader import complete_lines
 from rekindle.recovery.journal import journal
 from rekindle.waiting import retry
 
+_LIBC = ctypes.CDLL(None)
 _KEEPALIVE = b'{"type":"keepalive"}'
+
+# Space on the disk that the file has in advance, enough for hundreds of events. So the end of a job
+# is in the journal also if the disk stays full.
+RESERVED_BYTES = 256 << 10
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
 
 LOCK_S = 10.0  # seconds that the coordinator of an earlier attempt may take to end
 
@@ -31,7 +38,8 @@ class JournalFile:
     """Appends events to a file of JSON lines and passes them to the followers.
 
     It cuts off a last line that a killed writer left incomplete, so that the lines after it stay
-    readable. A full disk stops nothing: events wait in memory until the file can take them.
+    readable. A full disk stops nothing: events first use the space that the file has in advance,
+    and then wait in memory until the file can take them.
 
     Raises JobError: another process still writes the file.
     """
@@ -44,6 +52,8 @@ class JournalFile:
         self._path = path
         self._end = sum(map(len, lines))  # the length of all complete lines
         os.ftruncate(self._fd, self._end)
+        self._reserved = 0  # the file has space on the disk up to this length
+        self._reserve()
         self._earlier = len(self.events)
         self._unwritten: deque[bytes] = deque()
         self._failed = False
@@ -80,11 +90,13 @@ class JournalFile:
                 line = self._unwritten[0]
                 written = os.pwrite(self._fd, line, self._end)
                 if written < len(line):
-                    os.ftruncate(self._fd, self._end)
+                    os.ftruncate(self._fd, self._end)  # this also gives up reserved space
+                    self._reserved = self._end
                     raise OSError(errno.ENOSPC, "the file system wrote only a part of an event")
                 self._end += written
                 self._unwritten.popleft()
                 self._failed = False
+                self._reserve()
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -92,6 +104,16 @@ class JournalFile:
                     f"{error.strerror}; the coordinator keeps events in memory until it can "
                     "write again"
                 )
+
+    def _reserve(self) -> None:
+        """Reserve space on the disk after the end of the file, if too little is left of it.
+
+        A file system may not support this, or may be full. Then events wait in memory.
+        """
+        if self._reserved - self._end < RESERVED_BYTES // 2:
+            length = ctypes.c_long(RESERVED_BYTES)
+            if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_long(self._end), length) == 0:
+                self._reserved = self._end + RESERVED_BYTES
 
     def _report(self, text: str) -> None:
         print(f"rekindle coordinator: {self._path}: {text}", file=sys.stderr, flush=True)
