@@ -110,6 +110,8 @@ class Generations:
             return
         if rank.status is Status.RESTORING and message.generation < self._job.generation:
             return  # sent before this generation was formed
+        if not self._job.session:  # the first one; the others have their time from now on
+            self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
         if error := _shard_error(rank, message.shard, self._spec):

@@ -200,7 +200,7 @@ class Machine:
                 node, message
             ),
             p.Paused: lambda node, message, now: generations.on_paused(message),
-            p.RanksInspected: self.hangs.on_inspected,
+            p.RanksInspected: self._on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
             p.Pruned: stored,
@@ -253,6 +253,10 @@ class Machine:
         self.generations.on_arrived(message)
         if self.job.roster.any_is(Status.EXITED):
             self.endings.miss_exited()
+
+    def _on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:
+        self.hangs.on_inspected(node, message, now)
+        self.losses.on_inspected(message)
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)

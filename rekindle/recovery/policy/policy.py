@@ -165,7 +165,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _seconds(
             "that a rank may take from its start until it is ready to train (imports, building "
-            "the model, compiling)."
+            "the model, compiling), and for its state. After that the job replaces it if it does "
+            "nothing. A rank that computes or reads has 1,800 s more."
         ),
     ] = 600.0
     node_timeout_s: Annotated[

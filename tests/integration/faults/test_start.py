@@ -6,6 +6,7 @@ counted as one in training.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -83,9 +84,10 @@ class Start:
 
         def found() -> psutil.Process | None:
             for child in psutil.Process(agent).children():
-                program = any("fork_server_process" in word for word in child.cmdline())
-                if program and not leads_session(child):  # a rank has the same command line
-                    return child
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    program = any("fork_server_process" in word for word in child.cmdline())
+                    if program and not leads_session(child):  # a rank has the same command line
+                        return child
             return None
 
         return self.job.wait(found, "a fork server")
