@@ -100,8 +100,7 @@ class Takeover:
         self._checkpoints.assembly.begin(self._job.generation)
         if any(live.training for live in hello.ranks):
             # The state of their generation is unknown, so all ranks leave it, and form a new one.
-            self._job.session = self._job.sessions_seen = True
-            self._job.formed = self._job.met = True
+            self._job.session = self._job.sessions_seen = self._job.formed = True
             self._job.do(Send(connection, p.GenerationEnded(generation=hello.generation)))
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
             if self.inherits and not self._taken_over:
