@@ -302,7 +302,7 @@ class Losses:
             self._looks.found = self._looks.found or active
 
     def _unarrived(self) -> list[Rank]:
-        """Return the ranks for which the others wait; a rank that has ended well is none."""
+        """Return the ranks that the others wait for, without ranks that have ended well."""
         if self._job.phase is Phase.RESTORING:
             return self._roster.those(Status.RESTORING)
         return self._roster.those(Status.STARTING, Status.SPAWNING)

@@ -6,7 +6,7 @@ from rekindle.agent.stopped_processes import StopCounter
 
 
 def test_a_process_counts_as_stopped_after_consecutive_looks() -> None:
-    """A process that runs at one look begins anew. A process that a tracer holds runs."""
+    """A process that runs at one look begins at zero again. A process that a tracer holds runs."""
     counter = StopCounter(3)
     for _ in range(2):
         assert counter.look({1: "T", 2: "T", 3: "t"}) == []

@@ -36,7 +36,7 @@ def restart(job: Driver) -> None:
 
 
 def train(job: Driver) -> None:
-    """Let all ranks meet, and do a step. Check that the job goes on."""
+    """Let all ranks meet, and do a step. Check that the job trains."""
     job.form()
     job.step(1)
     assert job.phase is Phase.TRAINING
@@ -60,7 +60,7 @@ def test_a_rank_is_killed_before_any_rank_has_reached_its_session(victim: int) -
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_is_lost_before_any_rank_has_reached_its_session(node: int, spares: int) -> None:
-    """A spare or a new agent takes the place of the node, and all ranks restart."""
+    """A spare or a new agent becomes the node, and all ranks restart."""
     job = starts(nodes=2, spares=spares)
     spare = job.hello(spare=True) if spares else 0
     job.lose(node)
@@ -128,7 +128,7 @@ def test_an_error_of_the_script_in_the_start_is_final() -> None:
 
 @pytest.mark.parametrize("ranks", ["one", "all"])
 def test_memory_that_ran_out_in_the_start_is_final(ranks: str) -> None:
-    """A rank that the kernel ended because of its memory would need as much again."""
+    """The next process of a rank without memory would need as much memory."""
     job = starts()
     exited = p.Exited(
         rank=0, pid=job.pids.pop(0), exit={"signal": SIGKILL}, finished=0, no_memory=True
@@ -181,7 +181,7 @@ def test_a_rank_is_killed_while_another_one_waits(victim: int, known: bool) -> N
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_is_lost_while_a_rank_waits(node: int) -> None:
-    """A new agent takes the place of the node, and the rank continues to wait."""
+    """A new agent becomes the node, and the rank continues to wait."""
     job = starts(nodes=2)
     job.arrive([3 - 2 * node])
     job.lose(node)
@@ -280,7 +280,7 @@ def test_a_rank_is_killed_after_the_last_step() -> None:
 
 
 def test_a_node_is_lost_after_the_last_step() -> None:
-    """Another agent takes the place of the node, and all ranks restart."""
+    """Another agent becomes the node, and all ranks restart."""
     job = done(nodes=2)
     job.lose(1)
     assert strategies(job) == [Strategy.RESTART]
@@ -292,7 +292,7 @@ def test_a_node_is_lost_after_the_last_step() -> None:
 
 
 def test_a_coordinator_takes_over_after_the_last_step() -> None:
-    """It knows from the journal that a new rank cannot meet the others any more."""
+    """It knows from the journal that the others have no Session in which a new rank could wait."""
     job = done()
     job.lose_coordinator()
     live = tuple(p.LiveRank(rank=rank, pid=job.pids[rank]) for rank in job.ranks)
