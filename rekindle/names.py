@@ -5,6 +5,7 @@ A change of one of them is a change of the wire contract.
 
 # The agent sets these for each rank, in addition to torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
+ENV_AGENT = "REKINDLE_AGENT"  # identifies the agent; the processes that ranks start inherit it
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
 ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how many times it placed the node's pod
 ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how many times the script started in this pod
@@ -95,7 +96,7 @@ PATH_STOP = "/stop"
 PATH_HEALTH_EVENTS = "/health-events"
 PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node

@@ -10,12 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server_process import MAX_ORDER, ForkAnswer, ForkOrder
+from rekindle.agent.leftovers import kill_session
+from rekindle.agent.threads import in_thread
 from rekindle.console import say
 from rekindle.errors import RekindleError
 from rekindle.job.ascend import ascend_environment
@@ -29,6 +32,7 @@ PRELOAD = {
     Framework.MINDSPORE: "mindspore,mindspore.dataset,rekindle.training.mindspore",
 }
 _REAP_S = 1.0
+FORK_SERVERS = 3  # tries to fork a process, each with another fork server
 
 
 def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
@@ -42,6 +46,7 @@ def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
     if spec.processes_per_node > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment["PYTHONUNBUFFERED"] = "1"
+    environment[names.ENV_AGENT] = uuid.uuid4().hex
     return environment
 
 
@@ -60,12 +65,15 @@ class Child:
         loop.add_reader(self.connection, self._readable, on_data)
 
     def signal(self, number: int) -> None:
-        """Signal the process and the processes it started in its session."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:  # it does not yet lead its session, or it has ended
-            with contextlib.suppress(ProcessLookupError):
+        """Signal the process and the processes it started in its session.
+
+        SIGKILL goes to the process alone. The others follow when the agent sees its end.
+        """
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            if number == signal.SIGKILL:
                 os.kill(self.pid, number)
+            else:
+                os.killpg(self.pid, number)
 
     def _readable(self, on_data: Callable[[bytes], None]) -> None:
         try:
@@ -86,9 +94,7 @@ class Child:
         self._readable(on_data)  # messages just before its end still count
         loop.remove_reader(self.connection)
         self.connection.close()
-        # Kill its helpers (data loader workers) before the kernel reuses its pid.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_session(self.pid)  # data loader workers; before the kernel reuses its pid
         _, status = os.waitpid(self.pid, 0)
         # They are our children now, and the kernel ends them soon.
         loop.call_later(_REAP_S, _reap, self.pid)
@@ -120,8 +126,9 @@ class ForkServer:
         self._answers: collections.deque[asyncio.Future[ForkAnswer]] = collections.deque()
         self._reserve: Child | None = None
         self._preparing = False
+        self._ended = False
         command = [sys.executable, "-m", "rekindle.agent.fork_server_process"]
-        command += ["--socket", str(theirs.fileno())]
+        command += ["--socket", str(theirs.fileno()), "--agent", str(os.getpid())]
         if preload is not None:
             command += ["--preload", PRELOAD[preload]]
         stdout, stderr = streams
@@ -136,6 +143,20 @@ class ForkServer:
         theirs.close()
         ours.setblocking(False)
         asyncio.get_running_loop().add_reader(ours, self._on_answer)
+
+    @property
+    def is_asked(self) -> bool:
+        """Return whether a request waits for its answer."""
+        return bool(self._answers)
+
+    async def was_killed(self) -> bool:
+        """Return whether a signal has ended the server. Its connection ends first."""
+        if not self._ended:
+            return False
+        try:
+            return await in_thread(self.process.wait, names.KILLED_S) < 0
+        except subprocess.TimeoutExpired:
+            return False
 
     async def start(self, order: ForkOrder, fds: list[int]) -> Child:
         """Let a forked process carry out `order`, with these descriptors. Return the process.
@@ -176,6 +197,7 @@ class ForkServer:
                 socket.send_fds(self._socket, [b"f"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
+                self._ended = True
                 raise RekindleError(f"the fork server has ended: {error}") from error
         self._answers.append(answer)
         try:
@@ -196,6 +218,7 @@ class ForkServer:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._ended = True
             for waiting in self._answers:
                 if not waiting.done():
                     waiting.set_exception(RekindleError("the fork server ended"))
@@ -217,6 +240,62 @@ class ForkServer:
             self.process.wait(names.KILLED_S)
         except subprocess.TimeoutExpired:  # a read of a file system that hangs delays the end
             say(f"the fork server {self.process.pid} did not end after SIGKILL")
+
+
+class ForkServers:
+    """The fork server of an agent, and its successors. A signal may end it, also while it imports.
+
+    environment: of the servers. streams: returns the descriptors of their standard output and
+    standard error.
+    """
+
+    def __init__(self, environment: dict[str, str], streams: Callable[[], tuple[int, int]]) -> None:
+        self._environment, self._streams = environment, streams
+        self._preload: Framework | None = None
+        self._server: ForkServer | None = None
+
+    def begin(self, preload: Framework | None) -> None:
+        """Start a fork server that imports this framework."""
+        self._preload = preload
+        self._server = ForkServer(self._environment, self._streams(), preload=preload)
+
+    @property
+    def asked(self) -> list[int]:
+        """The pid of the fork server if a request waits for its answer."""
+        server = self._server
+        return [server.process.pid] if server is not None and server.is_asked else []
+
+    async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
+        """Fork a process that carries out the request.
+
+        Raises RekindleError: this is not possible, also with several fork servers in succession.
+        """
+        for left in reversed(range(FORK_SERVERS)):
+            server = self._living()
+            try:
+                return await server.start(request, fds)
+            except RekindleError as error:
+                if not left or not await server.was_killed():
+                    raise
+                say(f"{error}; the agent starts another one")
+        raise AssertionError("the last try returns or raises")
+
+    async def keep_one_ready(self) -> None:
+        """Fork a process in advance, see `ForkServer`."""
+        assert self._server is not None
+        await self._server.keep_one_ready()
+
+    def _living(self) -> ForkServer:
+        assert self._server is not None
+        if self._server.process.poll() is not None:
+            self._server.close()
+            self.begin(self._preload)
+        return self._server
+
+    def close(self) -> None:
+        """End the fork server."""
+        if self._server is not None:
+            self._server.close()
 
 
 def _give(blank: Child, data: bytes, fds: list[int]) -> bool:

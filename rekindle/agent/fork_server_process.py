@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle import names
+from rekindle.agent.leftovers import cleans
 from rekindle.rank import program
 from rekindle.rank.program import die_with_parent, outlive_parent
 
@@ -88,9 +89,10 @@ def main() -> None:
     """Import the requested modules, then serve fork requests until the agent ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--agent", type=int, required=True)
     parser.add_argument("--preload", default="")
     options = parser.parse_args()
-    agent = os.getppid()
+    agent = options.agent
     die_with_parent(agent)
     _preload(filter(None, options.preload.split(",")))
     wire = socket.socket(fileno=options.socket)
@@ -187,7 +189,7 @@ def fork_twice(agent: int) -> int | None:
 
 
 def end_sessions(leaders: set[int]) -> None:
-    """Kill the processes that ranks have started.
+    """Kill the processes that ranks have started, also those in sessions of their own.
 
     A killed agent cannot do this, and the kernel ends only the ranks themselves.
 
@@ -195,13 +197,17 @@ def end_sessions(leaders: set[int]) -> None:
     this agent, or of a job.
     """
     own = Path("/proc/self/environ").read_bytes()
+    mark = f"{names.ENV_AGENT}={os.environ[names.ENV_AGENT]}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-            if os.getsid(int(process.name)) not in leaders:
-                continue
+            number = int(process.name)
             environment = (process / "environ").read_bytes()
-            if environment == own or f"{names.ENV_JOB_ID}=".encode() in environment:
-                os.kill(int(process.name), signal.SIGKILL)
+            of_session = os.getsid(number) in leaders and (
+                environment == own or f"{names.ENV_JOB_ID}=".encode() in environment
+            )
+            helps = environment != own and mark in environment.split(b"\0")
+            if (of_session or helps) and not cleans(number):
+                os.kill(number, signal.SIGKILL)
 
 
 def host_store(channel: socket.socket, port: int) -> None:

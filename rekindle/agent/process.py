@@ -21,7 +21,6 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
-import psutil
 
 from rekindle import names
 from rekindle.agent.coordinator_connection import (
@@ -35,9 +34,11 @@ from rekindle.agent.coordinator_connection import (
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
+from rekindle.agent.leftovers import end_descendants
 from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader
+from rekindle.agent.rank_process import names_session
 from rekindle.agent.ranks import RankSupervisor
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_client import ReplicaClient
@@ -148,6 +149,7 @@ class Agent:
                 async with supervised(
                     heartbeat=self._beat(),
                     watchdog=self.ranks.watchdog.watch(),
+                    stopped_processes=self.ranks.stopped.watch(),
                     profiling_files=self._profiling_files.run(),
                     device_monitor=DeviceMonitor(self.ranks.devices, self.send).run(),
                 ):
@@ -322,10 +324,7 @@ class Agent:
             await self._replica_server.close()
         if self._connection is not None:
             await self._connection.close()
-        # The agent started these processes, or adopted them as the subreaper of its descendants.
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+        await in_thread(end_descendants)
         if self._hurried:
             flush()
             os._exit(self.status)  # only this ends the process while a thread still writes
@@ -361,6 +360,7 @@ async def serve(options: argparse.Namespace) -> int:
         processes=spec.processes_per_node,
         host=simulated_host.name if simulated_host else _host_name(),
         devices=device_tools.are_there(),
+        session=await in_thread(names_session, spec),
     )
     url = f"http://{options.coordinator}{names.PATH_AGENT}"
     task = asyncio.current_task()

@@ -11,7 +11,8 @@ from typing import NamedTuple
 _FEW_TICKS = 2.5
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
-_STOPPED, _RUNS, _WAITS_FOR_DISK = "T", "R", "D"
+STOPPED = "T"  # by a signal; a tracer stops a process in another state
+_RUNS, _WAITS_FOR_DISK = "R", "D"
 
 
 class Activity(NamedTuple):
@@ -28,7 +29,7 @@ class Activity(NamedTuple):
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped the rank itself."""
-        return self.states.startswith(_STOPPED)
+        return self.states.startswith(STOPPED)
 
     def is_busy(self, before: Activity, seconds: float) -> bool:
         """Return whether they have computed since then, or wait for a disk."""
@@ -76,6 +77,13 @@ def activities(leaders: Iterable[int]) -> dict[int, Activity]:
         if leader is not None and pid != leader:
             members[leader].append(pid)
     return {leader: _sum(pids, processes) for leader, pids in members.items()}
+
+
+def states(pids: Iterable[int]) -> dict[int, str]:
+    """Return the state of each of these processes in the form of /proc, without dead ones."""
+    entries = {pid: entry for pid in pids if (entry := _PROC / str(pid)).exists()}
+    found = {pid: _process(entry) for pid, entry in entries.items()}
+    return {pid: process.state for pid, process in found.items() if process is not None}
 
 
 def _leader(pid: int, processes: dict[int, _Process], of: dict[int, int]) -> int | None:

@@ -20,6 +20,8 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
+_NAMES = (b"rekindle", b"mindio_ttp")
+
 
 def rank_environment(
     spec: JobSpec,
@@ -70,6 +72,26 @@ def rank_environment(
         names.ENV_SNAPSHOT_EVERY: str(spec.snapshot_every),
         names.ENV_CHECKPOINT_STORE: spec.checkpoint_store,
     }
+
+
+def names_session(spec: JobSpec) -> bool:
+    """Return whether the text of the job's script names Rekindle, or MindIO's names. For a thread.
+
+    A script that does not may still have a Session, in another file that it imports.
+    """
+    folder, target = Path(spec.working_directory), Path(spec.target)
+    match spec.entry:
+        case EntryKind.PROGRAM:
+            return False
+        case EntryKind.SCRIPT:
+            files = [folder / target]
+        case EntryKind.MODULE:
+            module = folder.joinpath(*spec.target.split("."))
+            files = [module.with_name(f"{module.name}.py"), module / "__main__.py"]
+    for file in files:
+        with contextlib.suppress(OSError):  # without the file, the start of the rank reports it
+            return any(name in file.read_bytes() for name in _NAMES)
+    return False
 
 
 class RankProcess:

@@ -17,21 +17,23 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.tools import reset_device
-from rekindle.agent.fork_server import Child, ForkServer
+from rekindle.agent.fork_server import Child, ForkServers
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
+from rekindle.agent.leftovers import end_helpers, marks_of
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
 from rekindle.agent.rank_process import RankProcess, rank_environment
 from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
-from rekindle.agent.threads import Problems
+from rekindle.agent.stopped_processes import StoppedProcesses
+from rekindle.agent.threads import Problems, in_thread
 from rekindle.agent.watchdog import Watchdog
 from rekindle.console import say
 from rekindle.errors import ProtocolError, RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 from rekindle.rank.progress import numbers_in
 from rekindle.recovery.faults.fault import Exit
 from rekindle.supervised import in_background
@@ -58,16 +60,18 @@ class RankSupervisor:
         self._send = send
         self._environment = environment
         self._starts: Counter[int] = Counter()  # of each rank
+        self._marks: dict[int, frozenset[bytes]] = {}  # of each rank's newest process
         self._ranks: dict[int, RankProcess] = {}
         self._leaving: dict[int, int] = {}  # pids of ranks whose end is not reported yet
         self.watchdog = Watchdog(self._ranks, spec, send, state, positions)
+        limit_s = spec.policy.hang_timeout_s
+        self.stopped = StoppedProcesses(self._ranks, self.helpers, limit_s, send, state)
         self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
         self._streams: dict[int, list[Stream]] = {}
-        self._fork_server: ForkServer | None = None
-        self._preload: Framework | None = None
         self._store: StoreProcess | None = None
         self._output = Output(spec)
         self.helper_streams = self._output.for_helpers
+        self._fork_servers = ForkServers(environment, self._output.for_helpers)
         self._gone = asyncio.Event()
         self._training: set[int] = set()  # ranks that are in a Session
         self._ready: set[int] = set()  # ranks that have their generation's state
@@ -100,10 +104,7 @@ class RankSupervisor:
 
     def start_fork_server(self, preload: Framework | None) -> None:
         """Start the process that forks the ranks; its imports run while the agent connects."""
-        self._preload = preload
-        self._fork_server = ForkServer(
-            self._environment, self._output.for_helpers(), preload=preload
-        )
+        self._fork_servers.begin(preload)
 
     def warm_up(self) -> None:
         """Fork a process before the first order to start a rank."""
@@ -226,6 +227,8 @@ class RankSupervisor:
                 rank.watch(self._on_message, self._on_exit)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
+        if rank in self._ended:  # otherwise they ended with the rank
+            await self._end_helpers(rank)
         logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
         streams = self._output.streams(rank, logs)
         with contextlib.ExitStack() as closing:
@@ -238,6 +241,7 @@ class RankSupervisor:
             child = await self.fork(request, fds)
         process = RankProcess(rank, child, page, logs.directory)
         self._starts[rank] += 1
+        self._marks[rank] = marks_of(request.environment)
         self._ranks[rank], self._streams[rank] = process, streams
         self._ended.discard(rank)
         return process
@@ -262,19 +266,20 @@ class RankSupervisor:
         )
 
     async def fork(self, request: ForkOrder, fds: list[int]) -> Child:
-        """Fork from the fork server. If the kernel has killed it, start another one first."""
-        assert self._fork_server is not None
-        if self._fork_server.process.poll() is not None:
-            self._fork_server.close()
-            self.start_fork_server(self._preload)
-        return await self._fork_server.start(request, fds)
+        """Fork a process that carries out the request."""
+        return await self._fork_servers.fork(request, fds)
+
+    def helpers(self) -> list[int]:
+        """Return the pids of helper processes on which the start of ranks depends now."""
+        found, store = self._fork_servers.asked, self._store
+        doing = [rank.page.mark.doing for rank in self._ranks.values()]
+        meet = RankActivity.MEETING in doing or not doing
+        return [*found, store.pid] if store is not None and meet else found
 
     async def _prepare(self) -> None:
         """Fork a process in advance for the next rank that dies, while the ranks work."""
-        assert self._fork_server is not None
-        # The next fork of a rank reports the error.
-        with contextlib.suppress(RekindleError, OSError):
-            await self._fork_server.keep_one_ready()
+        with contextlib.suppress(RekindleError):  # the next fork of a rank reports it
+            await self._fork_servers.keep_one_ready()
 
     def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
         """Return the rank's page. It outlives the rank's processes."""
@@ -363,12 +368,19 @@ class RankSupervisor:
             await self._snapshots.finish()
             self._ended.add(exited.rank)
         else:
+            await self._end_helpers(rank.rank)
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)
+
+    async def _end_helpers(self, rank: int) -> None:
+        """End the helpers of a rank's last process, whose ports the next one may need."""
+        left = await in_thread(end_helpers, self._marks[rank])
+        if left:
+            say(f"the processes {left} that rank {rank} started did not end after SIGKILL")
 
     def beat(self) -> protocol.Heartbeat:
         """Return the progress on the heartbeat pages of live ranks.
@@ -421,8 +433,7 @@ class RankSupervisor:
         except asyncio.TimeoutError:
             say(f"ranks {sorted(self._ranks)} did not end after SIGKILL")
         await self._end_store()
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self._fork_servers.close()
         for fd, page in self._pages.values():
             page.close()
             os.close(fd)

@@ -101,11 +101,11 @@ async def start_store(
 class StoreProcess:
     """The process of the ranks' store or of their scheduler. The fork server forks it.
 
-    restart: the first restart whose ranks use it; None: no ranks use it yet.
+    pid: of the process. restart: the first restart whose ranks use it; None: no ranks use it yet.
     """
 
     def __init__(self, child: Child, order: protocol.HostStore, send: Send) -> None:
-        self._pid, self._connection = child.pid, child.connection
+        self.pid, self._connection = child.pid, child.connection
         self._order, self._send = order, send
         self._answered = False
         self._port = 0  # 0: it does not listen
@@ -144,9 +144,9 @@ class StoreProcess:
         asyncio.get_running_loop().remove_reader(self._connection)
         self._connection.close()
         try:
-            os.kill(self._pid, signal.SIGKILL)
-            await asyncio.wait_for(in_thread(os.waitpid, self._pid, 0), names.KILLED_S)
+            os.kill(self.pid, signal.SIGKILL)
+            await asyncio.wait_for(in_thread(os.waitpid, self.pid, 0), names.KILLED_S)
         except (ProcessLookupError, ChildProcessError):
             pass  # it has ended and is reaped
         except asyncio.TimeoutError:
-            say(f"process {self._pid} of the ranks' store did not end after SIGKILL")
+            say(f"process {self.pid} of the ranks' store did not end after SIGKILL")

@@ -53,8 +53,8 @@ class Engine(Protocol):
     def replace(self, node: int) -> None:
         """Start an agent for this node rank, or one more spare (names.SPARE).
 
-        A second call for a node does no harm: the coordinator refuses the second agent. Raises
-        JobError: no host is free.
+        A second call for a node does no harm: the engine starts no second agent while the first one
+        is on its way, or the coordinator refuses it. Raises JobError: no host is free.
         """
 
     def learn(self, event: AnyEvent) -> None:

@@ -31,6 +31,7 @@ from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.host_history import learned_from
 from rekindle.recovery.journal.journal import AnyEvent
+from rekindle.recovery.journal.node_events import NodeJoined
 from rekindle.waiting import retry
 
 EXIT_S = 10.0  # time that a coordinator may take to end after the end of its launcher
@@ -75,6 +76,7 @@ class LocalEngine:
         self._lifeline: tuple[int, int] | None = os.pipe() if foreground else None
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.agents: list[subprocess.Popen[bytes]] = []
+        self._on_the_way: dict[int, subprocess.Popen[bytes]] = {}  # by node: not joined yet
 
     def launch(self, *, attempt: int) -> Endpoint:
         """Start the coordinator, one agent per node, and the spares.
@@ -91,6 +93,7 @@ class LocalEngine:
         self._wait_for_end(spec)
         end_coordinators(self._directory.path)
         self._endpoint = self._start_coordinator(self._listen, attempt)
+        self._on_the_way.clear()  # agents of an earlier attempt end
         for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
@@ -173,9 +176,11 @@ class LocalEngine:
     def replace(self, node: int) -> None:
         """Start an agent for this node rank (names.SPARE: a spare), if this machine runs that node.
 
+        An agent that this engine started for the node may be on its way. Then it starts no other.
         Raises JobError: the job has no coordinator, or no host is free.
         """
-        if node not in self._nodes:
+        before = self._on_the_way.get(node)
+        if node not in self._nodes or (before is not None and before.poll() is None):
             return
         endpoint = self._endpoint or self._directory.endpoint()
         if endpoint is None:
@@ -197,9 +202,15 @@ class LocalEngine:
                 fds = [handle]
             log = "agent-spare" if spare else f"agent-{node}"
             self.agents.append(self._start(log, arguments, fds))
+        if not spare:
+            self._on_the_way[node] = self.agents[-1]
 
     def learn(self, event: AnyEvent) -> None:
         """Record the facts about hosts in an event of the journal. A repeated call does no harm."""
+        if isinstance(event, NodeJoined):
+            arrived = self._on_the_way.get(event.node)
+            if arrived is not None and arrived.pid == event.pid:
+                del self._on_the_way[event.node]
         entry = learned_from(self._job_id, event)
         if entry is not None:
             self._log_of_hosts.append(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import functools
@@ -19,6 +20,13 @@ from rekindle.job.journal_reader import complete_lines
 from rekindle.recovery.journal import journal
 from rekindle.waiting import retry
 
+_LIBC = ctypes.CDLL(None)
+
+# Space on the disk that the file has in advance, enough for hundreds of events. So the end of a job
+# is in the journal also if the disk stays full.
+RESERVED_BYTES = 256 << 10
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
+
 LOCK_S = 10.0  # seconds that the coordinator of an earlier attempt may take to end
 
 
@@ -26,7 +34,8 @@ class JournalFile:
     """Appends events to a file of JSON lines.
 
     It cuts off a last line that a killed writer left incomplete, so that the lines after it stay
-    readable. A full disk stops nothing: events wait in memory until the file can take them.
+    readable. A full disk stops nothing: events first use the space that the file has in advance,
+    and then wait in memory until the file can take them.
 
     known: the events in the file when this object was made.
 
@@ -41,6 +50,8 @@ class JournalFile:
         self._path = path
         self._end = sum(map(len, lines))  # the length of all complete lines
         os.ftruncate(self._fd, self._end)
+        self._reserved = 0  # the file has space on the disk up to this length
+        self._reserve()
         self._unwritten: deque[bytes] = deque()
         self._failed = False
 
@@ -57,6 +68,7 @@ class JournalFile:
                 f"the coordinator lost events at the end of the attempt: {len(self._unwritten)}"
             )
         with contextlib.suppress(OSError):  # the write has reported it already
+            os.ftruncate(self._fd, self._end)  # this gives up the space that is left
             os.fsync(self._fd)
         os.close(self._fd)
 
@@ -67,11 +79,13 @@ class JournalFile:
                 line = self._unwritten[0]
                 written = os.pwrite(self._fd, line, self._end)
                 if written < len(line):
-                    os.ftruncate(self._fd, self._end)
+                    os.ftruncate(self._fd, self._end)  # this also gives up reserved space
+                    self._reserved = self._end
                     raise OSError(errno.ENOSPC, "the file system wrote only a part of an event")
                 self._end += written
                 self._unwritten.popleft()
                 self._failed = False
+                self._reserve()
         except OSError as error:
             if not self._failed:
                 self._failed = True
@@ -83,6 +97,16 @@ class JournalFile:
     def report(self, text: str) -> None:
         """Print a text about this file."""
         say(f"{self._path}: {text}", logging.ERROR)
+
+    def _reserve(self) -> None:
+        """Reserve space on the disk after the end of the file, if too little is left of it.
+
+        A file system may not support this, or may be full. Then events wait in memory.
+        """
+        if self._reserved - self._end < RESERVED_BYTES // 2:
+            length = ctypes.c_long(RESERVED_BYTES)
+            if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_long(self._end), length) == 0:
+                self._reserved = self._end + RESERVED_BYTES
 
 
 def _lock(fd: int, path: Path) -> None:

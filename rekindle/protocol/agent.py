@@ -147,6 +147,7 @@ class Hello(Message, frozen=True, kw_only=True):
     shards: the shard of the state that each rank has, if the ranks have different ones.
 
     host: the machine's name, which stays the same in all jobs. devices: it has accelerators.
+    session: the text of the script names Rekindle, so its ranks probably have a Session.
 
     restart: the newest restart whose ranks the agent has started.
 
@@ -172,6 +173,7 @@ class Hello(Message, frozen=True, kw_only=True):
     replica_port: int = 0
     host: str = ""
     devices: bool = False
+    session: bool = False
     unable: str = ""
     generation: int = 0
     restart: int = 0

@@ -25,11 +25,13 @@ class Condition(msgspec.Struct, frozen=True):
 class RankStalled(Message, frozen=True, kw_only=True):
     """The rank's activity takes too long. The agent repeats this every few seconds.
 
-    generation: that of the rank. A rank that waits for others is late as well.
+    generation: that of the rank. A rank that waits for others is late as well. stopped: a signal
+    has stopped the process of the rank, which may be in any activity.
     """
 
     rank: int
     generation: int
+    stopped: bool = False
 
 
 class ProfilingSwitchRead(Message, frozen=True, kw_only=True):

@@ -170,6 +170,7 @@ class Admission:
             host=hello.host,
         )
         self._job.devices = self._job.devices or hello.devices
+        self._job.names_session = self._job.names_session or hello.session
         for rank, shard in hello.shards.items():
             self._roster.ranks[rank].shard = shard
         self._roster.admit(agent)

@@ -52,6 +52,7 @@ class DueCheckpoints:
         self._ready: Ready | None = None
         self._newest = StateId(-1, 0)
         self.under_way: StateId | None = None
+        self._writers: set[int] = set()  # the nodes that write the one that is under way
 
     def begin(self) -> None:
         """Drop the due checkpoints of earlier generations, because a generation begins."""
@@ -83,7 +84,18 @@ class DueCheckpoints:
             return None
         ready, self._ready = self._ready, None
         self.under_way = ready.state
+        self._writers = {node for node, _ in ready.places.values()}
         return ready
+
+    def lose(self, node: int) -> StateId | None:
+        """Drop the checkpoint that is being written if this node writes a part. Return its state.
+
+        The next call of `next` drops a checkpoint that is only ready.
+        """
+        if self.under_way is None or node not in self._writers:
+            return None
+        lost, self.under_way = self.under_way, None
+        return lost
 
     def done(self, state: StateId) -> bool:
         """Note that a checkpoint is written or has failed. Return False if it is not under way."""
@@ -166,8 +178,8 @@ StoreNews = (
 class Checkpoints:
     """Follows the checkpoints of all nodes, and orders new ones.
 
-    interval: steps between two checkpoints. committing: nodes that commit one. total: the number of
-    steps of the script; 0: unknown. metrics: the newest metrics of a rank.
+    interval: steps between two checkpoints. committing: nodes that commit one, with its step.
+    total: the number of steps of the script; 0: unknown. metrics: the newest metrics of a rank.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
@@ -176,7 +188,7 @@ class Checkpoints:
         self.interval = interval
         self._roster = job.roster
         self.assembly = ShardedCheckpoints()
-        self.committing: set[int] = set()
+        self.committing: dict[int, int] = {}
         self.total = 0
         self.metrics: dict[str, float] = {}
 
@@ -219,6 +231,14 @@ class Checkpoints:
             )
         )
         self._tell_interval(self.interval.written(stall_s=message.stall_s, write_s=message.seconds))
+
+    def lose(self, node: int, now: float) -> None:
+        """Record the checkpoint that is lost with a node, although its ranks ended well."""
+        lost = self.assembly.backlog.lose(node)
+        step = self.committing.pop(node, None if lost is None else lost.step)
+        if step is not None:
+            self._note_failure(node, step, "its node is lost", now)
+        self.write_next()
 
     def _note_failure(self, node: int, step: int, error: str, now: float) -> None:
         """Record that a checkpoint could not be written."""
@@ -276,7 +296,7 @@ class Checkpoints:
             if self.assembly.fail(message):
                 self._note_failure(node, message.step, message.error, now)
         elif order := self.assembly.add(message, self._roster.owners):
-            self.committing.add(node)
+            self.committing[node] = message.step
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_left_out(self, message: p.WriteLeftOut) -> None:

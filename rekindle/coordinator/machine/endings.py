@@ -111,7 +111,7 @@ class Endings:
         self._incidents.answered()
         self._job.restarts += 1
         self._job.store.drop()
-        self._job.session = self._job.formed = False
+        self._job.session = self._job.formed = self._job.met = False
         self._job.enter(Phase.GATHERING)
         if not self._roster.is_full:  # the time limit may have passed while ranks ended
             self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
@@ -197,7 +197,7 @@ class Endings:
     def _on_stored(self, node: int, message: StoreNews) -> None:
         """Handle a checkpoint that was committed or failed. The job's end may wait for it."""
         if isinstance(message, p.CheckpointWritten):
-            self._checkpoints.committing.discard(node)
+            self._checkpoints.committing.pop(node, None)
         if self._roster.all_are(Status.EXITED) and self._job.phase not in ENDING:
             self.on_good_exit()
 

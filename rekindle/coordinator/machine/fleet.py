@@ -14,6 +14,12 @@ from rekindle.coordinator.machine.roster import GONE, Rank, Status, group_by_nod
 from rekindle.names import KILLED_S, SPARE
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import LATE_S
+
+# Time between the first request for an agent and the second one. Each further pause is twice as
+# long. An agent may end before it joins, and then only the engine knew its process. An engine does
+# nothing about a repeated request while the agent that it started is on its way.
+ASK_AGAIN_S = LATE_S
 
 
 class Fleet:
@@ -43,6 +49,7 @@ class Fleet:
         self.spares_lost = 0  # limited, because the cause of the losses may persist
         self.late_passed = False
         self.settings = settings
+        self._pause_s = ASK_AGAIN_S  # before the next repeated request
 
     def promote(self) -> None:
         """Ask spares to become the vacant nodes."""
@@ -58,6 +65,17 @@ class Fleet:
         self.promote()
         by_spare = node in self._roster.promised
         self._job.record(journal.NodeWanted(node=SPARE if by_spare else node))
+        self._pause_s = ASK_AGAIN_S
+        self._job.do(SetTimer(Timer.WANTED, self._pause_s))
+
+    def ask_again(self) -> None:
+        """Repeat the requests for agents that did not join."""
+        awaited = sorted(self._roster.vacant - self._roster.promised.keys())
+        for node in awaited:
+            self._job.record(journal.NodeWanted(node=node))
+        if awaited:
+            self._pause_s *= 2
+            self._job.do(SetTimer(Timer.WANTED, self._pause_s))
 
     def fill_all(self) -> None:
         """Request the nodes that did not join: their launcher may not have started them."""
@@ -109,7 +127,8 @@ class Fleet:
             return
         # The node of the earlier store: its agent ends the old store when it starts the new one.
         node = nodes[self._job.store.last if self._job.store.last in nodes else min(nodes)]
-        serial = self._job.store.ask(node.node)
+        serial = self._job.next_serial()
+        self._job.store.ask(node.node, serial)
         self._job.do(Send(node.connection, p.HostStore(serial=serial, port=self._spec.master_port)))
 
     def start_missing(self) -> None:

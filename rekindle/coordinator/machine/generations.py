@@ -80,7 +80,7 @@ class Generations:
         self._job.record(journal.RanksStarted(ranks=started, restart=self._job.restarts))
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
-        untouched = self._incidents.open and not self._job.sessions_seen
+        untouched = self._incidents.open and not self._job.has_session
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
             self._untouched_goes_on()
@@ -110,6 +110,8 @@ class Generations:
             return
         if rank.status is Status.RESTORING and message.generation < self._job.generation:
             return  # sent before this generation was formed
+        if not self._job.session:  # the first one; the others have their time from now on
+            self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
         if error := _shard_error(rank, message.shard, self._spec):
@@ -243,7 +245,7 @@ class Generations:
         if not self._job.formed:
             self._job.resumed = plan.step
         self._job.enter(Phase.RESTORING)
-        self._job.formed = True
+        self._job.formed = self._job.met = True
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 

@@ -16,7 +16,7 @@ from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import HangInspection, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Status
+from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.profiling.blocked_collectives import Stuck, stuck
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
@@ -32,6 +32,7 @@ MOVED_ON_S = 1.0
 
 T = TypeVar("T")
 _STEPS = (RankActivity.FIRST, RankActivity.STEP)
+_ALIVE = (Status.STARTING, Status.WAITING, Status.RESTORING, Status.LEAVING)
 _AT = {
     RankActivity.OUTSIDE: "outside of a Session",
     RankActivity.MEETING: "forming a generation",
@@ -285,11 +286,13 @@ class Hangs:
         self._endings = endings
         self._recovery = recovery
         self._roster = job.roster
-        self._count = 0  # of inspections
         self._pause = InspectionBackoff()  # after the newest inspection
 
     def on_stalled(self, message: p.RankStalled, now: float) -> None:
         """Handle a late rank. The others become late when they wait for it."""
+        if message.stopped:
+            self._on_stopped(self._roster.ranks[message.rank], now)
+            return
         stale = self._job.session and message.generation != self._job.generation
         busy = self._job.inspection is not None or self._job.suspect is not None
         at = self._job.generation, self._job.restarts, self._job.newest
@@ -298,14 +301,24 @@ class Hangs:
         self._pause = self._pause.begun(at, message.rank, now)
         self.inspect()
 
+    def _on_stopped(self, rank: Rank, now: float) -> None:
+        """Report a stopped rank before and between generations, where no inspection finds it.
+
+        The ranks of a script without a Session may be stopped on purpose, also for a long time.
+        """
+        between = self._job.phase in (Phase.REGROUPING, Phase.RESTORING)
+        if between and self._job.has_session and rank.inside and rank.status in _ALIVE:
+            text = f"the job hangs: rank {rank.rank} is stopped by a signal"
+            self._recovery.report(self._job.fault(FaultKind.HANG, rank, text, now))
+
     def inspect(self) -> None:
         """Order an inspection of all ranks."""
-        self._count += 1
+        serial = self._job.next_serial()
         members = {node.node for node in self._roster.members}
         self._job.inspection = HangInspection(
-            self._count, (self._job.generation, self._job.restarts), members
+            serial, (self._job.generation, self._job.restarts), members
         )
-        self._fleet.tell_nodes(p.InspectRanks(serial=self._count))
+        self._fleet.tell_nodes(p.InspectRanks(serial=serial))
         self._job.do(SetTimer(Timer.LOOK, ANSWER_S))
 
     def on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:

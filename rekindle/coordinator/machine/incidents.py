@@ -93,6 +93,7 @@ class Incidents:
                 incident=self.open,
                 resumed=situation.resumed,
                 rolled_back=decision.roll_back,
+                apart=decision.apart,
             )
         )
         ladder = list(Strategy)
@@ -113,6 +114,7 @@ class Incidents:
             roll_back=decision.roll_back,
             isolate=decision.isolate,
             approval=decision.approval,
+            apart=decision.apart,
         )
 
     def explain(self, cause: Fault, within_s: float) -> ExplainedFault | None:

@@ -22,6 +22,9 @@ from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.plan import Suspicion
 from rekindle.recovery.policy.policy import INNER, RESET_BY
 
+# More orders with a number than one coordinator gives between two events of the journal.
+_SERIALS = 1_000_000
+
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
 # over reports the loss of the earlier one itself.
 _NEVER_HELD = (FaultKind.LINK, FaultKind.COORDINATOR)
@@ -120,6 +123,9 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: the last position of MindCluster's switch.
 
     faults, seconds: number of incidents with faults, and duration of all attempts.
+
+    serial: no earlier order has a higher number. A coordinator records that a node joins before it
+    sends an order to the node, so each coordinator begins at another number.
     """
 
     generation: int = 0
@@ -134,6 +140,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: Switch = Switch()
     faults: int = 0
     seconds: float = 0.0
+    serial: int = 0
 
 
 def earlier(events: Sequence[journal.Event]) -> JobHistory:
@@ -164,6 +171,7 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         traced=traced[-1] if traced else Switch(),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
+        serial=_SERIALS * len(events),
     )
 
 
@@ -203,6 +211,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     unmet: health events that no rank has met. isolated: hosts. leaving: nodes that had to leave
     them and have not joined again.
 
+    met: whether all ranks have trained together since the last restart.
+
     left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
     was.
     """
@@ -211,6 +221,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     incident: journal.Incident | None = None
     resumed: int = 0
     newest: int = 0
+    met: bool = False
     awaiting: tuple[Fault, Decision] | None = None
     held: tuple[Fault, ...] = ()
     to_reset: frozenset[int] = frozenset()
@@ -235,6 +246,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         incident=unfinished[-1] if unfinished else None,
         resumed=_resumed(own),
         newest=_newest(own),
+        met=_met(own),
         awaiting=awaiting,
         held=held(own) if awaiting else (),
         to_reset=to_reset(own),
@@ -255,6 +267,18 @@ def _resumed(own: Iterable[journal.Event]) -> int:
         elif isinstance(event, journal.Formed) and anew:
             step, anew = event.step, False
     return step
+
+
+def _met(own: Iterable[journal.Event]) -> bool:
+    """Return whether the ranks of a Session have formed a generation since the last restart."""
+    met = False
+    for event in own:
+        match event:
+            case journal.Decided(approval=False) | journal.Answered(granted=True):
+                met = met and event.strategy in INNER
+            case journal.Formed() if journal.OF_SCRIPT not in event.sources:
+                met = True
+    return met
 
 
 def _newest(own: Iterable[journal.Event]) -> int:
@@ -279,6 +303,7 @@ def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
         isolate=asked.isolate,
         roll_back=asked.roll_back,
         approval=True,
+        apart=asked.apart,
     )
     return past[-1].fault, decision
 
@@ -304,6 +329,7 @@ def _past(events: Iterable[journal.Event]) -> tuple[Past, ...]:
                     incident=event.incident,
                     resumed=event.resumed,
                     rolled_back=event.roll_back,
+                    apart=event.apart,
                 )
                 past = [*besides(past, fault), decided]
     return tuple(past)

@@ -136,6 +136,7 @@ class Timer(str, enum.Enum):
 
     LATE = "late"  # request nodes that did not join
     NODE = "node"  # give up nodes that did not join
+    WANTED = "wanted"  # request agents again that were requested and did not join
     JOIN = "join"  # ranks that do not reach their Session, or do not get their state
     LEAVE = "leave"  # ranks that do not leave their step
     COME = "come"  # ranks outside the world that do not reach their Session
@@ -190,11 +191,9 @@ class RendezvousStore:
         """Return whether the store listens."""
         return self.port > 0
 
-    def ask(self, node: int) -> int:
-        """Note that `node` starts a new store; return its serial number."""
-        self.serial += 1
-        self.asked = node
-        return self.serial
+    def ask(self, node: int, serial: int) -> None:
+        """Note that `node` starts a new store with this serial number."""
+        self.asked, self.serial = node, serial
 
     def came_up(self, node: int, host: str, port: int) -> None:
         """Note that the store listens."""
@@ -202,7 +201,7 @@ class RendezvousStore:
         self.last = node
 
     def adopt(self, node: int, host: str, store: p.LiveStore) -> None:
-        """Note that `node` hosts the store already. Later stores get higher serial numbers."""
+        """Note that `node` hosts the store already."""
         self.serial = store.serial
         self.came_up(node, host, store.port)
 
@@ -245,7 +244,10 @@ class JobState:
     resumed: the step after which all ranks last started to train together.
 
     session: whether a rank of the current generation has a Session. sessions_seen: whether a rank
-    of this attempt had one. formed: whether a generation was formed since the last restart.
+    of this attempt had one. formed: whether a generation was formed since the last restart, and
+    its ranks have not finished all steps. met: the same, also after they have finished all steps.
+
+    names_session: whether the text of the script names Rekindle, as seen by an agent.
 
     newcomers: nodes that joined the world and have not finished a step in it. devices: whether a
     node has devices that health events can describe.
@@ -267,7 +269,8 @@ class JobState:
         self.restarts = 0
         self.newest = 0
         self.resumed = 0
-        self.session = self.sessions_seen = self.formed = False
+        self.session = self.sessions_seen = self.formed = self.met = False
+        self.names_session = False
         self.devices = False
         self.roster = Roster(spec)
         self.incidents = Incidents(earlier.incident, earlier.past)
@@ -279,6 +282,7 @@ class JobState:
         self.sent_home: set[int] = set()
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
+        self._serial = earlier.serial
         self._commands: list[Command] = []
 
     @property
@@ -286,6 +290,21 @@ class JobState:
         """Return whether this attempt has started ranks."""
         gathering = self.phase is Phase.GATHERING and not self.restarts
         return not (gathering and self.roster.all_are(Status.ABSENT))
+
+    @property
+    def has_session(self) -> bool:
+        """Return whether the script has a Session, or will have one."""
+        return self.names_session or self.sessions_seen
+
+    @property
+    def is_starting(self) -> bool:
+        """Return whether the ranks of a script with a Session have not met since they started."""
+        return self.has_session and not self.met
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the ranks have finished all steps of their Session."""
+        return self.met and not self.formed
 
     def is_on_trial(self, node: int) -> bool:
         """Return whether a node has just joined, and the world may shrink by it."""
@@ -298,6 +317,11 @@ class JobState:
         """Change the phase. `NEXT` must allow the change."""
         assert phase in NEXT[self.phase], f"{self.phase.value} is not followed by {phase.value}"
         self.phase = phase
+
+    def next_serial(self) -> int:
+        """Return the number of a new order. No order of an earlier coordinator has it."""
+        self._serial += 1
+        return self._serial
 
     def do(self, command: Command) -> None:
         """Add a command."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from rekindle.coordinator.machine.admission import Admission
 from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.elasticity import Elasticity
@@ -11,11 +13,12 @@ from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.recovery import Recovery
-from rekindle.coordinator.machine.roster import Node, Status, group_by_node
+from rekindle.coordinator.machine.roster import Node, Rank, Status, group_by_node
 from rekindle.coordinator.machine.stragglers import StragglerCheck
 from rekindle.errors import ProtocolError
 from rekindle.names import KILLED_S
 from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import BUSY_S
 from rekindle.recovery.faults.classification import fault_of_exit
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
@@ -26,6 +29,39 @@ _FAILED = {
     FaultKind.DEVICE_MEMORY: "the device memory of rank {rank} is damaged: {error}",
     FaultKind.DEVICE: "rank {rank} could not repair its device: {error}",
 }
+
+# After `join_timeout_s`, the agents look at ranks that have not arrived. A rank is late if none of
+# these ranks was active at several looks. A rank that computes or reads is not late for `BUSY_S`.
+LOOK_S = 3.0  # for the answers to one look
+IDLE_LOOKS = 3
+ACTIVE_PAUSE_S = 30.0  # after a look that found an active rank
+ACTIVE_LOOKS = round(BUSY_S / ACTIVE_PAUSE_S)
+
+
+class JoinLooks(msgspec.Struct):
+    """Looks at ranks after `join_timeout_s`. of: their processes, as (rank, pid).
+
+    serial: of the look that is under way, or 0. found: whether this look found an active rank.
+    idle, active: looks with each result so far.
+    """
+
+    of: frozenset[tuple[int, int]] = frozenset()
+    serial: int = 0
+    found: bool = False
+    idle: int = 0
+    active: int = 0
+
+    def take(self) -> None:
+        """Count the look that is under way."""
+        if self.serial:
+            self.active += self.found
+            self.idle = 0 if self.found else self.idle + 1
+            self.serial = 0
+
+    @property
+    def are_over(self) -> bool:
+        """Return whether the ranks are late."""
+        return self.idle == IDLE_LOOKS or self.active == ACTIVE_LOOKS
 
 
 class Losses:
@@ -57,6 +93,7 @@ class Losses:
         self._roster = job.roster
         self._spec = job.spec
         self._left_early = 0  # nodes that were lost before any rank was started
+        self._looks = JoinLooks()
 
     def on_agent_lost(self, connection: int, now: float) -> None:
         """Handle the loss of an agent's connection, which counts as the loss of its node."""
@@ -89,7 +126,10 @@ class Losses:
 
     def _on_node_lost(self, lost: Node, text: str, now: float) -> None:
         self._injections.lost(self._roster.ranks_of(lost.node))
-        self._checkpoints.committing.discard(lost.node)
+        if self._is_finished(lost.node):
+            self._on_finished_lost(lost, now)
+            return
+        self._checkpoints.committing.pop(lost.node, None)
         finished = self._roster.lose(lost)
         self._job.store.node_lost(lost.node)
         if self._job.is_on_trial(lost.node):
@@ -117,6 +157,25 @@ class Losses:
             self._fleet.fill(lost.node)
             if self._roster.missing:
                 self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
+
+    def _is_finished(self, node: int) -> bool:
+        """Return whether all ranks of a node have ended well, and no other rank needs them."""
+        running = self._job.phase is Phase.REGROUPING and not self._job.session
+        inside = node not in self._roster.outside
+        return running and inside and self._roster.node_is(node, Status.EXITED)
+
+    def _on_finished_lost(self, lost: Node, now: float) -> None:
+        """Handle the loss of a node whose ranks have ended well: their work is done."""
+        self._roster.lose(lost)
+        for rank in self._roster.ranks_of(lost.node):
+            rank.status = Status.EXITED
+        self._job.store.node_lost(lost.node)
+        why = "its agent ended after all ranks of the node had ended with exit status 0"
+        self._job.record(
+            journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid, reason=why)
+        )
+        self._checkpoints.lose(lost.node, now)
+        self._endings.on_good_exit()
 
     def _nothing_to_lose(self) -> bool:
         """Return whether the loss of a node is not a fault, because no rank has started yet.
@@ -211,15 +270,51 @@ class Losses:
         self._replace_late((Status.LEAVING,), did, now)
 
     def on_join_late(self, now: float) -> None:
-        """Replace ranks that did not reach their Session, or report a rank without its state."""
+        """Look at the ranks that have not arrived, or that do not have their state.
+
+        Replace them, or report one without its state, if they do nothing or take far too long.
+        """
+        of = frozenset((rank.rank, rank.pid) for rank in self._unarrived())
+        if not of <= self._looks.of:
+            self._looks = JoinLooks(of)  # a process has started since the last look
+        self._looks.take()
+        if not of or not self._job.session:
+            return
+        if self._looks.are_over:
+            idle = self._looks.idle == IDLE_LOOKS
+            self._looks = JoinLooks()
+            self._give_up_unarrived(now, "and does nothing" if idle else "although it is active")
+        elif self._looks.found:
+            self._looks.found = False
+            self._job.do(SetTimer(Timer.JOIN, ACTIVE_PAUSE_S))
+        else:
+            self._looks.serial = self._job.next_serial()
+            self._fleet.tell_nodes(p.InspectRanks(serial=self._looks.serial))
+            self._job.do(SetTimer(Timer.JOIN, LOOK_S))
+
+    def on_inspected(self, message: p.RanksInspected) -> None:
+        """Handle a node's answer to a look at ranks that have not arrived."""
+        if message.serial == self._looks.serial:
+            late = {rank.rank for rank in self._unarrived()}
+            active = any(
+                look.busy and not look.stopped for look in message.looks if look.rank in late
+            )
+            self._looks.found = self._looks.found or active
+
+    def _unarrived(self) -> list[Rank]:
+        """Return the ranks that the others wait for, without ranks that have ended well."""
+        if self._job.phase is Phase.RESTORING:
+            return self._roster.those(Status.RESTORING)
+        return self._roster.those(Status.STARTING, Status.SPAWNING)
+
+    def _give_up_unarrived(self, now: float, how: str) -> None:
         limit_s = self._spec.policy.join_timeout_s
         if self._job.phase is Phase.RESTORING:
-            # The list is empty if a rank has ended well instead.
-            for rank in self._roster.those(Status.RESTORING)[:1]:
-                text = f"rank {rank.rank} did not load its state within {limit_s:g} s"
-                self._recovery.report(self._job.fault(FaultKind.LINK, rank, text, now))
-        elif self._job.session:
-            did = f"reach its Session within {limit_s:g} s"
+            rank = self._unarrived()[0]
+            text = f"rank {rank.rank} did not load its state within {limit_s:g} s, {how}"
+            self._recovery.report(self._job.fault(FaultKind.LINK, rank, text, now))
+        else:
+            did = f"reach its Session within {limit_s:g} s, {how}"
             self._replace_late((Status.STARTING, Status.SPAWNING), did, now)
 
     def _replace_late(self, late: tuple[Status, ...], what: str, now: float) -> None:

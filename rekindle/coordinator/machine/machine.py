@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CHECKED_AFTER_S = 1.0
 OF_ANY_AGENT = (p.Hello, p.CheckpointInvalid, p.ProfilingSwitchRead)  # also of agents without ranks
-_WAITS = (Timer.LATE, Timer.NODE)  # limits for agents to join
+_WAITS = (Timer.LATE, Timer.NODE, Timer.WANTED)  # limits for agents to join
 _NOTHING = JobHistory()
 
 
@@ -200,7 +200,7 @@ class Machine:
                 node, message
             ),
             p.Paused: lambda node, message, now: generations.on_paused(message),
-            p.RanksInspected: self.hangs.on_inspected,
+            p.RanksInspected: self._on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
             p.Pruned: stored,
@@ -229,6 +229,7 @@ class Machine:
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
             Timer.NODE: self.admission.on_nodes_missed,
+            Timer.WANTED: lambda now: self.fleet.ask_again(),
             Timer.HEALTH_EVENTS: self.health.check_events,
         }
 
@@ -252,6 +253,10 @@ class Machine:
         self.generations.on_arrived(message)
         if self.job.roster.any_is(Status.EXITED):
             self.endings.miss_exited()
+
+    def _on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:
+        self.hangs.on_inspected(node, message, now)
+        self.losses.on_inspected(message)
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)

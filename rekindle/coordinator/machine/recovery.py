@@ -33,6 +33,9 @@ from rekindle.recovery.policy.plan import is_clean
 from rekindle.recovery.policy.policy import INNER, RESET_BY, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 
+# After such a fault, all ranks restart on another node than before.
+LEAVES_ITS_NODE = (FaultKind.NODE_LOST, FaultKind.NODE, FaultKind.EVICTION)
+
 # Time between two checks of present codes. The shortest rule about codes that stay too long is 20 s
 # (MindCluster's faultDuration). This is also the time limit for a rank to meet the fault of a
 # health event, and for a health event to explain the fault of a rank.
@@ -172,6 +175,8 @@ class Recovery:
             fault=fault,
             session=self._job.session,
             formed=self._job.formed,
+            starting=self._job.is_starting,
+            is_over=self._job.is_over,
             newest=self._job.newest,
             can_join=self._spec.can_join,
             resumed=self._job.resumed,
@@ -243,7 +248,7 @@ class Recovery:
 
     def _restart(self, fault: Fault, decision: Decision) -> None:
         placed_anew = decision.strategy is Strategy.RESCHEDULE_POD
-        if placed_anew or fault.kind is FaultKind.NODE_LOST:
+        if placed_anew or fault.kind in LEAVES_ITS_NODE:
             self._give_up(fault.node, decision.reason)
         if self._job.phase is not Phase.RESTARTING:  # otherwise all ranks end already
             grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S

@@ -95,9 +95,9 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """Record the decision about a fault.
 
-    `newest` and `resumed` are as in `recovery.policy.history.Situation`. `isolate`, `roll_back` and
-    `approval` are as in `recovery.policy.decide.Decision`. `outweighed` means that the decision
-    counts, but an earlier decision describes the incident better.
+    `newest` and `resumed` are as in `recovery.policy.history.Situation`. `isolate`, `roll_back`,
+    `approval` and `apart` are as in `recovery.policy.decide.Decision`. `outweighed` means
+    that the decision counts, but an earlier decision describes the incident better.
     """
 
     incident: int
@@ -110,6 +110,7 @@ class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     roll_back: bool = False
     isolate: bool = False
     approval: bool = False
+    apart: bool = False
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="answered"):

@@ -18,7 +18,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Hold a strategy and its reason, in one readable sentence.
 
     `isolate` means that new work must avoid the place of the fault. `roll_back` means that the
-    restore skips the last restored state. `approval` means that a person must agree first.
+    restore skips the last restored state. `approval` means that a person must agree first. `apart`
+    means that the decision uses the budget for faults of ranks that do not train together.
     """
 
     strategy: Strategy
@@ -26,6 +27,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     isolate: bool = False
     roll_back: bool = False
     approval: bool = False
+    apart: bool = False
 
 
 def decide(policy: Policy, situation: Situation) -> Decision:
@@ -82,7 +84,9 @@ def _climb(policy: Policy, situation: Situation) -> Decision:
         why_not = option.why_not if allowed else f"{strategy.value} is not allowed"
         if not why_not:
             reason = "; ".join((situation.fault.message, *passed_over, option.doing))
-            return Decision(strategy=strategy, reason=reason, isolate=option.isolate)
+            return Decision(
+                strategy=strategy, reason=reason, isolate=option.isolate, apart=option.apart
+            )
         if why_not not in passed_over:
             passed_over.append(why_not)
     return Decision(

@@ -20,7 +20,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
     `incident` is its number; one incident may have several faults. `resumed` is the step from which
     all ranks last started to train together: 0, or the step of the restored state. `rolled_back`
-    means that later restores skip that state.
+    means that later restores skip that state. `apart` is as in `decide.Decision`.
     """
 
     fault: Fault
@@ -29,6 +29,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     incident: int = 0
     resumed: int = 0
     rolled_back: bool = False
+    apart: bool = False
 
 
 def besides(past: Iterable[Past], fault: Fault) -> list[Past]:
@@ -45,8 +46,17 @@ def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
 
 
 def restarts_used(past: Iterable[Past]) -> int:
-    """Return the restarts that count; a restart to reset a device does not count."""
-    return used((each for each in past if not reset_helps(each.fault)), (Strategy.RESTART,))
+    """Return the restarts that use up `max_restarts`.
+
+    A restart to reset a device does not, nor one with another budget.
+    """
+    own = (each for each in past if not reset_helps(each.fault) and not each.apart)
+    return used(own, (Strategy.RESTART,))
+
+
+def restarts_apart(past: Sequence[Past], newest: int) -> int:
+    """Return the restarts because of ranks that did not train together, since the last progress."""
+    return sum(each.apart and counts(each.fault) for each in since_last_step(past, newest))
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
@@ -154,6 +164,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Hold the complete input of a decision.
 
     - `session`: every rank of the broken generation trains through a Session.
+    - `starting`: the script has a Session, and its ranks have not met since they started.
+    - `is_over`: the ranks have finished all steps of their Session.
     - `can_join`: a new process can join the process groups of the existing processes.
     - `formed`: the job has formed a generation since the last restart.
     - `dead`: the process of the fault's rank has ended.
@@ -174,6 +186,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     session: bool
     formed: bool
     newest: int
+    starting: bool = False
+    is_over: bool = False
     can_join: bool = True
     dead: bool = False
     resumed: int = 0

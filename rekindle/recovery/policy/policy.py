@@ -47,6 +47,11 @@ ALLOWABLE = (*LADDER, Strategy.DUMP)
 # before it started them. If a smaller world is allowed, the job starts without them.
 LATE_S = 20.0
 
+# Restarts of all ranks without a finished step in between, if a rank or node is lost before the
+# ranks of a Session have met, or after they have finished all steps. They do not use up
+# `max_restarts`.
+RESTARTS_APART = 3
+
 MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
 
 # The strategies that read a setting. Without one of them in the policy, it has no effect.
@@ -172,7 +177,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _seconds(
             "that a rank may take from its start until it is ready to train (imports, building "
-            "the model, compiling)."
+            "the model, compiling), and for its state. After that the job replaces it if it does "
+            "nothing. A rank that computes or reads has 1,800 s more."
         ),
     ] = 600.0
     node_timeout_s: Annotated[

@@ -9,18 +9,20 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import INNER, JOBS, Policy, Strategy
+from rekindle.recovery.policy.policy import INNER, JOBS, RESTARTS_APART, Policy, Strategy
 
 
 class Option(msgspec.Struct, frozen=True):
     """Describe the action of a strategy as text, and the obstacle, if any.
 
-    `isolate` means that the strategy isolates the place of the fault.
+    `isolate` means that the strategy isolates the place of the fault. `apart` means that the
+    strategy uses the budget for faults of ranks that do not train together.
     """
 
     doing: str
     why_not: str = ""
     isolate: bool = False
+    apart: bool = False
 
 
 # Returns None if the strategy does not help against this fault.
@@ -45,10 +47,23 @@ _IN_PLACE = (
     FaultKind.DEVICE_OOM,
     FaultKind.UNKNOWN,
 )
+_NOT_FORMED = "the ranks have not formed a generation yet"
 STARTS_NO_PROCESS = (Strategy.RETRY,)  # these do not help against the end of a rank
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
 _STAYS = tuple(strategy for strategy in INNER if strategy not in _MOVES)
 _GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)  # the node does not exist any longer
+# A process or a node is lost, and the script is not known to be the cause. A process without memory
+# is not among them, because its next one would need as much.
+_LOSSES = (
+    FaultKind.PROCESS,
+    FaultKind.STUCK,
+    FaultKind.HANG,
+    FaultKind.DEVICE,
+    FaultKind.DEVICE_MEMORY,
+    FaultKind.NODE_LOST,
+    FaultKind.NODE,
+    FaultKind.EVICTION,
+)
 _NEEDS_NO_START = (
     FaultKind.HANG,
     FaultKind.NODE,
@@ -118,7 +133,8 @@ def _in_row(policy: Policy, situation: Situation, strategy: Strategy) -> int:
 
 def _restart(policy: Policy, situation: Situation) -> Option | None:
     fault = situation.fault
-    if fault.kind in _NEEDS_NO_START:
+    apart = _is_lost_apart(situation)
+    if fault.kind is FaultKind.HANG or (fault.kind in _NEEDS_NO_START and not apart):
         return None
     pods = policy.max_pod_reschedules and Strategy.RESCHEDULE_POD in policy.strategies
     if fault.kind is FaultKind.NODE_LOST and pods:
@@ -128,6 +144,13 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
         return Option("the agent resets its device, and the job restarts all ranks", why_not)
     if fault.reset_failed or _is_beyond_reset(situation):
         return None
+    used = history.restarts_apart(situation.past, situation.newest)
+    if apart and used < RESTARTS_APART:
+        doing = (
+            "the job restarts all ranks, because they do not train together "
+            f"(restart {used + 1} of {RESTARTS_APART} for this reason)"
+        )
+        return Option(doing, situation.worn_out, _is_sick(situation), apart=True)
     used = history.restarts_used(situation.past)
     if used >= policy.max_restarts:
         return Option("", f"{used} of {policy.max_restarts} restarts are used")
@@ -201,6 +224,13 @@ STRATEGIES: dict[Strategy, StrategyFunction] = {
 # ---- the place of the fault, and whether that place is the cause
 
 
+def _is_lost_apart(situation: Situation) -> bool:
+    """Return whether a rank or node is lost while the ranks of a Session do not train together."""
+    fault = situation.fault
+    is_loss = fault.kind in _LOSSES and not fault.user_caused
+    return (situation.starting or situation.is_over) and is_loss
+
+
 def _is_bound_to_a_rank(situation: Situation) -> bool:
     """Return whether one process is broken or must end, and can restart."""
     fault = situation.fault
@@ -261,12 +291,14 @@ def _comes_back(policy: Policy, situation: Situation) -> str:
 def _hinders_inner(strategy: Strategy, policy: Policy, situation: Situation) -> str:
     """Return why a strategy of INNER is not available; empty: it is. Each of them calls it.
 
-    The strategy needs a Session and a formed generation. It uses up `max_recoveries` and
-    `max_in_row`.
+    The strategy needs a Session, and a formed generation or a loss before the first one. It uses up
+    `max_recoveries` and `max_in_row`.
     """
     moves = strategy in _MOVES
     if strategy not in STARTS_NO_PROCESS and situation.session and not situation.can_join:
         return "a new process cannot join the collectives of the running processes"
+    if strategy in STARTS_NO_PROCESS and not situation.formed and situation.session:
+        return _NOT_FORMED
     why_not = _out_of_reach(policy, situation, _MOVES if moves else _STAYS)
     if why_not or moves:
         return why_not
@@ -296,10 +328,13 @@ def _out_of_reach(policy: Policy, situation: Situation, strategies: tuple[Strate
 
     If a recovery in place did not last, the job tries one on another node.
     """
+    if situation.is_over:
+        return "training is over, so no new process can join the other ranks"
     if not situation.session:
-        return "ranks without a Session cannot wait for each other"
-    if not situation.formed:
-        return "the ranks have not formed a generation yet"
+        known = "before a rank reaches its Session, a restart of all ranks takes no longer"
+        return known if situation.starting else "ranks without a Session cannot wait for each other"
+    if not situation.formed and not _is_lost_apart(situation):
+        return _NOT_FORMED
     in_row = sum(strategy in strategies for strategy in _same_place(situation))
     elsewhere = strategies is _MOVES and not _leaves_its_place(situation)
     if elsewhere and in_row and Strategy.RECOVER_IN_PLACE in policy.strategies:

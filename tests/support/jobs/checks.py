@@ -46,6 +46,8 @@ def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) 
     ]
     assert list(left.held) == held
     assert left.to_reset >= old.fleet.to_reset
+    if old.job.phase is not Phase.RESTARTING:
+        assert left.met == old.job.met
     assert set(left.isolated) == old.job.isolation._hosts
     assert left.leaving == old.job.isolation._leaving
 

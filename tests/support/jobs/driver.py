@@ -100,6 +100,7 @@ class Driver:
         self.unstarted: list[tuple[int, p.Spawn]] = []
         self.doomed: list[int] = []
         self.examinations: list[tuple[int, ...]] = []
+        self.names_session = False  # whether agents report that the script names Rekindle
         self._check: NodeCheckRun | None = None  # the newest check of slow nodes
         self.promotions: list[tuple[int, int]] = []  # spares that are promoted: connection and node
         self._checks = Checks(self.machine.job.generation)
@@ -233,6 +234,7 @@ class Driver:
             "pid": 10_000 + connection,
             "processes": spec.processes_per_node,
             "host": f"host-{connection}",
+            "session": self.names_session,
         }
         hello = p.decode_from_agent(p.encode(p.Hello(**fields | changes)))
         self.machine.admission.on_hello(connection, hello)

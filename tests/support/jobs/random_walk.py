@@ -112,6 +112,7 @@ class RandomWalk:
             "framework": framework,
         }
         self.world = _Recorded(pairs, **settings | self._changes(policy))
+        self.world.names_session = self.chance.random() < 0.5
         self.events = self._events()
 
     def _changes(self, policy: Policy) -> dict[str, Any]:
@@ -299,8 +300,9 @@ class RandomWalk:
             for node in sorted(inspection.wanted & set(world.nodes)):
                 world.say(node, self._inspected(node, inspection.serial))
         elif rank is not None and world.node_of(rank) in world.nodes:
-            generation = world.processes[rank].generation
-            world.say(world.node_of(rank), p.RankStalled(rank=rank, generation=generation))
+            generation, stopped = world.processes[rank].generation, self.chance.random() < 0.3
+            stalled = p.RankStalled(rank=rank, generation=generation, stopped=stopped)
+            world.say(world.node_of(rank), stalled)
 
     def _inspected(self, node: int, serial: int) -> p.RanksInspected:
         chance, world = self.chance, self.world

@@ -173,6 +173,13 @@ _RANK: dict[str, Row] = {
         "raises the error.",
     ),
     "REKINDLE_JOB_ID": ("agent", "ranks", "", "", "The job's id."),
+    "REKINDLE_AGENT": (
+        "agent",
+        "agents",
+        "",
+        "",
+        "Identifies the agent. Processes that ranks start inherit it, and end with their rank.",
+    ),
     "REKINDLE_NODE_RANK": ("agent", "ranks", "node rank", "", "Node rank in the full world."),
     "REKINDLE_SLOT": ("agent", "ranks", "rank", "", "Rank in the full world; it never changes."),
     "REKINDLE_FULL_WORLD": ("agent", "ranks", "ranks", "", "Ranks of the full world."),

@@ -168,7 +168,8 @@ _CASES = [
     ),
     (
         "The disk is full",
-        "Training continues. Journal events wait in memory until the file can take them. Lines of "
+        "Training continues. Journal events use the 256 KiB that the file has in advance, and then "
+        "wait in memory until the file can take them. Lines of "
         "logs and step records can be lost, and a message reports the loss. A checkpoint that "
         "cannot be written is an incident of kind `storage`.",
     ),

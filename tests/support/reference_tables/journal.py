@@ -75,6 +75,10 @@ EVENTS = {
 FIELDS = {
     "address": "Address of the agent's machine.",
     "answered.by": "The person, or the reason why there is no answer.",
+    "apart": (
+        "Whether the restart belongs to ranks that do not train together, and does not use up "
+        "`max_restarts`."
+    ),
     "approval": "Whether a person has to approve the strategy first.",
     "at": "Time of the event, in seconds since the epoch.",
     "attempt": "Number of the attempt. The first one is 0 with `rekindle run`, and 1 in a flow.",

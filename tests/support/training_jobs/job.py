@@ -267,8 +267,7 @@ class Job(JobHandle):
         events = self.events()
         new, self._wanted = events[self._wanted :], len(events)
         for event in new if self.replaces else ():
-            if self.hosts is not None:
-                self.engine.learn(event)
+            self.engine.learn(event)
             if isinstance(event, journal.NodeWanted):
                 self.bring(event.node)
 

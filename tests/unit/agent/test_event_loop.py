@@ -30,6 +30,12 @@ ALLOWED = {
         "CPython holds its lock until the new process has executed the program, so a thread would "
         "not help; the program is the interpreter of this process"
     ),
+    "leftovers._all_processes": _KERNEL,
+    "leftovers.children": _KERNEL,
+    "leftovers.cleans": _KERNEL,
+    "leftovers.end_descendants": _THREAD,
+    "leftovers.end_helpers": _THREAD,
+    "leftovers.has_marks": _THREAD,
     "memory_limits._number": _KERNEL,
     "memory_limits.memory_cgroups": _KERNEL,
     "memory_limits.read_lines": _KERNEL,
@@ -38,7 +44,9 @@ ALLOWED = {
     "process_activity._io_bytes": _THREAD,
     "process_activity._process": _THREAD,
     "process_activity.activities": _THREAD,
+    "process_activity.states": _THREAD,
     "rank_process.RankProcess.error": _THREAD,
+    "rank_process.names_session": _THREAD,
     "stacks._ask": _THREAD,
     "stacks._listens": _THREAD,
     "stacks._py_spy": _THREAD,

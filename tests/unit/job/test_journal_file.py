@@ -9,7 +9,7 @@ import pytest
 
 from rekindle import console
 from rekindle.errors import JobError
-from rekindle.job.journal_file import JournalFile
+from rekindle.job.journal_file import RESERVED_BYTES, JournalFile
 from rekindle.job.journal_reader import events_in, is_over
 from rekindle.recovery.journal import journal
 
@@ -58,6 +58,18 @@ def test_events_of_a_full_disk_are_written_when_there_is_room(
     write(journal_file, stopping(5))
     assert numbers(path) == [1, 2, 3, 4, 5, 6]
     journal_file.close()
+
+
+def test_the_file_has_space_in_advance(tmp_path: Path) -> None:
+    """The blocks of the file hold hundreds of further events, also after many events."""
+    path = tmp_path / "journal.jsonl"
+    journal_file = JournalFile(path)
+    for number in range(RESERVED_BYTES // 200):
+        status = path.stat()
+        assert status.st_blocks * 512 - status.st_size >= RESERVED_BYTES // 2
+        write(journal_file, stopping(number))
+    journal_file.close()
+    assert len(numbers(path)) == RESERVED_BYTES // 200
 
 
 def test_a_full_disk_is_reported_each_time(

@@ -397,16 +397,17 @@ def test_links_that_a_restart_has_answered_are_not_decided_about_again() -> None
 
 def test_an_agent_comes_with_ended_ranks_while_all_are_restarted() -> None:
     """An agent that joins with ended ranks during a restart starts them with all others."""
-    job = Driver(nodes=2, processes=1, policy=Policy(max_restarts=2))
+    job = Driver(nodes=3, processes=1, policy=Policy(max_restarts=2))
     job.start()  # a script without a Session
     job.exits(0, code=0)
+    job.raises(1)
     job.lose(0)
     assert job.phase is Phase.RESTARTING
     job.hello(0, ended=(0,))
     assert job.phase is Phase.RESTARTING
     job.killed()
     job.store_up()
-    assert job.spawned_now() == [0, 1]
+    assert job.spawned_now() == [0, 1, 2]
     assert job.machine.job.restarts == 1
 
 
@@ -426,7 +427,7 @@ def test_the_last_checkpoint_is_written_while_all_are_restarted() -> None:
     job.step_of([0, 1], 1)
     job.hello(2)
     job.spawned()
-    job.machine.checkpoints.committing.add(0)
+    job.machine.checkpoints.committing[0] = 1
     job.exits(0, code=0)
     job.exits(1, code=0)
     job.machine.recovery.report(Fault(kind=FaultKind.PROCESS, message="a broken device", node=0))

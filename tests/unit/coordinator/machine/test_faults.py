@@ -304,6 +304,32 @@ def test_an_agent_that_does_not_come_to_another_coordinator_is_replaced() -> Non
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
 
 
+def test_a_new_agent_that_ends_before_it_joins_is_replaced() -> None:
+    """The job requests an agent again if none joins. Each pause is twice as long."""
+    job = trained(5, nodes=2, processes=1)
+    job.lose(1)
+    pauses = [job.timers["wanted"]]
+    for _ in range(3):
+        job.fire("wanted")
+        pauses.append(job.timers["wanted"])
+    assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1] * 4
+    assert pauses == [pauses[0] * 2**n for n in range(4)]
+    job.hello(1)
+    job.fire("wanted")
+    assert "wanted" not in job.timers
+    assert len(job.recorded(journal.NodeWanted)) == 4
+
+
+def test_a_node_that_a_spare_becomes_is_not_requested_again() -> None:
+    """The job requests no agent for a node while a spare becomes this node."""
+    job = trained(5, nodes=2, processes=1, spares=1)
+    job.hello(spare=True)
+    job.lose(1)
+    assert job.promotions
+    job.fire("wanted")
+    assert 1 not in [wanted.node for wanted in job.recorded(journal.NodeWanted)]
+
+
 @pytest.mark.parametrize("why", ["failed", "stopped"])
 def test_another_coordinator_does_not_revive_a_job_that_was_ending(why: str) -> None:
     """If the old coordinator was ending the job, the new one ends it and starts nothing."""

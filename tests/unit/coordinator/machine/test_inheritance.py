@@ -169,6 +169,37 @@ def test_an_attempt_that_a_person_begins_has_budgets_of_its_own() -> None:
 # ---- unfinished actions
 
 
+def test_the_store_of_an_earlier_coordinator_is_no_answer() -> None:
+    """A new coordinator waits for its own store, and ignores one that the old one requested.
+
+    The agent ends the old store when it reads the new order.
+    """
+    job = Driver(nodes=1, processes=2)
+    job.hello(0)
+    ((_, first),) = job.stores
+    job.lose_coordinator()
+    job.hello(0)
+    job.say(0, p.StoreUp(serial=first.serial, port=11111))
+    assert not job.unstarted
+    job.store_up(22222)
+    ((_, spawn),) = job.unstarted
+    assert spawn.store_port == 22222
+
+
+def test_an_inspection_for_an_earlier_coordinator_is_no_answer() -> None:
+    """A new coordinator ignores the results of an inspection that the old one ordered."""
+    job = trained(5)
+    job.say(0, p.RankStalled(rank=0, generation=1))
+    first = job.sent_by_node(p.InspectRanks)[0]
+    take_over(job)
+    job.arrive(job.ranks, 5)
+    job.store_up()
+    job.ready(job.ranks)
+    job.say(0, p.RankStalled(rank=0, generation=job.machine.job.generation))
+    job.say(0, p.RanksInspected(serial=first.serial, looks=()))
+    assert job.machine.job.inspection is not None
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_device_is_reset_by_whoever_takes_over(asked: bool) -> None:
     """A new coordinator resets a device that the old one decided to reset, exactly once.

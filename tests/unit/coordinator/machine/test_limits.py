@@ -7,7 +7,9 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, sources, trained
 
 from rekindle.coordinator.machine.job_state import Phase
+from rekindle.coordinator.machine.losses import ACTIVE_LOOKS, IDLE_LOOKS
 from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import StateSource
@@ -32,14 +34,96 @@ def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
     assert job.last(journal.FaultSeen).fault.kind is FaultKind.STUCK
 
 
+def look(job: Driver, *active: int) -> None:
+    """Let the agents look at ranks, of which these are active, and let the next limit expire."""
+    for node, order in job.sent_by_node(p.InspectRanks).items():
+        own = [rank for rank in job.ranks if job.node_of(rank) == node and rank in job.pids]
+        results = tuple(
+            p.RankInspection(
+                rank=rank,
+                finished=0,
+                doing=RankActivity.OUTSIDE,
+                elapsed_s=1.0,
+                late=False,
+                busy=rank in active,
+            )
+            for rank in own
+        )
+        job.say(node, p.RanksInspected(serial=order.serial, looks=results))
+    job.fire("join")
+
+
+def idle(job: Driver) -> None:
+    """Let the limit expire, and let all looks find that the ranks do nothing."""
+    job.fire("join")
+    for _ in range(IDLE_LOOKS):
+        look(job)
+
+
+def test_a_started_rank_that_loads_for_long_is_left_alone() -> None:
+    """A rank that computes or reads is not late; one that then does nothing is replaced."""
+    job = Driver(processes=2)
+    job.start()
+    job.arrive([1])
+    job.fire("join")
+    for _ in range(20):  # each look, and the pause after it
+        look(job, 0)
+        assert not job.sent_by_node(p.Kill)
+        job.fire("join")
+    for _ in range(IDLE_LOOKS):
+        assert not job.sent_by_node(p.Kill)
+        look(job)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+    assert "within 600 s, and does nothing" in job.last(journal.FaultSeen).fault.message
+
+
+def test_a_rank_that_is_active_for_too_long_is_replaced() -> None:
+    """An endless loop before the Session looks like work, so its time is limited as well."""
+    job = Driver(processes=2)
+    job.start()
+    job.arrive([1])
+    job.fire("join")
+    for _ in range(ACTIVE_LOOKS - 1):
+        look(job, 0)
+        job.fire("join")
+    look(job, 0)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+    assert "although it is active" in job.last(journal.FaultSeen).fault.message
+
+
+def test_ranks_that_wait_for_one_that_loads_its_state_are_left_alone() -> None:
+    """While a rank reads its state from a slow store, the other ranks do nothing."""
+    job = Driver(processes=2)
+    job.start()
+    job.arrive(job.ranks)
+    job.fire("join")
+    for _ in range(10):
+        look(job, 1)
+        job.fire("join")
+    assert job.phase is Phase.RESTORING
+    job.ready(job.ranks)
+    assert job.phase is Phase.TRAINING
+
+
+def test_the_limit_begins_with_the_first_rank_that_arrives() -> None:
+    """If all ranks load for longer than the limit, it begins again when the first one arrives."""
+    job = Driver(processes=2)
+    job.start()
+    job.fire("join")
+    assert "join" not in job.timers
+    job.arrive([1])
+    idle(job)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+
+
 def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:
-    """A rank that does not reach its Session in time is killed and restarted."""
+    """A rank that does not reach its Session in time, and does nothing, is killed and restarted."""
     job = Driver(processes=2)
     job.train(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.spawned()
     job.arrive([1], finished=5)
-    job.fire("join")
+    idle(job)
     assert job.sent_by_node(p.Kill)[0].ranks == (0,)
     job.killed()
     assert job.spawned_now() == [0]
@@ -54,7 +138,7 @@ def test_a_rank_that_does_not_get_its_state_in_time() -> None:
     job.arrive([0])
     job.arrive([1, 2], finished=5)
     job.ready([1, 2])
-    job.fire("join")
+    idle(job)
     assert job.sent_by_node(p.GenerationEnded)[0].generation == 2
     job.arrive([0])
     job.arrive([1, 2], finished=5)
@@ -76,6 +160,7 @@ def test_a_rank_that_ends_well_while_it_should_take_its_state() -> None:
     job.ready([1, 2])
     job.exits(0, code=0)
     job.fire("join")
+    assert not job.commands
     job.fail_step(1)
     job.killed()
     assert job.outcome is False

@@ -37,14 +37,22 @@ class Walk(RuleBasedStateMachine):
         max_recoveries=st.integers(0, 6),
         max_in_row=st.integers(1, 3),
         asked=st.sets(st.sampled_from([Strategy.RECOVER_IN_PLACE, Strategy.RESTART]), max_size=1),
+        known=st.booleans(),
     )
     def begin(
-        self, nodes: int, least: int, processes: int, asked: set[Strategy], **limits: int
+        self,
+        nodes: int,
+        least: int,
+        processes: int,
+        asked: set[Strategy],
+        known: bool,
+        **limits: int,
     ) -> None:
         """Create a world of any size, which may shrink or not, with some budgets."""
         policy = Policy(approve=tuple(asked), **limits)
         least = min(least, nodes)
         self.world = World(nodes=nodes, least=least, processes=processes, policy=policy)
+        self.world.names_session = known
 
     def alive(self) -> bool:
         return self.world.outcome is None
