@@ -338,8 +338,7 @@ class RankSupervisor:
             pid=rank.pid,
             exit=exit_,
             finished=rank.page.finished or 0,
-            no_memory=exit_.signal == signal.SIGKILL
-            and self.watchdog.oom.killed_lately(time.monotonic()),
+            no_memory=self.watchdog.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
         in_background(self._report_end(rank, exited), self._tasks)

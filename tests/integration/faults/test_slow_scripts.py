@@ -37,7 +37,7 @@ def left():
 def holder(code):
     if not (FOLDER / "holder").exists():
         (FOLDER / "holder").touch()
-        code = f"import fcntl, sys, time\\nprint(flush=True)\\n" + code
+        code = "import fcntl, sys, time\\n" + code
         command = [sys.executable, "-c", code, str(FOLDER)]
         done = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         done.stdout.readline()
@@ -49,7 +49,7 @@ def slow(kind):
         fifo = FOLDER / "fifo"
         if not fifo.exists():
             os.mkfifo(fifo)
-        holder(f"time.sleep({{SECONDS}})\\nopen(sys.argv[1] + '/fifo', 'w').write('x' * 9)")
+        holder(f"print(flush=True)\\ntime.sleep({{SECONDS}})\\nopen(sys.argv[1] + '/fifo', 'w').write('x' * 9)")
         if left() > 0.0:
             fifo.open().read()
     elif kind == "lock":
