@@ -60,12 +60,17 @@ class Child:
         loop.add_reader(self.connection, self._readable, on_data)
 
     def signal(self, number: int) -> None:
-        """Signal the process and the processes it started in its session."""
-        try:
-            os.killpg(self.pid, number)
-        except ProcessLookupError:  # it does not yet lead its session, or it has ended
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+        """Signal the process. SIGKILL also ends the processes that it started in its session.
+
+        Another signal is only for the process itself, as under torchrun: workers of a DataLoader
+        inherit its handlers.
+        """
+        with contextlib.suppress(ProcessLookupError):  # it does not yet lead its session, or ended
+            if number == signal.SIGKILL:
+                os.killpg(self.pid, number)
+                return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def _readable(self, on_data: Callable[[bytes], None]) -> None:
         try:

@@ -49,7 +49,10 @@ def slow(kind):
         fifo = FOLDER / "fifo"
         if not fifo.exists():
             os.mkfifo(fifo)
-        holder(f"print(flush=True)\\ntime.sleep({{SECONDS}})\\nopen(sys.argv[1] + '/fifo', 'w').write('x' * 9)")
+        holder(
+            f"print(flush=True)\\ntime.sleep({{SECONDS}})\\n"
+            "open(sys.argv[1] + '/fifo', 'w').write('x' * 9)"
+        )
         if left() > 0.0:
             fifo.open().read()
     elif kind == "lock":

@@ -1,8 +1,9 @@
 """The training script with batches from a DataLoader. It logs the samples that it trained on.
 
 Kinds: `map` uses a StepSampler; `kept` also keeps its workers for all epochs. `stream` uses an
-ElasticStream whose parts have different sizes; one is empty. `torchdata` uses such a stream with torchdata's StatefulDataLoader. `stateful` uses
-that loader with a dataset that has its own position. The number of a sample includes its epoch.
+ElasticStream whose parts have different sizes; one is empty. `torchdata` uses such a stream with
+torchdata's StatefulDataLoader. `stateful` uses that loader with a dataset that has its own
+position. The number of a sample includes its epoch.
 """
 
 from __future__ import annotations
