@@ -45,18 +45,26 @@ def used(past: Iterable[Past], strategies: Sequence[Strategy]) -> int:
 
 
 def restarts_used(past: Iterable[Past]) -> int:
-    """Return the restarts that count; a restart to reset a device does not count."""
-    return used((each for each in past if not reset_helps(each.fault)), (Strategy.RESTART,))
+    """Return the restarts that count; one to reset a device or to run one text does not count."""
+    return used((each for each in past if not _repairs(each.fault)), (Strategy.RESTART,))
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
-    """Return the recoveries without another budget: inner, after a hang, to reset a device."""
+    """Return the recoveries without another budget.
+
+    They are inner, after a hang, to reset a device, or to run one text of the script.
+    """
     return sum(
         each.strategy in (*INNER, Strategy.HANG_RESTART)
-        or (each.strategy is Strategy.RESTART and reset_helps(each.fault))
+        or (each.strategy is Strategy.RESTART and _repairs(each.fault))
         for each in past
         if counts(each.fault)
     )
+
+
+def _repairs(fault: Fault) -> bool:
+    """Return whether a restart of all ranks repairs the cause of the fault."""
+    return reset_helps(fault) or fault.kind is FaultKind.SOURCE
 
 
 def reset_helps(fault: Fault) -> bool:
