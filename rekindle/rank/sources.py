@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from rekindle.rank.error_origin import is_of_library
 
@@ -39,6 +40,8 @@ def digests() -> dict[str, str]:
 
 def _own_files() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not is_of_library(name, file):
-            yield file
+        if isinstance(module, ModuleType):
+            # getattr() would import a module that is loaded at its first use.
+            file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+            if isinstance(file, str) and not is_of_library(name, file):
+                yield file

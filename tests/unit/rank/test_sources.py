@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -50,6 +51,24 @@ def test_own_files_have_digests_of_the_text_that_was_loaded(
     assert changed["ours_now.py"] != own["ours_now.py"]
     for name in ("ours_now", "ours_later"):
         del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_module_that_is_loaded_at_its_first_use_is_not_loaded(tmp_path: Path) -> None:
+    """The digests load no module."""
+    path = tmp_path / "ours_lazy.py"
+    path.write_text("raise AssertionError\n")
+    spec = importlib.util.spec_from_file_location("ours_lazy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ours_lazy"] = module
+    try:
+        spec.loader.exec_module(module)
+        sources.digests()
+    finally:
+        del sys.modules["ours_lazy"]
 
 
 @pytest.mark.usefixtures("_fresh")
