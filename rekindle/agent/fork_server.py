@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -65,15 +64,12 @@ class Child:
         loop.add_reader(self.connection, self._readable, on_data)
 
     def signal(self, number: int) -> None:
-        """Signal the process and the processes it started in its session.
+        """Signal the process alone, as torchrun does: workers of a DataLoader inherit its handlers.
 
-        SIGKILL goes to the process alone. The others follow when the agent sees its end.
+        The processes that it started follow when the agent sees its end.
         """
         with contextlib.suppress(ProcessLookupError):  # it has ended
-            if number == signal.SIGKILL:
-                os.kill(self.pid, number)
-            else:
-                os.killpg(self.pid, number)
+            os.kill(self.pid, number)
 
     def _readable(self, on_data: Callable[[bytes], None]) -> None:
         try:

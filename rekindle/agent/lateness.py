@@ -21,7 +21,7 @@ ENOUGH = 32
 FACTOR_OF_FEW = 10.0
 UNKNOWN_S = 60.0  # for an activity without a known duration, in a process that does not compute
 
-# The least limits, even for activities that were short so far; the others have the policy's time.
+# The least limits, even for activities that were short so far; the others have a policy's time.
 _LEAST_S = {
     RankActivity.CHECKPOINT: BUSY_S,
     RankActivity.COMPILE: BUSY_S,
@@ -51,8 +51,8 @@ class Learned:
 def limit_s(doing: RankActivity, learned: Learned, *, least_s: float, busy: bool) -> float:
     """Return after how many seconds of one activity a rank is late.
 
-    least_s: the policy's `hang_timeout_s`. busy: its processes compute, or wait for a disk. In a
-    step this does not extend the limit, because a rank in an endless loop computes as well.
+    least_s: the policy's time for it. busy: its processes compute, or wait for a disk. In a step
+    this does not extend the limit, because a rank in an endless loop computes as well.
     """
     least_s = max(least_s, _LEAST_S.get(doing, 0.0))
     if busy and doing is not RankActivity.STEP:
@@ -70,10 +70,14 @@ _STARTED = PageReading(0, RankActivity.OUTSIDE, 0)
 
 
 class LatenessTracker:
-    """The observations of the ranks' heartbeat pages. least_s: see `limit_s`."""
+    """The observations of the ranks' heartbeat pages.
 
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
+    least_s: the policy's `hang_timeout_s`. between_s: its `between_timeout_s`.
+    """
+
+    def __init__(self, least_s: float, between_s: float) -> None:
+        self._least_s = dict.fromkeys(RankActivity, least_s)
+        self._least_s[RankActivity.BETWEEN] = max(least_s, between_s)
         self._watched_s = 0.0  # the time that counts, so far
         self._last: float | None = None
         self._marks: dict[
@@ -132,7 +136,7 @@ class LatenessTracker:
         learned = self._learned[doing]
         if doing is RankActivity.STEP and not learned.times:
             learned = self._learned[RankActivity.FIRST]  # a step is not longer than the first one
-        return limit_s(doing, learned, least_s=self._least_s, busy=busy)
+        return limit_s(doing, learned, least_s=self._least_s[doing], busy=busy)
 
 
 class IdleTracker:

@@ -31,6 +31,7 @@ from rekindle.agent.coordinator_connection import (
     decline,
     open_session,
 )
+from rekindle.agent.departure import Departure
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
@@ -121,6 +122,11 @@ class Agent:
         )
         fork, streams = self.ranks.fork, self.ranks.helper_streams
         self._checkers = NodeCheckRunner(spec, fork, self.send, environment, streams)
+        task = asyncio.current_task()
+        assert task is not None
+        self.departure = Departure(
+            self.ranks, self._snapshots, is_connected=self._is_connected, end=task.cancel
+        )
 
     def send(self, message: protocol.Message) -> None:
         """Send to the coordinator, in order.
@@ -315,8 +321,14 @@ class Agent:
                 self._last_beat = new
                 self.send(beat)
 
+    def _is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
     async def _end(self) -> None:
         """End everything of this agent: ranks, their helpers, fork server, store, memory."""
+        if self.departure.is_alone:
+            with contextlib.suppress(asyncio.CancelledError):  # a second demand ends it at once
+                await self.departure.end_alone()
         await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
@@ -366,17 +378,22 @@ async def serve(options: argparse.Namespace) -> int:
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    # The coordinator stops a job; an agent that receives a signal ends together with its ranks.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    lifeline.watch(options.lifeline_fd, task.cancel)
+    # Before it has ranks, an agent ends at once.
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
         try:
             environment = os.environ | spec.environment
             store = await in_thread(open_store, spec.checkpoint_store, environment)
         except UsageError as error:
             return await decline(url, directory, secret, _unable(hello, error))
-        return await Agent(directory, spec, store, secret, hello, simulated_host).run(url)
+        agent = Agent(directory, spec, store, secret, hello, simulated_host)
+        loop.add_signal_handler(signal.SIGTERM, agent.departure.demand)
+        loop.add_signal_handler(signal.SIGINT, agent.departure.demand_twice)
+        for number in lifeline.PASSED_ON:
+            loop.add_signal_handler(number, agent.departure.pass_on, number)
+        lifeline.watch(options.lifeline_fd, agent.departure.demand)
+        return await agent.run(url)
     except asyncio.CancelledError:
         return 1
     except UnexpectedError as error:

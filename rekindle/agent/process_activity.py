@@ -20,11 +20,14 @@ class Activity(NamedTuple):
 
     cpu_s: on all cores. io_bytes: read and written, including pipes and terminals, and so the
     rank's printed output. states: of the processes in the form of /proc, the rank's own first.
+
+    waits: the number of voluntary context switches of their main threads.
     """
 
     cpu_s: float
     io_bytes: int
     states: str
+    waits: int = 0
 
     @property
     def stopped(self) -> bool:
@@ -41,6 +44,18 @@ class Activity(NamedTuple):
         """Return whether they have read or written more since then than a log or a progress bar."""
         return self.io_bytes - before.io_bytes >= MOVING_BYTES_PER_S * seconds
 
+    def wakes(self, before: Activity, seconds: float) -> bool:
+        """Return whether a main thread has waited often since then: for a socket, or in a poll.
+
+        The kernel does not count the bytes of send() and recv() as read or written. Other threads
+        do not count, because libraries have threads that poll without end.
+        """
+        return self.waits - before.waits >= WAITS_PER_S * seconds
+
+    def waits_for_disk(self, before: Activity) -> bool:
+        """Return whether a process waited for a disk then, and one does now."""
+        return _WAITS_FOR_DISK in self.states and _WAITS_FOR_DISK in before.states
+
     def rests(self, before: Activity, seconds: float) -> bool:
         """Return whether they have done nothing since then, except what a timer does."""
         # The kernel counts ticks, so a few ticks in a short time do not measure a share.
@@ -50,6 +65,7 @@ class Activity(NamedTuple):
 
 BUSY_SHARE = 0.05  # one core is 1.0; on an overloaded machine a loop has no larger share
 MOVING_BYTES_PER_S = 16_384  # a slow upload; a process that prints ten times a second writes less
+WAITS_PER_S = 5.0  # a DataLoader that waits for a batch polls once in 5 s
 RESTING_SHARE = 0.01  # a thread that polls at intervals takes less
 
 
@@ -102,7 +118,7 @@ def _leader(pid: int, processes: dict[int, _Process], of: dict[int, int]) -> int
 def _sum(pids: list[int], processes: dict[int, _Process]) -> Activity:
     ticks = sum(processes[pid].ticks for pid in pids)
     states = "".join(processes[pid].state for pid in pids)
-    return Activity(ticks / _TICKS_PER_S, sum(map(_io_bytes, pids)), states)
+    return Activity(ticks / _TICKS_PER_S, sum(map(_io_bytes, pids)), states, sum(map(_waits, pids)))
 
 
 def _process(entry: Path) -> _Process | None:
@@ -121,4 +137,13 @@ def _io_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):  # it has ended, or belongs to another user
         lines = dict(line.split(":") for line in (_PROC / str(pid) / "io").read_text().splitlines())
         return int(lines["rchar"]) + int(lines["wchar"])
+    return 0
+
+
+def _waits(pid: int) -> int:
+    """Read /proc/PID/status (proc(5)): the voluntary context switches of the main thread."""
+    with contextlib.suppress(OSError):  # it has ended
+        for line in (_PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                return int(line.split()[1])
     return 0

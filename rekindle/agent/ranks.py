@@ -78,12 +78,13 @@ class RankSupervisor:
         self._waiting: dict[int, protocol.Arrived] = {}
         self._shards: dict[int, int] = {}  # the shards of ranks whose state is sharded
         self._ended: set[int] = set()  # ranks that ended with status 0
+        self.job_ends = False  # the coordinator ends the job
         self._tasks: set[asyncio.Task[None]] = set()
         self._problems = Problems()
         self._unreadable = b""  # the last record, if the agent could not read it
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
-            protocol.WriteFinalCheckpoint: snapshots.write_final_checkpoint,
+            protocol.WriteFinalCheckpoint: self._write_final_checkpoint,
             protocol.WriteShards: snapshots.write_parts,
             protocol.Commit: snapshots.commit,
             protocol.InspectRanks: self._look,
@@ -350,8 +351,7 @@ class RankSupervisor:
             pid=rank.pid,
             exit=exit_,
             finished=rank.page.finished or 0,
-            no_memory=exit_.signal == signal.SIGKILL
-            and self.watchdog.oom.killed_lately(time.monotonic()),
+            no_memory=self.watchdog.oom.killed_lately(time.monotonic()),
             at=time.time(),
         )
         in_background(self._report_end(rank, exited), self._tasks)
@@ -413,7 +413,12 @@ class RankSupervisor:
 
     # ---- ending
 
+    def _write_final_checkpoint(self, order: protocol.WriteFinalCheckpoint) -> None:
+        self.job_ends = True
+        self._snapshots.write_final_checkpoint(order)
+
     def _kill(self, order: protocol.Kill) -> None:
+        self.job_ends = self.job_ends or order.last
         doomed = [self._ranks[rank] for rank in order.ranks if rank in self._ranks]
         for rank in doomed:
             rank.signal(signal.SIGTERM if order.grace_s > 0 else signal.SIGKILL)
@@ -425,11 +430,21 @@ class RankSupervisor:
             if self._ranks.get(rank.rank) is rank:
                 rank.signal(signal.SIGKILL)
 
+    @property
+    def live(self) -> list[RankProcess]:
+        """The live ranks."""
+        return list(self._ranks.values())
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds only a shard of the training state."""
+        return bool(self._shards)
+
     async def end(self) -> None:
         """End all processes of the node, except those that survive SIGKILL."""
         self._kill_now(list(self._ranks.values()))
         try:
-            await asyncio.wait_for(self._all_gone(), names.KILLED_S)
+            await asyncio.wait_for(self.all_gone(), names.KILLED_S)
         except asyncio.TimeoutError:
             say(f"ranks {sorted(self._ranks)} did not end after SIGKILL")
         await self._end_store()
@@ -439,7 +454,8 @@ class RankSupervisor:
             os.close(fd)
         self._output.close()
 
-    async def _all_gone(self) -> None:
+    async def all_gone(self) -> None:
+        """Wait until no rank lives."""
         while self._ranks:
             self._gone.clear()
             await self._gone.wait()

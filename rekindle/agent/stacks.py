@@ -15,6 +15,7 @@ from pathlib import Path
 from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.threads import in_thread
 from rekindle.console import say
+from rekindle.job.lifeline import catches
 from rekindle.rank.program import stack_signal
 
 LIMIT_S = 0.8
@@ -67,7 +68,7 @@ def _ask(pid: int, process: int, path: Path) -> str:
     """Make a process write its stacks, and return them. Closes `process`, its pidfd."""
     begin = _size(path)
     try:
-        if not _listens(pid):
+        if not catches(pid, stack_signal()):  # it would end any other process
             return ""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(process, stack_signal())
@@ -120,16 +121,6 @@ def translate(written: str) -> str:
             else:
                 others.append(stack)
     return "\n\n".join(filter(None, (*others, main)))
-
-
-def _listens(pid: int) -> bool:
-    """Return whether a process handles the signal, which would end any other process."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")  # names are any bytes
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (stack_signal() - 1) & 1)
 
 
 def _size(path: Path) -> int:

@@ -84,7 +84,8 @@ class Watchdog:
         self._ranks = ranks
         self._idle_timeout_s = policy.idle_timeout_s
         self._send = send
-        self._watch = LatenessTracker(policy.hang_timeout_s)
+        self._between_timeout_s = policy.between_timeout_s
+        self._watch = LatenessTracker(policy.hang_timeout_s, policy.between_timeout_s)
         self._rest = IdleTracker()
         self._rest_every_s = min(policy.idle_timeout_s / _RESTS_PER_TIMEOUT, _SLOWEST_REST_S)
         self._rested_at = time.monotonic()  # the time of the last complete look at idle processes
@@ -200,12 +201,15 @@ class Watchdog:
         stack = stacks.main_thread(written)
         computes = now.is_busy(before, seconds)
         waits = waits or stacks.waits_for_others(stack, busy=computes)
-        moves = now.moves(before, seconds) and mark.doing is not RankActivity.STEP
+        lives = now.moves(before, seconds) or now.wakes(before, seconds)
+        moves = lives and mark.doing is not RankActivity.STEP
         if mark.doing is RankActivity.OUTSIDE:
             elapsed_s, limit_s = self._rest.rested_s(process.pid), self._idle_timeout_s
         else:
             elapsed_s = self._watch.elapsed_s(rank)
             limit_s = self._watch.limit_s(rank, busy=computes or moves)
+            if now.waits_for_disk(before):  # a new process would wait for the same disk
+                limit_s = max(limit_s, self._between_timeout_s)
             if stacks.compiles(written):  # in any thread
                 limit_s = max(limit_s, BUSY_S)
         return protocol.RankInspection(
@@ -213,7 +217,7 @@ class Watchdog:
             finished=mark.finished,
             doing=mark.doing,
             elapsed_s=elapsed_s,
-            late=elapsed_s >= limit_s,
+            limit_s=limit_s,
             waiting=waits,
             operations=process.page.operations,
             recent=process.page.recent if waits else (),

@@ -28,6 +28,7 @@ from rekindle.engines.local import LocalEngine
 from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
 from rekindle.file_lock import locked
 from rekindle.job.journal_reader import events_in
+from rekindle.job.lifeline import PASSED_ON
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import without_effect
@@ -153,10 +154,12 @@ def _run_agent(command: list[str]) -> int:
     def on_signal(number: int, frame: FrameType | None) -> None:
         stopped_by.append(number)
         for agent in agents:
-            agent.terminate()
+            agent.send_signal(terminal.stop_signal(stopped_by))
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, on_signal)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: terminal.pass_on(number, agents))
     lifeline, _ = os.pipe()  # the other end closes when this process ends
     command = [*command, "--lifeline-fd", str(lifeline)]
     agents.append(subprocess.Popen(command, pass_fds=[lifeline], start_new_session=True))

@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from rekindle.console import say
 from rekindle.engines.follower import JobFollower
 from rekindle.engines.local import LocalEngine
 from rekindle.job.journal_reader import events_in
+from rekindle.job.lifeline import PASSED_ON, catches
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED, STOPPED, SUCCEEDED
@@ -77,6 +78,8 @@ def run(
 class Stop:
     """Passes signals on to the coordinator. The first signal stops the job, the second kills it.
 
+    Signals of PASSED_ON go to the agents, which pass them on to the ranks.
+
     engine: starts the coordinator.
 
     Create it before the job has files: Python can lose a KeyboardInterrupt, for example in an
@@ -88,6 +91,8 @@ class Stop:
         self.engine: LocalEngine | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        for number in PASSED_ON:
+            signal.signal(number, self._tell_agents)
 
     def launched(self) -> None:
         """Pass on a signal that came before the coordinator started."""
@@ -104,7 +109,26 @@ class Stop:
     def _pass_on(self) -> None:
         coordinator = self.engine.coordinator if self.engine is not None else None
         if coordinator is not None and coordinator.poll() is None:
-            coordinator.terminate()
+            coordinator.send_signal(stop_signal(self.signals))
+
+    def _tell_agents(self, number: int, frame: FrameType | None) -> None:
+        pass_on(number, self.engine.agents if self.engine is not None else [])
+
+
+def stop_signal(signals: Sequence[int]) -> signal.Signals:
+    """Return the signal that stops a process of the launcher; a second one ends it at once.
+
+    signals: the ones that the launcher got. A scheduler may send SIGTERM to all processes, so only
+    SIGINT counts as a repetition.
+    """
+    return signal.SIGTERM if len(signals) == 1 else signal.SIGINT
+
+
+def pass_on(number: int, agents: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Pass a signal on to the agents. It would end an agent that still starts."""
+    for agent in agents:
+        if agent.poll() is None and catches(agent.pid, number):
+            agent.send_signal(number)
 
 
 def _reap(engine: LocalEngine, joined: set[int]) -> None:

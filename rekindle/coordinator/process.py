@@ -343,22 +343,33 @@ def allow_files(needed: int) -> None:
         say(text)
 
 
+def take_orders_of_launcher(coordinator: Coordinator, lifeline_fd: int) -> None:
+    """Stop the job at SIGTERM or SIGINT, and when the launcher ends; end it at a later SIGINT.
+
+    A scheduler sends SIGTERM to all processes of a job, and the launcher passes its own on. So a
+    further SIGTERM has no effect.
+    """
+    loop = asyncio.get_running_loop()
+    stopped: list[str] = []
+
+    def stop(reason: str, *, repeated: bool = False) -> None:
+        if repeated or not stopped:
+            coordinator.stop(reason, at_once=bool(stopped))
+        stopped.append(reason)
+
+    loop.add_signal_handler(signal.SIGTERM, stop, "stopped by SIGTERM")
+    interrupted = functools.partial(stop, "stopped by SIGINT", repeated=True)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    for number in lifeline.PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)  # it is for the ranks
+    lifeline.watch(lifeline_fd, lambda: stop("the process that launched the job has ended"))
+
+
 async def serve(options: argparse.Namespace) -> int:
     """Run the coordinator until the job is over or a signal stops it."""
     coordinator = Coordinator(JobDirectory(options.directory), options.attempt)
     allow_files(coordinator.spec.nodes + coordinator.spec.spares + OTHER_FILES)
-    loop = asyncio.get_running_loop()
-    signals = iter((False, *(True,) * 1000))
-
-    def on_signal(name: str) -> None:
-        coordinator.stop(f"stopped by {name}", at_once=next(signals))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number.name)
-    lifeline.watch(
-        options.lifeline_fd,
-        lambda: coordinator.stop("the process that launched the job has ended", at_once=True),
-    )
+    take_orders_of_launcher(coordinator, options.lifeline_fd)
     return await coordinator.run(socket.socket(fileno=options.listen_fd))
 
 

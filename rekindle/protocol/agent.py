@@ -323,10 +323,14 @@ class HostStore(Message, frozen=True, kw_only=True):
 
 
 class Kill(Message, frozen=True, kw_only=True):
-    """End these ranks: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once)."""
+    """End these ranks: SIGTERM, then SIGKILL after `grace_s` (0: SIGKILL at once).
+
+    last: the job ends, so they do not start again.
+    """
 
     ranks: tuple[int, ...]
     grace_s: float = 0.0
+    last: bool = False
 
 
 class EndAgent(Message, frozen=True, kw_only=True):

@@ -70,13 +70,14 @@ class InspectRanks(Message, frozen=True, kw_only=True):
 class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's close inspection of a rank.
 
-    doing: the activity. elapsed_s: its duration, as observed by the agent. late: it lasts too long.
+    doing: the activity. elapsed_s: its duration, as observed by the agent. limit_s: the duration
+    from which the agent calls the rank late.
 
     waiting: the rank waits for others in a collective. operations: the number of collectives that
     it has started in its generation. recent: the marks of the newest ones, oldest first.
 
     stopped: by a signal. busy: its processes compute or wait for a disk. Outside of a step they are
-    also busy if they read or write.
+    also busy if they read or write, or wake often.
 
     where: the innermost frames of the main thread, in one line. stack: the whole stack of the main
     thread, as faulthandler writes it. It is empty for a rank that waits. Both are empty if the
@@ -89,7 +90,7 @@ class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     doing: RankActivity
     elapsed_s: float
-    late: bool
+    limit_s: float
     waiting: bool = False
     operations: int = 0
     recent: tuple[int, ...] = ()
@@ -98,6 +99,11 @@ class RankInspection(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     stack: str = ""
     position: CollectivePosition | None = None
+
+    @property
+    def late(self) -> bool:
+        """Return whether the activity lasts too long."""
+        return self.elapsed_s >= self.limit_s
 
 
 class RanksInspected(Message, frozen=True, kw_only=True):

@@ -85,6 +85,8 @@ class Arrived(Message, frozen=True, kw_only=True):
 
     port: where other ranks connect to it, if the framework does not connect ranks.
     needs_peer: it can only take its state from a live rank, and does not begin alone.
+
+    sources: the digest of each file of the script's own code that its process has loaded, by path.
     """
 
     rank: int
@@ -98,6 +100,7 @@ class Arrived(Message, frozen=True, kw_only=True):
     ended_step: int = 0
     port: int = 0
     needs_peer: bool = False
+    sources: dict[str, str] = {}
 
 
 class StepFailed(Message, frozen=True, kw_only=True):

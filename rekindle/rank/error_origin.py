@@ -64,7 +64,7 @@ def is_text_of_script(error: BaseException) -> bool:
     """
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
     return is_of_script(error) and not any(
-        kind in _SYSTEM_ERRORS or _is_of_library(str(kind.__module__), _file_of(kind))
+        kind in _SYSTEM_ERRORS or is_of_library(str(kind.__module__), _file_of(kind))
         for kind in kinds
     )
 
@@ -96,7 +96,7 @@ def is_raised_by_script(error: BaseException) -> bool:
     if instruction != bytes((_RAISE,)):
         return False
     code, module = frames.tb_frame.f_code, frames.tb_frame.f_globals.get("__name__", "")
-    return not _is_of_library(str(module), code.co_filename)
+    return not is_of_library(str(module), code.co_filename)
 
 
 def _is_of_worker(error: BaseException) -> bool:
@@ -110,7 +110,7 @@ def _file_of(kind: type) -> str:
     return getattr(sys.modules.get(str(kind.__module__)), "__file__", None) or ""
 
 
-def _is_of_library(module: str, file: str) -> bool:
+def is_of_library(module: str, file: str) -> bool:
     """Return whether code or a type of this module and file belongs to a library."""
     package = module.partition(".")[0]
     if package in ("__main__", _package_of_script()):

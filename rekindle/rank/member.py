@@ -27,6 +27,7 @@ from rekindle.protocol.rank import (
     StepDone,
     StepFailed,
 )
+from rekindle.rank import sources
 from rekindle.rank.channel import Channel
 from rekindle.rank.error_origin import chain_of
 from rekindle.rank.progress import HeldState, ProgressReporter
@@ -247,6 +248,7 @@ class Member:
             valid_steps=arrival.valid_steps,
             port=arrival.port,
             needs_peer=arrival.needs_peer,
+            sources=sources.digests(),
         )
 
     def _form(self, form: FormGeneration) -> bool:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from rekindle import names
 from rekindle.console import say, start_rank
 from rekindle.errors import UnexpectedError
+from rekindle.rank import sources
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -103,6 +104,7 @@ def run(
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             script = Path(target).absolute()  # as Python's own __file__, whatever folder comes next
+            sources.note(str(script))
             sys.path[0] = str(script.resolve().parent)
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as request:

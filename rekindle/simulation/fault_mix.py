@@ -57,6 +57,7 @@ _NEVER = (
     FaultKind.RESTORE,
     FaultKind.COORDINATOR,
     FaultKind.LAUNCH,
+    FaultKind.SOURCE,
     FaultKind.STORAGE,
 )  # these arise during recovery or do not disturb training
 

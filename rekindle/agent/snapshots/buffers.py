@@ -242,6 +242,19 @@ class NodeSnapshots:
             part = await self._write_final_shard(order, shard, rank)
             self._tell(msgspec.structs.replace(part, final=True))
 
+    async def write_alone(self) -> protocol.CheckpointWritten | None:
+        """Write the newest snapshot as a checkpoint, without an order. None: there is no snapshot.
+
+        Call it only if the snapshots hold the complete state. Other agents may write the same one.
+        """
+        await self.finish()  # an unsealed snapshot may be newer
+        states = [state for kept in self.kept.values() for state in kept]
+        if not states:
+            return None
+        step, generation = max(states)
+        order = protocol.WriteFinalCheckpoint(step=step, generation=generation)
+        return await in_pool(self._writes, self._write_newest, order)
+
     def commit(self, order: protocol.Commit) -> None:
         """Commit the checkpoint whose shards are all in the store."""
         self._start(self._commit(order))

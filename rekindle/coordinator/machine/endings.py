@@ -87,7 +87,7 @@ class Endings:
         self._job.enter(phase)
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(CancelTimer(Timer.JOIN))
-        self._fleet.kill(self._roster.ranks, grace_s)
+        self._fleet.kill(self._roster.ranks, grace_s, last=phase is Phase.STOPPING)
         self.go_on_ending()
 
     def go_on_ending(self) -> None:

@@ -104,13 +104,17 @@ class Fleet:
         self.resetting |= set(spawn.reset)
         self._job.do(Send(self._roster.nodes[node].connection, spawn))
 
-    def kill(self, ranks: list[Rank], grace_s: float) -> None:
-        """End these ranks: SIGTERM, then SIGKILL after `grace_s`; 0: only SIGKILL."""
+    def kill(self, ranks: list[Rank], grace_s: float, *, last: bool = False) -> None:
+        """End these ranks: SIGTERM, then SIGKILL after `grace_s`; 0: only SIGKILL.
+
+        last: the job ends, so they do not start again.
+        """
         nodes = self._roster.nodes
         alive = [rank for rank in ranks if rank.node in nodes and rank.status not in GONE]
         for number, doomed in group_by_node(alive).items():
             numbers = tuple(rank.rank for rank in doomed)
-            self._job.do(Send(nodes[number].connection, p.Kill(ranks=numbers, grace_s=grace_s)))
+            order = p.Kill(ranks=numbers, grace_s=grace_s, last=last)
+            self._job.do(Send(nodes[number].connection, order))
             for rank in doomed:
                 rank.status = Status.ENDING
         if alive:

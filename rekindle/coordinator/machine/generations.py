@@ -204,6 +204,20 @@ class Generations:
         self._report(self._job.fault(FaultKind.LAUNCH, whole[0], text))
         return True
 
+    def differ(self) -> bool:
+        """Report a fault if ranks run different texts of a file. Return whether there is one."""
+        found = self._roster.different_source()
+        if found is None:
+            return False
+        rank, other, file = found
+        text = (
+            f"rank {rank.rank} and rank {other.rank} run different texts of {file}, which has "
+            "changed, or differs between nodes"
+        )
+        fault = self._job.fault(FaultKind.SOURCE, rank, text)
+        self._report(msgspec.structs.replace(fault, user_caused=True))
+        return True
+
     def dismiss(self) -> None:
         """End the Sessions of the ranks, because all have finished all steps."""
         finished = self._roster.world[0].finished

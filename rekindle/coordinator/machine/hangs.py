@@ -22,6 +22,7 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.policy.history import Past, since_last_step
 
 # Limit for ranks that all rest, if none waits for another. Such ranks do not hang: a data source or
 # a file system that all need is missing, or the script has a reason to pause.
@@ -239,6 +240,38 @@ def _odd(those: Sequence[T], trait: Callable[[T], Hashable]) -> T | None:
     return next((each for each in those if trait(each) != common), None)
 
 
+def _place(result: RankInspection) -> str:
+    """Return the place where a rank hangs: its activity.
+
+    It has no frames, because a rank that repeats a request is in other frames at each inspection.
+    """
+    doing = RankActivity.STEP if result.doing in _STEPS else result.doing
+    return f"{FaultKind.HANG.value}: {_AT[doing]}"
+
+
+def hangs_here(past: Sequence[Past], result: RankInspection, newest: int) -> int:
+    """Return how often the rank has hung at this place since the last finished step of the job."""
+    return sum(
+        each.fault.kind is FaultKind.HANG
+        and each.fault.rank in (result.rank, -1)
+        and each.fault.signature == _place(result)
+        for each in since_last_step(past, newest)
+    )
+
+
+def with_patience(past: Sequence[Past], result: RankInspection, newest: int) -> RankInspection:
+    """Return the inspection with twice the limit for each earlier hang at the same place.
+
+    The limit stays below BUSY_S. A rank that waits for others or that a signal stopped is not slow.
+    """
+    hangs = hangs_here(past, result, newest)
+    if not hangs or result.waiting or result.stopped:
+        return result
+    longest_s = max(result.limit_s, BUSY_S)
+    limit_s = min(result.limit_s * 2.0**hangs, longest_s)
+    return msgspec.structs.replace(result, limit_s=limit_s)
+
+
 ANSWER_S = 2.5  # limit for an inspection, if the answers that arrived show the cause
 
 LONGEST_ANSWER_S = 10.0  # limit if they do not
@@ -358,8 +391,10 @@ class Hangs:
             result.rank for result in results if result.elapsed_s >= still
         }
         self._pause = msgspec.structs.replace(self._pause, without_progress=without_progress)
-        verdict = judge(results) if enough and results else None
+        patient = [self._with_patience(result) for result in results]
+        verdict = judge(patient) if enough and results else None
         if verdict is None or (unseen and verdict.rank < 0):
+            self._look_again(results, patient)
             return
         blamed = next((result for result in results if result.rank == verdict.rank), None)
         if blamed is not None and not verdict.sure and not _agree(suspect, blamed):
@@ -372,13 +407,31 @@ class Hangs:
             for each in (verdict, *verdict.more):
                 self._blame(each, results, now)
 
+    def _with_patience(self, result: p.RankInspection) -> p.RankInspection:
+        return with_patience(self._job.incidents.past, result, self._job.newest)
+
+    def _look_again(
+        self, results: Sequence[p.RankInspection], patient: Sequence[p.RankInspection]
+    ) -> None:
+        """Inspect again when the first rank that is late has used up the time that it has more."""
+        left_s = [
+            now.limit_s - now.elapsed_s
+            for now, before in zip(patient, results, strict=True)
+            if before.late and not now.late
+        ]
+        if left_s:
+            self._job.do(SetTimer(Timer.AGAIN, min(left_s)))
+
     def _blame(
         self, verdict: HangDiagnosis, results: Sequence[p.RankInspection], now: float
     ) -> None:
         blamed = [result for result in results if result.rank == verdict.rank]
         longest = max(result.elapsed_s for result in results)
+        at = (blamed or results)[0]
         text = f"the job hangs: {verdict.why} (no progress for {longest:.0f} s)"
-        rank = self._roster.ranks[verdict.rank if blamed else results[0].rank]
+        if before := hangs_here(self._job.incidents.past, at, self._job.newest):
+            text += f"; earlier hangs at the same place: {before}"
+        rank = self._roster.ranks[at.rank]
         if not rank.inside:
             return  # its node left the world because of another rank
         collectives = [each.in_words() for each in missed(results)]
@@ -389,7 +442,9 @@ class Hangs:
         )
         traceback = "\n".join(descriptions)
         fault = msgspec.structs.replace(
-            self._job.fault(FaultKind.HANG, rank, text, now), traceback=traceback
+            self._job.fault(FaultKind.HANG, rank, text, now),
+            signature=_place(at),
+            traceback=traceback,
         )
         if not blamed:
             fault = msgspec.structs.replace(fault, rank=-1, node=-1)

@@ -123,7 +123,7 @@ class Machine:
             return
         if stragglers.suspects and stragglers.begin_check():
             return
-        if generations.disagree():
+        if generations.disagree() or generations.differ():
             return
         self.fleet.ask_for_store()
         if not job.store.is_up:

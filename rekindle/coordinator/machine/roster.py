@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -361,6 +362,29 @@ class Roster:
             for rank, kept in node.copies.items():
                 found[rank] = (*found.get(rank, ()), *((number, state) for state in kept))
         return found
+
+    def different_source(self) -> tuple[Rank, Rank, str] | None:
+        """Return two ranks of the world with different texts of a file, and the file; or None.
+
+        The first rank has a text that fewer ranks have. A file that only some ranks have loaded
+        does not differ.
+        """
+        world = self.world
+        first = world[0].arrived.sources if world[0].arrived else {}
+        texts: dict[str, dict[str, list[Rank]]] = {}
+        for rank in world:
+            sources = rank.arrived.sources if rank.arrived else {}
+            if sources != first or rank is world[0]:
+                for file, digest in sources.items():
+                    texts.setdefault(file, {}).setdefault(digest, []).append(rank)
+        different = {file: found for file, found in texts.items() if len(found) > 1}
+        if not different:
+            return None
+        file = min(different)
+        # The ranks with the sources of the first one stand for it alone in `texts`.
+        common = Counter(rank.arrived.sources.get(file) for rank in world if rank.arrived)
+        by_number = sorted(different[file], key=lambda digest: common[digest])
+        return different[file][by_number[0]][0], different[file][by_number[-1]][0], file
 
     def lose(self, node: Node) -> int:
         """Remove a node and its ranks' processes. Return the most steps that a rank finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -42,20 +43,22 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
 
     The exception of the rank determines the fault, if there is one. An exception without a table
     entry is an error of the script. `no_memory` means that the kernel killed processes because of
-    low memory. A rank that the kernel killed was one of them.
+    low memory. A killed rank was one of them, or a helper of the rank that was lost.
     """
     if error is not None:
         verdict = judge.exception(error.message, text_of_script=error.text_of_script)
         message = f"rank {rank} raised {error.message}"
         kind = verdict.kind if verdict.listed else FaultKind.USER_CODE
+        killed = kind is FaultKind.PROCESS
     else:
         verdict = judge.exit(exit_)
         # "rank 1 was ended by signal 9 (SIGKILL)", "rank 1 ended with exit status 3"
         ended = "was ended by" if exit_.signal is not None else "ended with"
         message, kind = f"rank {rank} {ended} {exit_}", verdict.kind
-        if no_memory:
-            kind, message = FaultKind.HOST_OOM, f"{message}, because the node had no memory left"
-    if kind not in (FaultKind.PROCESS, FaultKind.USER_CODE) and not no_memory:
+        killed = exit_.signal == signal.SIGKILL
+    if no_memory and killed:
+        kind, message = FaultKind.HOST_OOM, f"{message}, because the node had no memory left"
+    elif kind not in (FaultKind.PROCESS, FaultKind.USER_CODE):
         message = f"{message} ({verdict.explanation})"
     return Fault(
         kind=kind,

@@ -24,6 +24,7 @@ class FaultKind(str, enum.Enum):
     COORDINATOR = "coordinator-lost"  # the job's coordinator failed; another one replaced it
     STORAGE = "storage"  # a checkpoint write failed
     LAUNCH = "launch"  # the ranks could not start
+    SOURCE = "source-changed"  # ranks run different texts of the script or of its modules
     HOST_OOM = "host-out-of-memory"  # the host, or the container, ran out of memory
     DEVICE_OOM = "device-out-of-memory"  # a device ran out of memory; the device works
     NODE = "node"  # a node is unhealthy, and its agent still runs
@@ -133,6 +134,7 @@ _CAUSES = (
     FaultKind.EVICTION,
     FaultKind.SCHEDULING,
     FaultKind.USER_CODE,
+    FaultKind.SOURCE,
     FaultKind.NODE_LOST,
     FaultKind.NODE,
     FaultKind.DEVICE,

@@ -50,7 +50,7 @@ def restarts_used(past: Iterable[Past]) -> int:
 
     A restart to reset a device does not, nor one with another budget.
     """
-    own = (each for each in past if not reset_helps(each.fault) and not each.apart)
+    own = (each for each in past if not _repairs(each.fault) and not each.apart)
     return used(own, (Strategy.RESTART,))
 
 
@@ -60,13 +60,21 @@ def restarts_apart(past: Sequence[Past], newest: int) -> int:
 
 
 def recoveries_used(past: Iterable[Past]) -> int:
-    """Return the recoveries without another budget: inner, after a hang, to reset a device."""
+    """Return the recoveries without another budget.
+
+    They are inner, after a hang, to reset a device, or to run one text of the script.
+    """
     return sum(
         each.strategy in (*INNER, Strategy.HANG_RESTART)
-        or (each.strategy is Strategy.RESTART and reset_helps(each.fault))
+        or (each.strategy is Strategy.RESTART and _repairs(each.fault))
         for each in past
         if counts(each.fault)
     )
+
+
+def _repairs(fault: Fault) -> bool:
+    """Return whether a restart of all ranks repairs the cause of the fault."""
+    return reset_helps(fault) or fault.kind is FaultKind.SOURCE
 
 
 def reset_helps(fault: Fault) -> bool:

@@ -203,6 +203,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "all steps so far were short."
         ),
     ] = 10.0
+    between_timeout_s: Annotated[
+        float,
+        _seconds(
+            "between two steps without a sign of life of a rank, after which the job checks for a "
+            "hang. A value below hang_timeout_s has no effect."
+        ),
+    ] = 300.0
     idle_timeout_s: Annotated[
         float,
         _seconds(

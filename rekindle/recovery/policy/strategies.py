@@ -142,6 +142,11 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
     if history.reset_helps(fault):
         why_not = situation.worn_out or _spent(policy, situation)
         return Option("the agent resets its device, and the job restarts all ranks", why_not)
+    if fault.kind is FaultKind.SOURCE:
+        again = _in_row(policy, situation, Strategy.RESTART)
+        why_not = "the texts differ also after a restart of all ranks" if again else ""
+        doing = "the job restarts all ranks with the present text"
+        return Option(doing, why_not or _spent(policy, situation))
     if fault.reset_failed or _is_beyond_reset(situation):
         return None
     used = history.restarts_apart(situation.past, situation.newest)

@@ -6,6 +6,8 @@ One job ends in many ways. Each attempt starts from the state that the earlier o
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +45,8 @@ def end_twice(job: Job) -> list[str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         end(job)
         job.wait_event(journal.FinalCheckpoint)
-        end(job)
+        end(job)  # a scheduler and a launcher may send the same signal
+        os.kill(job.coordinator.pid, signal.SIGINT)
         job.end()
         return job.leftovers()
 

@@ -137,7 +137,8 @@ DDP = Plan(
         ),
         fails(
             compiles(64),
-            fails_with([1], "between", 72),
+            takes_long("a rank that rests between two steps", "between", "pause", 70),
+            fails_with([1], "between", 74),
         ),
         Attempt(
             (night(80),),

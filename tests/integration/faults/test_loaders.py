@@ -15,7 +15,9 @@ from training_jobs.loaders import EPOCH, SAMPLES, SIZES, numbers_of
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
 
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.policy import Strategy
 
 STREAMS = ("stream", "torchdata")
 ELASTIC = ["map-0", "stream-0", "torchdata-2"]
@@ -43,7 +45,7 @@ def assert_once(run: Job) -> None:
     """Check that each epoch has each sample exactly once."""
     seen = list(itertools.chain(*trained(run.record)))
     kind = run.spec.arguments[2].partition("-")[0]
-    if kind == "map":  # a sampler's epochs have no numbers and follow each other
+    if kind in ("map", "kept"):  # a sampler's epochs have no numbers and follow each other
         seen = [place // SAMPLES * EPOCH + number for place, number in enumerate(seen)]
     twice = [number for number, count in collections.Counter(seen).items() if count > 1]
     assert twice == []
@@ -68,26 +70,35 @@ def assert_ended(run: Job) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    soak_but(["map-2", "stream-2", "stateful-0", "stateful-2"], "stateful-2"),
+    soak_but(["map-2", "kept-2", "stream-2", "stateful-0", "stateful-2"], "stateful-2"),
 )
 def test_the_world_stays(variant: str, job: Callable[..., Job]) -> None:
-    """Killed ranks, a broken link and a new attempt change no sample and no bit in any step."""
+    """Killed ranks and workers, and a new attempt change no sample and no bit in any step.
+
+    The loss of a loader's worker is a fault of a process: only its rank gets a new process.
+    """
     settings = {"variant": variant, "processes": 2, "steps": 40, "snapshot_every": 4}
     whole = job(**settings)
     assert_ended(whole)
     assert_once(whole)
+    lost = [Fault(1, "forward", 15, life=2, do="worker")] if variant.endswith("2") else []
     run = job(
         Fault(1, "forward", 0),
         Fault(0, "backward", 9),
-        Fault(1, "backward", 22, do="link"),
-        Fault(1, "updated", 27, life=2),
+        *lost,
+        Fault(1, "updated", 27, life=2 + len(lost)),
         Fault(0, "forward", 33, life=2, do="raise"),
         checkpoint_every=10,
         **settings,
     )
     assert run.end().outcome == "failed"
     assert set(steps_lost(run)) <= {0}
-    assert [incident.closed for incident in run.incidents()] == [True, True, True, False]
+    *recovered, failed = run.incidents()
+    assert len(recovered) == 3 + len(lost)
+    assert all(incident.closed for incident in recovered)
+    assert {incident.cause.kind for incident in recovered} == {FaultKind.PROCESS}
+    assert {incident.strategy for incident in recovered} == {Strategy.RECOVER_IN_PLACE}
+    assert not failed.closed
     run.plan()
     run.start()
     assert_ended(run)

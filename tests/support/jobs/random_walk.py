@@ -315,7 +315,7 @@ class RandomWalk:
                 finished=world.processes[rank].finished,
                 doing=chance.choice(tuple(RankActivity)),
                 elapsed_s=chance.choice((1.0, 30.0)),
-                late=chance.random() < 0.8,
+                limit_s=0.5 if chance.random() < 0.8 else 60.0,
                 waiting=chance.random() < 0.6,
                 operations=chance.randrange(5),
                 stopped=chance.random() < 0.1,

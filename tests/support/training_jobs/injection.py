@@ -17,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Fault:
     `link`: A library raises an error with the text of a broken link.
     `wrapped`: The script catches such an error and raises its own error from it.
     `hiccup`: The script raises an error that it declares as transient.
+    `worker`: A worker of the script's loader gets SIGKILL; the process sleeps.
     `hang`: The process sleeps forever.
     `exit`: The process exits with status 3.
     `uce`: A memory error of the device damages the state.
@@ -131,6 +133,11 @@ def _break_link(what: str) -> None:
         raise ValueError("no luck") from error
 
 
+def _kill_worker(what: str) -> None:
+    if what == "worker":
+        os.kill(min(child.pid or 0 for child in active_children()), signal.SIGKILL)
+
+
 class Injector:
     """The faults of one process of a rank."""
 
@@ -191,7 +198,8 @@ class Injector:
             case "ecc":
                 self.flaw, CpuDevice.simulated_damage = 0.0, Damage.STATE
                 _library_raises(f"HBM MULTI BIT ECC ERROR. time us= {self._flipped_us}.")
-            case "hang":
+            case "worker" | "hang":
+                _kill_worker(what)
                 while True:
                     time.sleep(1)
             case "exit":

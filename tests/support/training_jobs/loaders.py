@@ -1,8 +1,9 @@
 """The training script with batches from a DataLoader. It logs the samples that it trained on.
 
-Kinds: `map` uses a StepSampler. `stream` uses an ElasticStream whose parts have different sizes;
-one is empty. `torchdata` uses such a stream with torchdata's StatefulDataLoader. `stateful` uses
-that loader with a dataset that has its own position. The number of a sample includes its epoch.
+Kinds: `map` uses a StepSampler; `kept` also keeps its workers for all epochs. `stream` uses an
+ElasticStream whose parts have different sizes; one is empty. `torchdata` uses such a stream with
+torchdata's StatefulDataLoader. `stateful` uses that loader with a dataset that has its own
+position. The number of a sample includes its epoch.
 """
 
 from __future__ import annotations
@@ -86,9 +87,12 @@ class LoaderRun(Run):
 
     def _loader(self, kind: str, workers: int) -> DataLoader[Any]:
         indexed = Indexed(self)
-        if kind == "map":
+        if kind in ("map", "kept"):
             sampler = StepSampler(SAMPLES, BATCH, seed=3)
-            return DataLoader(indexed, batch_sampler=sampler, num_workers=workers)
+            stays = kind == "kept"
+            return DataLoader(
+                indexed, batch_sampler=sampler, num_workers=workers, persistent_workers=stays
+            )
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         if kind in ("stream", "torchdata"):

@@ -35,7 +35,7 @@ from training_jobs import BATCH, LENGTH
 from training_jobs.injection import HiccupError, Injector
 
 FEATURES, WIDTH = 16, 64
-LOADERS = ("map", "stream", "torchdata", "stateful")
+LOADERS = ("map", "kept", "stream", "torchdata", "stateful")
 
 
 class Network(nn.Module):

@@ -19,6 +19,7 @@ from rekindle.agent.process_activity import Activity
 from rekindle.protocol.heartbeat_page import BUSY_S, PageReading, RankActivity
 
 LEAST_S = 10.0
+BETWEEN_S = 300.0
 MOMENT_S = 2.0  # for the inspection of all ranks and the coordinator
 
 
@@ -26,7 +27,7 @@ class Rank:
     """A rank's page over time, and the tracker that looks at it at regular intervals."""
 
     def __init__(self, look_s: float = LOOK_S) -> None:
-        self.watch = LatenessTracker(LEAST_S)
+        self.watch = LatenessTracker(LEAST_S, BETWEEN_S)
         self.now = 0.0
         self.mark = PageReading(0, RankActivity.MEETING, 0)
         self._look_s = look_s
@@ -162,8 +163,18 @@ def test_whoever_computes_in_a_step_has_no_more_time() -> None:
     assert rank.watch.limit_s(0, busy=True) == LEAST_S
     rank.begin(RankActivity.BETWEEN)
     rank.pass_time(1.0)
-    assert rank.watch.limit_s(0, busy=False) == LEAST_S
+    assert rank.watch.limit_s(0, busy=False) == BETWEEN_S
     assert rank.watch.limit_s(0, busy=True) == BUSY_S
+
+
+def test_work_between_two_steps_has_a_limit_of_its_own() -> None:
+    """A rank may rest between two steps for longer than in a step, but not without end."""
+    rank = Rank()
+    rank.train(ENOUGH + 2, 0.1)
+    rank.begin(RankActivity.BETWEEN)
+    late = rank.pass_time(1000.0)
+    assert late is not None
+    assert BETWEEN_S <= late <= BETWEEN_S + 1.0
 
 
 @pytest.mark.parametrize(

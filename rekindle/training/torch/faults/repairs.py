@@ -55,6 +55,8 @@ _ARGUMENTS = re.compile(
     r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
     r"|gloo/\S+\] (?:op\.preamble|ifa != )"
 )
+# The SIGCHLD handler of torch raises such an error anywhere in the main thread.
+_LOST_WORKER = re.compile(r"^DataLoader worker \(pid")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
 
 
@@ -90,11 +92,13 @@ def may_come_from_peers(error: BaseException, *, accelerator: bool) -> bool:
     """Return whether an error that is not known as a fault may be the result of a peer's failure.
 
     It may be if the script raised it while it handled a fault. An accelerator can also report a
-    peer's failure with an unknown text, but never as a lack of memory.
+    peer's failure with an unknown text, but never as a lack of memory or a lost worker.
     """
     if any(_kind_of_one(each) for each in chain_of(error)):
         return True
-    unknown = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
+    unknown = isinstance(error, RuntimeError) and not (
+        isinstance(error, torch.OutOfMemoryError) or _LOST_WORKER.match(str(error))
+    )
     return accelerator and unknown and not is_of_script(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from rekindle.protocol.monitoring import RankInspection
 MARKS = (11, 22, 33)  # marks of collectives, in the order of the script
 
 
-def inspection(rank: int, **fields: Any) -> RankInspection:
+def inspection(rank: int, *, late: bool = True, **fields: Any) -> RankInspection:
     """Return the inspection of a rank that is late in step 8."""
-    fields = {"finished": 7, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | fields
-    return RankInspection(rank=rank, **fields)
+    fields = {"finished": 7, "doing": RankActivity.STEP, "elapsed_s": 12.0} | fields
+    return RankInspection(rank=rank, limit_s=0.0 if late else math.inf, **fields)
 
 
 def waits(rank: int, operations: int = 3, **fields: Any) -> RankInspection:

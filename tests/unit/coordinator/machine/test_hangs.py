@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,10 +33,11 @@ def stall(
     return driver.sent_by_node(p.InspectRanks)
 
 
-def inspection(rank: int, **fields: Any) -> p.RankInspection:
+def inspection(rank: int, *, late: bool = True, **fields: Any) -> p.RankInspection:
     """Return the inspection of a rank that waits for others for too long."""
-    fields = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True} | fields
-    return p.RankInspection(rank=rank, **{"waiting": True, **fields})
+    fields = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0} | fields
+    fields = {"waiting": True, "limit_s": 0.0 if late else math.inf, **fields}
+    return p.RankInspection(rank=rank, **fields)
 
 
 def answer(
@@ -301,3 +303,106 @@ def test_all_stopped_ranks_are_replaced_at_once() -> None:
         (FaultKind.HANG, 3),
     ]
     assert len({event.incident for event in driver.recorded(journal.FaultSeen)}) == 1
+
+
+def slow(rank: int, elapsed_s: float, **fields: Any) -> list[p.RankInspection]:
+    """Return inspections in which one rank rests in a step and all others wait for it."""
+    fields = {"doing": RankActivity.FIRST, "waiting": False, "limit_s": 10.0} | fields
+    return [
+        inspection(each, elapsed_s=elapsed_s, **(fields if each == rank else {}))
+        for each in range(4)
+    ]
+
+
+def replaced(driver: Driver, rank: int, finished: int = 5) -> None:
+    """Replace the killed rank, and let all ranks continue from its step."""
+    driver.killed()
+    driver.spawned()
+    driver.form(finished=finished)
+
+
+def hangs_of(driver: Driver) -> int:
+    return len(driver.recorded(journal.FaultSeen))
+
+
+def test_a_replacement_at_the_same_place_has_twice_the_time() -> None:
+    """Each hang of a rank at the same place doubles its time there.
+
+    The machine inspects again exactly when that time is over.
+    """
+    driver = training(policy=Policy(max_in_row=10))
+    answer(driver, stall(driver), *slow(2, 11.0, doing=RankActivity.STEP))
+    for number, limit_s in ((1, 20.0), (2, 40.0), (3, 80.0)):
+        replaced(driver, 2)
+        answer(driver, stall(driver, rank=2), *slow(2, 11.0))
+        assert hangs_of(driver) == number
+        assert driver.timers["again"] == limit_s - 11.0
+        driver.fire("again")
+        answer(driver, driver.sent_by_node(p.InspectRanks), *slow(2, limit_s))
+        assert hangs_of(driver) == number + 1
+        assert (
+            f"earlier hangs at the same place: {number}"
+            in driver.last(journal.FaultSeen).fault.message
+        )
+
+
+@pytest.mark.parametrize(
+    ("rank", "fields"),
+    [
+        (3, {}),
+        (2, {"doing": RankActivity.EVALUATE}),
+        (2, {"stopped": True}),
+    ],
+)
+def test_another_hang_has_no_more_time(rank: int, fields: dict[str, Any]) -> None:
+    """A hang of another rank, in another activity, or of a stopped process is found at once."""
+    driver = training()
+    answer(driver, stall(driver), *slow(2, 11.0))
+    replaced(driver, 2)
+    answer(driver, stall(driver, rank=rank), *slow(rank, 11.0, **fields))
+    if RankActivity.EVALUATE in fields.values():
+        driver.fire("again")
+        answer(driver, driver.sent_by_node(p.InspectRanks), *slow(rank, 12.5, **fields))
+    assert hangs_of(driver) == 2
+
+
+def test_a_finished_step_ends_the_patience() -> None:
+    """After a finished step of the job, a hang at the same place is found as soon as the first."""
+    driver = training()
+    answer(driver, stall(driver), *slow(2, 11.0))
+    replaced(driver, 2)
+    driver.step(6)
+    answer(driver, stall(driver, rank=2), *slow(2, 11.0, finished=6))
+    assert hangs_of(driver) == 2
+
+
+def test_all_ranks_that_hung_have_more_time_after_a_restart() -> None:
+    """A hang without a faulty rank doubles the time of each rank at that place."""
+    driver = training()
+    alike = [slow(rank, 11.0)[rank] for rank in range(3)]
+    answer(driver, stall(driver), *alike, inspection(3))
+    assert driver.last(journal.FaultSeen).fault.rank == -1
+    driver.killed()
+    driver.store_up()
+    driver.spawned()
+    driver.form(finished=5)
+    answer(driver, stall(driver), *alike, inspection(3))
+    assert hangs_of(driver) == 1
+    assert driver.timers["again"] == 9.0
+
+
+def test_a_new_coordinator_keeps_the_patience() -> None:
+    """A coordinator that takes over computes the time of a rank from the journal."""
+    driver = training()
+    answer(driver, stall(driver), *slow(2, 11.0))
+    replaced(driver, 2)
+    driver.lose_coordinator()
+    for node in (0, 1):
+        live = (
+            p.LiveRank(rank=r, pid=driver.pids[r], training=True) for r in (2 * node, 2 * node + 1)
+        )
+        driver.hello(node, generation=2, ranks=tuple(live))
+    driver.store_up()
+    driver.form(finished=5)
+    answer(driver, stall(driver, rank=2), *slow(2, 11.0))
+    assert driver.timers["again"] == 9.0

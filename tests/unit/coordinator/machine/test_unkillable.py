@@ -29,7 +29,7 @@ def unkillable(policy: Policy | None = None) -> Driver:
     driver.train(finished=5)
     driver.say(1, p.RankStalled(rank=1, generation=driver.machine.job.generation))
     for node, order in driver.sent_by_node(p.InspectRanks).items():
-        fields = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "late": True}
+        fields = {"finished": 5, "doing": RankActivity.STEP, "elapsed_s": 12.0, "limit_s": 10.0}
         inspection = p.RankInspection(rank=node, waiting=node != 1, **fields)
         driver.say(node, p.RanksInspected(serial=order.serial, looks=(inspection,)))
     return driver

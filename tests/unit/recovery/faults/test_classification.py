@@ -168,6 +168,30 @@ def test_a_rank_that_the_kernel_killed_for_memory() -> None:
     assert "no memory left" in found.message
 
 
+LOST_WORKERS = (
+    "RuntimeError: DataLoader worker (pid 31) is killed by signal: Killed. ",
+    "RuntimeError: DataLoader worker (pid 31) is killed by signal: Segmentation fault. ",
+    "RuntimeError: DataLoader worker (pid(s) 31, 32) exited unexpectedly",
+    "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated",
+)
+
+
+@pytest.mark.parametrize("no_memory", [True, False])
+@pytest.mark.parametrize("text", LOST_WORKERS)
+def test_a_lost_helper_is_a_fault_of_a_process(text: str, no_memory: bool) -> None:
+    """The loss of a rank's helper is not the script's error. The kernel may have killed it."""
+    place = {"rank": 2, "node": 1, "finished": 7, "at": 50.0}
+    error = ErrorRecord(message=text)
+    found = fault_of_exit(TABLES, Exit(code=1), error, no_memory=no_memory, **place)
+    assert found.kind is (FaultKind.HOST_OOM if no_memory else FaultKind.PROCESS)
+    assert not found.user_caused
+    assert ("no memory left" in found.message) is no_memory
+    own = fault_of_exit(
+        TABLES, Exit(code=1), ErrorRecord(message="ValueError: no"), no_memory=no_memory, **place
+    )
+    assert own.kind is FaultKind.USER_CODE
+
+
 def test_the_time_of_an_exception_is_the_ranks_own() -> None:
     """The time of a fault is the time of the rank's exception, not the time of its exit."""
     record = ErrorRecord(message="E", at=49.0)

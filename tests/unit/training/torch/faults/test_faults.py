@@ -397,6 +397,7 @@ def test_a_lack_of_device_memory_is_no_sign_of_a_peers_failure() -> None:
     """
     on_device = functools.partial(may_come_from_peers, accelerator=True)
     assert not on_device(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert not on_device(RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "))
     assert on_device(RuntimeError("CUDA error: an unknown text of a new driver"))
     assert not on_device(ValueError("a planted error"))
     assert not on_device(caught(fails_in_a_worker, "raised by the script", None))

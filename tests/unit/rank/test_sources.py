@@ -1,0 +1,78 @@
+"""The digests of the files of a script's own code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from rekindle.rank import sources
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_read", {})
+    sources.digests.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_own_files_have_digests_of_the_text_that_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules outside of the installed packages count, with their text at the first arrival.
+
+    Modules that are loaded later do not count.
+    """
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("ours_now", "ours_later"):
+        (tmp_path / f"{name}.py").write_text("A = 1\n")
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    sources.note(str(script))
+    script.write_text("print(2)\n")  # changed while the script runs
+    importlib.import_module("ours_now")
+    found = sources.digests()
+    own = {Path(path).name: digest for path, digest in found.items()}
+    assert own.keys() >= {"train.py", "ours_now.py"}
+    assert "ours_later.py" not in own
+    assert not [path for path in found if "site-packages" in path or "/rekindle/rank/" in path]
+    assert not [path for path in found if path == importlib.__file__]
+    importlib.import_module("ours_later")
+    (tmp_path / "ours_now.py").write_text("A = 2\n")
+    assert sources.digests() == found
+    sources.digests.cache_clear()
+    monkeypatch.setattr(sources, "_read", {})
+    sources.note(str(script))
+    changed = {Path(path).name: digest for path, digest in sources.digests().items()}
+    assert changed["train.py"] != own["train.py"]
+    assert changed["ours_now.py"] != own["ours_now.py"]
+    for name in ("ours_now", "ours_later"):
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_module_that_is_loaded_at_its_first_use_is_not_loaded(tmp_path: Path) -> None:
+    """The digests load no module."""
+    path = tmp_path / "ours_lazy.py"
+    path.write_text("raise AssertionError\n")
+    spec = importlib.util.spec_from_file_location("ours_lazy", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ours_lazy"] = module
+    try:
+        spec.loader.exec_module(module)
+        sources.digests()
+    finally:
+        del sys.modules["ours_lazy"]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_file_that_does_not_exist_has_no_digest(tmp_path: Path) -> None:
+    """A module from an archive, or one whose file was removed, does not count."""
+    sources.note(str(tmp_path / "archive.zip" / "module.py"))
+    assert not [path for path in sources.digests() if "archive.zip" in path]
