@@ -32,6 +32,22 @@ class Elasticity:
         self._spec = job.spec
         self._tries: Counter[int] = Counter()  # how often each new node was removed from the world
 
+    @property
+    def pause_reason(self) -> str:
+        """Return why the world pauses: a node waits to join it."""
+        joins = self._roster.outside and self._roster.arrived_outside
+        return "nodes join the world" if joins else ""
+
+    def on_paused(self) -> None:
+        """Take the waiting nodes into the world."""
+        self._fleet.take_in()
+
+    def work_in_pause(self) -> bool:
+        """Take the waiting nodes into the world, because all ranks wait already."""
+        if self._job.phase is Phase.REGROUPING and self._roster.outside:
+            self._fleet.take_in()
+        return False
+
     def on_outside_lost(self, lost: Node) -> None:
         """Handle the loss of a node outside the world. The engine may start another one."""
         self._endings.final_checkpoint_failed(lost.node, "the node is lost")

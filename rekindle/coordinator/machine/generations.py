@@ -61,7 +61,6 @@ class Generations:
         self._spec = job.spec
         self._incidents = job.incidents
         self.planned: Plan | None = None
-        self._held = 0  # the generation that was paused so that nodes can join
         self._common_steps = 0  # steps that every rank had finished when the open incident began
         self._refused: set[tuple[int, StateSource, StateId]] = (
             set()
@@ -119,8 +118,6 @@ class Generations:
         if message.finished is not None:
             rank.finished = message.finished
             self._job.newest = max(self._job.newest, message.finished)
-        if not rank.inside:
-            self._grow()
         self._proceed()
 
     def note_suspicion(self, message: p.StepFailed | p.Arrived) -> None:
@@ -144,35 +141,6 @@ class Generations:
                 f"rank {message.rank} reports that the state after step {valid_steps} may be wrong"
             )
             self._report(Fault(kind=FaultKind.LINK, message=text, finished=valid_steps))
-
-    def _grow(self) -> None:
-        """Pause the world between two steps if a node waits to join it.
-
-        The world is not paused until every rank has finished a step in this generation, nor after
-        the first rank has finished training.
-        """
-        if self._roster.outside and self._roster.arrived_outside:
-            self.hold()
-
-    def hold(self) -> None:
-        """Pause the world between two steps, once in a generation, if every rank trains."""
-        steady = self._job.phase is Phase.TRAINING and self._roster.all_stepped
-        if self._held == self._job.generation or not steady:
-            return
-        if self._roster.all_are(Status.TRAINING):
-            self._held = self._job.generation
-            first = self._roster.world[0]
-            hold = p.PauseRequest(rank=first.rank, generation=self._job.generation)
-            self._job.do(Send(self._roster.nodes[first.node].connection, hold))
-
-    def on_paused(self, message: p.Paused) -> None:
-        """End the generation of a paused world. The next generation includes the new nodes."""
-        if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
-            return
-        rank = self._roster.ranks[message.rank]
-        rank.finished = max(rank.finished, message.finished)
-        self._fleet.take_in()
-        self.declare_over()
 
     def are_done(self) -> bool:
         """Return whether every rank has finished all steps of the script."""
@@ -391,7 +359,6 @@ class Generations:
             self._job.newcomers = set()
             self._job.newest = max(rank.finished for rank in self._roster.world)
             self._close_incident(generation=self._job.generation, step=message.finished)
-            self._grow()
 
     def _close_incident(self, *, generation: int, step: int) -> None:
         """Record that training continues. The next fault opens a new incident."""

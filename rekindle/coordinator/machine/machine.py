@@ -22,6 +22,7 @@ from rekindle.coordinator.machine.inheritance import JobHistory, interval_of
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.losses import Losses
+from rekindle.coordinator.machine.pauses import Pauses
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Status
 from rekindle.coordinator.machine.stragglers import ProfilingSwitch, StragglerCheck
@@ -95,6 +96,7 @@ class Machine:
             self.stragglers,
             self.admission,
         )
+        self.pauses = Pauses(job, self.generations, (self.elasticity, self.stragglers))
         self._handlers = self._message_handlers()
         self._timers = self._timer_handlers()
         self._ending_timers = self._ending_timer_handlers()
@@ -105,10 +107,10 @@ class Machine:
     def _proceed(self) -> None:
         """If every rank of the world waits, form the next generation or dismiss the ranks.
 
-        The method does nothing while a user must approve a decision, while the stragglers' nodes
-        are checked, or before the ranks' store listens.
+        The method does nothing while a user must approve a decision, while a part works in the
+        pause, or before the ranks' store listens.
         """
-        job, generations, stragglers = self.job, self.generations, self.stragglers
+        job, generations = self.job, self.generations
         if job.phase in (Phase.RESTARTING, *ENDING) or not job.roster.all_are(Status.WAITING):
             return
         if job.incidents.awaiting is not None:
@@ -117,11 +119,7 @@ class Machine:
         if len(live) == 1 and None not in live and generations.are_done():
             generations.dismiss()
             return
-        if job.phase is Phase.REGROUPING and job.roster.outside:
-            self.fleet.take_in()  # all ranks wait already
-        if job.phase not in (Phase.REGROUPING, Phase.GATHERING) or stragglers.examining:
-            return
-        if stragglers.suspects and stragglers.begin_check():
+        if job.phase not in (Phase.REGROUPING, Phase.GATHERING) or self.pauses.work():
             return
         if generations.disagree():
             return
@@ -199,7 +197,7 @@ class Machine:
             p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
                 node, message
             ),
-            p.Paused: lambda node, message, now: generations.on_paused(message),
+            p.Paused: lambda node, message, now: self.pauses.on_paused(message),
             p.RanksInspected: self.hangs.on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
@@ -210,11 +208,11 @@ class Machine:
             p.Spawned: self._on_spawned,
             p.RankStalled: lambda node, message, now: self.hangs.on_stalled(message, now),
             p.StateReady: lambda node, message, now: generations.on_state_ready(message),
-            p.StepDone: lambda node, message, now: generations.on_step_done(message),
+            p.StepDone: self._on_step_done,
             p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
             p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
-            p.StepTimings: lambda node, message, now: self.stragglers.on_step_timings(message),
+            p.StepTimings: self._on_step_timings,
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
@@ -252,6 +250,15 @@ class Machine:
         self.generations.on_arrived(message)
         if self.job.roster.any_is(Status.EXITED):
             self.endings.miss_exited()
+        self.pauses.request()
+
+    def _on_step_done(self, node: int, message: p.StepDone, now: float) -> None:
+        self.generations.on_step_done(message)
+        self.pauses.request()
+
+    def _on_step_timings(self, node: int, message: p.StepTimings, now: float) -> None:
+        self.stragglers.on_step_timings(message)
+        self.pauses.request()
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)
