@@ -96,6 +96,21 @@ PROFILING = (
     ),
 )
 
+# The options of `rekindle drain`.
+DRAIN = (
+    option(
+        "node", type=int, required=True, metavar="NODE", help="node rank of the node in the job"
+    ),
+    option(
+        "deadline",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds until the node may end. If it has not moved by then, the ranks write a "
+        "checkpoint. 0: no deadline",
+    ),
+)
+
 # The options of `rekindle report-fault`.
 HEALTH_EVENT = (
     option(

@@ -6,6 +6,7 @@ GET  /events         the journal since event `since`, then live, as JSON lines; 
 GET  /steer          like /events, with the lease to steer the job while the connection is open
 POST /approve        a user's answer to a strategy that waits for it
 POST /stop           a user ends the job, also if another process steers it
+POST /drain          a user moves a node to another agent
 POST /inject         a fault to inject into a rank
 POST /profile        the kinds of times that ranks record
 POST /health-events  a health event from a monitor, an engine or a user
@@ -47,7 +48,7 @@ def job_view(machine: Machine, holder: str) -> JobView:
             pid=n.pid,
             copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
         )
-        for n in job.roster.agents()
+        for n in (*job.roster.nodes.values(), *job.roster.spares.values())
     ]
     return JobView(
         job_id=job.spec.job_id,
@@ -61,6 +62,7 @@ def job_view(machine: Machine, holder: str) -> JobView:
         nodes=nodes,
         holder=holder,
         metrics=machine.checkpoints.metrics,
+        moves=machine.moves.views(),
     )
 
 
@@ -94,6 +96,7 @@ class HttpApi:
             ),
             names.PATH_APPROVE: (protocol.Approval, machine.recovery.approve),
             names.PATH_STOP: (view.Stop, self._stop),
+            names.PATH_DRAIN: (view.Drain, lambda order: machine.moves.drain(order, time.time())),
             names.PATH_HEALTH_EVENTS: (
                 HealthEvent,
                 lambda health_event: machine.health.on_health_event(health_event, time.time()),

@@ -20,7 +20,7 @@ from rekindle.errors import JobError, LeaseHeldError, UnansweredError, UsageErro
 from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
-from rekindle.protocol.http_views import JobView
+from rekindle.protocol.http_views import Drain, JobView
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
@@ -145,6 +145,10 @@ class JobClient:
     def stop(self, *, by: str) -> None:
         """Stop the job for a person, regardless of the process that steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
+
+    def drain(self, order: Drain) -> None:
+        """Move a node to another agent. Raises JobError: the node cannot move."""
+        self._post(names.PATH_DRAIN, msgspec.json.encode(order))
 
     def profile(self, order: ProfilingOrder) -> None:
         """Switch light profiling.

@@ -38,7 +38,7 @@ class Elasticity:
         joins = self._roster.outside and self._roster.arrived_outside
         return "nodes join the world" if joins else ""
 
-    def on_paused(self) -> None:
+    def on_paused(self, now: float) -> None:
         """Take the waiting nodes into the world."""
         self._fleet.take_in()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -216,9 +216,23 @@ class Generations:
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def _plan(self) -> Plan:
+        return make_plan(self._holdings())
+
+    def state_without(self, nodes: Collection[int]) -> StateId:
+        """Return the state from which the arrived ranks would continue without these nodes."""
+        plan = make_plan(self._holdings(nodes))
+        return StateId(plan.step, plan.state_generation)
+
+    def _holdings(self, without: Collection[int] = ()) -> dict[int, AvailableState]:
+        """Return the states of each rank of the world, by place. without: nodes without states."""
         copies = self._roster.copies()
-        held = [self._holding(rank, copies.get(rank.rank, ())) for rank in self._roster.world]
-        return make_plan(dict(enumerate(held)))
+        held = [
+            AvailableState(node=rank.node, shard=rank.shard or 0)
+            if rank.node in without
+            else self._holding(rank, copies.get(rank.rank, ()))
+            for rank in self._roster.world
+        ]
+        return dict(enumerate(held))
 
     def _unfit(self, plan: Plan) -> list[Rank]:
         """Return the ranks that only a new process can bring into this plan."""

@@ -150,6 +150,7 @@ class Timer(str, enum.Enum):
     CHECK_BEGINS = "check-begins"
     EXAMINATION = "examination"  # the same, while ranks wait
     EXAMINATION_BEGINS = "examination-begins"
+    MOVE = "move"  # the next deadline of a planned move
 
 
 class SetTimer(msgspec.Struct, frozen=True):
@@ -251,6 +252,7 @@ class JobState:
     node has devices that health events can describe.
 
     sent_home: connections of dismissed agents. tables: returns the tables of faults.
+    moved_away: agents (address, process) that a planned move has replaced before a takeover.
 
     inspection: the inspection of all ranks that is under way. suspect: the rank that a second
     inspection may confirm as the cause of a hang.
@@ -277,6 +279,7 @@ class JobState:
         self.store = RendezvousStore()
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
+        self.moved_away: frozenset[tuple[str, int]] = frozenset()
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
         self._commands: list[Command] = []

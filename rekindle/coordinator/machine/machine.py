@@ -22,6 +22,7 @@ from rekindle.coordinator.machine.inheritance import JobHistory, interval_of
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.losses import Losses
+from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.pauses import Pauses
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Status
@@ -68,6 +69,7 @@ class Machine:
         )
         self.endings = Endings(job, self.fleet, self.checkpoints, self._report)
         self.elasticity = Elasticity(job, self.fleet, self.generations, self.endings, self._proceed)
+        self.moves = Moves(job, self.fleet, self.checkpoints, self.generations)
         self.recovery = Recovery(
             job,
             self.fleet,
@@ -81,9 +83,11 @@ class Machine:
         self.health = HealthEvents(job, self.fleet, self.recovery)
         self.stragglers = StragglerCheck(job, self.generations, self.recovery, self._proceed)
         self.takeover = Takeover(
-            job, self.fleet, self.checkpoints, self.endings, self.recovery, self.health
+            job, self.fleet, self.checkpoints, self.endings, self.moves, self.recovery, self.health
         )
-        self.admission = Admission(job, self.fleet, self.recovery, self.takeover, self._proceed)
+        self.admission = Admission(
+            job, self.fleet, self.moves, self.recovery, self.takeover, self._proceed
+        )
         self.losses = Losses(
             job,
             self.injections,
@@ -92,11 +96,13 @@ class Machine:
             self.generations,
             self.endings,
             self.elasticity,
+            self.moves,
             self.recovery,
             self.stragglers,
             self.admission,
         )
-        self.pauses = Pauses(job, self.generations, (self.elasticity, self.stragglers))
+        users = (self.elasticity, self.stragglers, self.moves)
+        self.pauses = Pauses(job, self.generations, users)
         self._handlers = self._message_handlers()
         self._timers = self._timer_handlers()
         self._ending_timers = self._ending_timer_handlers()
@@ -159,6 +165,9 @@ class Machine:
             self.admission.on_hello(connection, message)
         elif isinstance(message, p.CheckpointInvalid) and known:
             self.job.record(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+        elif (node := self.job.roster.prepares(connection)) is not None:
+            self.moves.on_message(connection, node, message)
+            self.pauses.request()
         else:
             raise ProtocolError("the agent is not a node of the job, so it may only send Hello")
 
@@ -197,7 +206,7 @@ class Machine:
             p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
                 node, message
             ),
-            p.Paused: lambda node, message, now: self.pauses.on_paused(message),
+            p.Paused: lambda node, message, now: self.pauses.on_paused(message, now),
             p.RanksInspected: self.hangs.on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
@@ -226,6 +235,7 @@ class Machine:
             Timer.LATE: lambda now: self.admission.on_late(),
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
+            Timer.MOVE: self.moves.on_deadline,
             Timer.NODE: self.admission.on_nodes_missed,
             Timer.HEALTH_EVENTS: self.health.check_events,
         }
@@ -254,6 +264,8 @@ class Machine:
 
     def _on_step_done(self, node: int, message: p.StepDone, now: float) -> None:
         self.generations.on_step_done(message)
+        if self.job.phase is Phase.TRAINING and self.job.roster.all_stepped:
+            self.moves.on_stepped()
         self.pauses.request()
 
     def _on_step_timings(self, node: int, message: p.StepTimings, now: float) -> None:

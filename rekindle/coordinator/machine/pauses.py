@@ -21,7 +21,7 @@ class PauseUser(Protocol):
     def pause_reason(self) -> str:
         """Return why the part needs a pause now; an empty text: it does not need one."""
 
-    def on_paused(self) -> None:
+    def on_paused(self, now: float) -> None:
         """Act while the first rank pauses, before the generation ends."""
 
     def work_in_pause(self) -> bool:
@@ -54,14 +54,14 @@ class Pauses:
         pause = p.PauseRequest(rank=first.rank, generation=job.generation)
         job.do(Send(self._roster.nodes[first.node].connection, pause))
 
-    def on_paused(self, message: p.Paused) -> None:
+    def on_paused(self, message: p.Paused, now: float) -> None:
         """End the generation, because its first rank stands between two steps."""
         if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
             return
         rank = self._roster.ranks[message.rank]
         rank.finished = max(rank.finished, message.finished)
         for user in self._users:
-            user.on_paused()
+            user.on_paused(now)
         self._generations.declare_over()
 
     def work(self) -> bool:

@@ -120,7 +120,7 @@ class StragglerCheck:
         urgent = self.suspects and self._spec.policy.stragglers is Stragglers.REPLACE
         return "slow nodes are checked" if urgent else ""
 
-    def on_paused(self) -> None:
+    def on_paused(self, now: float) -> None:
         """Do nothing yet: the check begins when every rank waits."""
 
     def _on_slow(self, found: Finding) -> None:

@@ -17,7 +17,7 @@ class Asks:
         self.busy = False
         driver.machine.pauses._users = (self,)
 
-    def on_paused(self) -> None:
+    def on_paused(self, now: float) -> None:
         self.paused += 1
 
     def work_in_pause(self) -> bool:
