@@ -9,6 +9,7 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed
 from rekindle.coordinator.machine.roster import Node, Status
+from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
 
 
@@ -33,10 +34,10 @@ class Elasticity:
         self._tries: Counter[int] = Counter()  # how often each new node was removed from the world
 
     @property
-    def pause_reason(self) -> str:
-        """Return why the world pauses: a node waits to join it."""
-        joins = self._roster.outside and self._roster.arrived_outside
-        return "nodes join the world" if joins else ""
+    def pause_cause(self) -> p.Cause | None:
+        """Return why the world pauses: nodes wait to join it."""
+        nodes = self._roster.arrived_outside if self._roster.outside else []
+        return p.Cause(kind="join", ranks=self._roster.numbers_of(nodes)) if nodes else None
 
     def on_paused(self, now: float) -> None:
         """Take the waiting nodes into the world."""

@@ -23,7 +23,7 @@ from rekindle.coordinator.machine.job_state import (
 from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
@@ -253,7 +253,7 @@ class Generations:
         world = self._roster.world
         ended_step = max(rank.arrived.ended_step for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
-        peers = self._addresses()
+        peers, cause = self._addresses(), self._cause()
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
@@ -267,6 +267,7 @@ class Generations:
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
                 ended_step=ended_step,
+                cause=cause,
                 settings=self._fleet.settings,
                 ranks=own,
                 plan=plans,
@@ -383,16 +384,41 @@ class Generations:
         self._common_steps = 0
         self._refused = set()
 
-    def declare_over(self) -> None:
-        """End the current generation. Every rank in it gets the order to leave its collective."""
+    def _cause(self) -> p.Cause | None:
+        """Return why the last generation ended, as far as it is known now."""
+        faults = self._incidents.faults
+        if not faults:
+            return self._job.paused_for
+        ranks = {rank for fault in faults for rank in self._ranks_of(fault)}
+        strategy = self._incidents.strategy
+        return p.Cause(
+            kind=root_cause(faults).kind.value,
+            strategy=strategy.value if strategy else "",
+            ranks=tuple(sorted(ranks)),
+        )
+
+    def _ranks_of(self, fault: Fault) -> list[int]:
+        if fault.rank >= 0:
+            return [fault.rank]
+        return [rank.rank for rank in self._roster.ranks_of(fault.node)] if fault.node >= 0 else []
+
+    def declare_over(self, pause: p.Cause | None = None) -> None:
+        """End the current generation. Every rank in it gets the order to leave its collective.
+
+        pause: why it ends without a fault.
+        """
         self._job.stop_inspection()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self._job.enter(Phase.REGROUPING)
         finished = max(rank.finished for rank in self._roster.world)
         process_lost = self._roster.any_is(Status.ABSENT)
+        self._job.paused_for = pause
         over = p.GenerationEnded(
-            generation=self._job.generation, finished=finished, process_lost=process_lost
+            generation=self._job.generation,
+            finished=finished,
+            process_lost=process_lost,
+            cause=self._cause(),
         )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):

@@ -253,6 +253,7 @@ class JobState:
 
     sent_home: connections of dismissed agents. tables: returns the tables of faults.
     moved_away: agents (address, process) that a planned move has replaced before a takeover.
+    paused_for: why the last generation was paused; None: a fault ended it.
 
     inspection: the inspection of all ranks that is under way. suspect: the rank that a second
     inspection may confirm as the cause of a hang.
@@ -280,6 +281,7 @@ class JobState:
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
         self.moved_away: frozenset[tuple[str, int]] = frozenset()
+        self.paused_for: p.Cause | None = None
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
         self._commands: list[Command] = []

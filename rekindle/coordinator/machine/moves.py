@@ -77,7 +77,7 @@ class Moves:
 
         at: the time now, and the deadline; 0: none.
         """
-        if obstacle := self._obstacle(node):
+        if obstacle := self.obstacle(node):
             return obstacle
         now, deadline = at
         agent = self._roster.nodes[node]
@@ -103,7 +103,8 @@ class Moves:
         self.advance()
         return ""
 
-    def _obstacle(self, node: int) -> str:
+    def obstacle(self, node: int) -> str:
+        """Return why a node cannot move, or an empty text."""
         job, roster = self._job, self._roster
         if job.phase in ENDING:
             return "the job is ending"
@@ -246,9 +247,11 @@ class Moves:
         return len(move.arrived) == self._spec.processes_per_node and not move.left
 
     @property
-    def pause_reason(self) -> str:
-        """Return why the world pauses: a node can move now."""
-        return "a node moves" if self._moves and self._ready() else ""
+    def pause_cause(self) -> p.Cause | None:
+        """Return why the world pauses: nodes can move now."""
+        nodes = [move.node for move in self._ready()] if self._moves else []
+        ranks = self._roster.numbers_of(nodes)
+        return p.Cause(kind=FaultKind.PLANNED.value, ranks=ranks) if nodes else None
 
     def on_paused(self, now: float) -> None:
         """Note the time at which training stops."""

@@ -18,8 +18,8 @@ class PauseUser(Protocol):
     """
 
     @property
-    def pause_reason(self) -> str:
-        """Return why the part needs a pause now; an empty text: it does not need one."""
+    def pause_cause(self) -> p.Cause | None:
+        """Return why the part needs a pause now; None: it does not need one."""
 
     def on_paused(self, now: float) -> None:
         """Act while the first rank pauses, before the generation ends."""
@@ -47,7 +47,7 @@ class Pauses:
         steady = job.phase is Phase.TRAINING and self._roster.all_stepped
         if self._requested == job.generation or not steady:
             return
-        if not (self._roster.all_are(Status.TRAINING) and any(u.pause_reason for u in self._users)):
+        if not self._roster.all_are(Status.TRAINING) or self._cause is None:
             return
         self._requested = job.generation
         first = self._roster.world[0]
@@ -60,9 +60,15 @@ class Pauses:
             return
         rank = self._roster.ranks[message.rank]
         rank.finished = max(rank.finished, message.finished)
+        cause = self._cause
         for user in self._users:
             user.on_paused(now)
-        self._generations.declare_over()
+        self._generations.declare_over(cause)
+
+    @property
+    def _cause(self) -> p.Cause | None:
+        causes = (user.pause_cause for user in self._users)
+        return next((cause for cause in causes if cause is not None), None)
 
     def work(self) -> bool:
         """Let the parts work while every rank waits. Return whether one is not ready yet."""

@@ -241,6 +241,10 @@ class Roster:
         per_node = self.spec.processes_per_node
         return self.ranks[node * per_node : (node + 1) * per_node]
 
+    def numbers_of(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """Return the numbers of the ranks of these nodes."""
+        return tuple(rank.rank for node in nodes for rank in self.ranks_of(node))
+
     def owns(self, node: int, ranks: Iterable[int]) -> bool:
         """Return whether all of these ranks belong to this node."""
         first = node * self.spec.processes_per_node

@@ -115,10 +115,11 @@ class StragglerCheck:
             self._on_slow(each)
 
     @property
-    def pause_reason(self) -> str:
+    def pause_cause(self) -> p.Cause | None:
         """Return why the world pauses: nodes are suspected, and the policy may replace them."""
-        urgent = self.suspects and self._spec.policy.stragglers is Stragglers.REPLACE
-        return "slow nodes are checked" if urgent else ""
+        if not self.suspects or self._spec.policy.stragglers is not Stragglers.REPLACE:
+            return None
+        return p.Cause(kind="node-check", ranks=self._roster.numbers_of(sorted(self.suspects)))
 
     def on_paused(self, now: float) -> None:
         """Do nothing yet: the check begins when every rank waits."""

@@ -113,7 +113,9 @@ class Takeover:
         if any(live.training for live in hello.ranks):
             # The state of their generation is unknown, so all ranks leave it, and form a new one.
             self._job.session = self._job.sessions_seen = self._job.formed = True
-            self._job.do(Send(connection, p.GenerationEnded(generation=hello.generation)))
+            cause = None if prepared else p.Cause(kind=FaultKind.COORDINATOR.value)
+            over = p.GenerationEnded(generation=hello.generation, cause=cause)
+            self._job.do(Send(connection, over))
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
             if self.inherits and not self._taken_over and not prepared:
                 self._taken_over = True

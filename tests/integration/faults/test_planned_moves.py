@@ -107,6 +107,16 @@ def test_a_node_moves(row: Row, ended: Ended) -> None:
     assert all(ended.is_closed(each) for each in planned)
 
 
+def test_the_hook_of_the_script(ended: Ended) -> None:
+    """Each rank learns of each recovery; a new process learns of the one that it belongs to."""
+    kept, new = ended.job.stderr(0), ended.job.stderr(2)
+    for text, after in ((kept, "after"), (kept, "before"), (new, "after")):
+        assert f"recovery: {after} planned - ranks 2,3" in text
+    assert "recovery: before planned - ranks 0,1" in new
+    assert "recovery: after node-lost recover ranks 2,3" in kept
+    assert "recovery: before coordinator-lost" in kept
+
+
 def test_end(ended: Ended, baseline_of: Callable[..., Record]) -> None:
     """The job equals the uninterrupted one, bit by bit; no process is left."""
     ended.check_end(baseline_of("ddp", steps=STEPS))

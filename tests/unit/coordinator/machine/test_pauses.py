@@ -12,7 +12,7 @@ class Asks:
     """A part that needs a pause. `works`: how often every rank waited."""
 
     def __init__(self, driver: Driver) -> None:
-        self.pause_reason = ""
+        self.pause_cause: p.Cause | None = None
         self.paused = self.works = 0
         self.busy = False
         driver.machine.pauses._users = (self,)
@@ -30,7 +30,7 @@ def test_a_request_waits_until_every_rank_has_stepped() -> None:
     driver = Driver()
     driver.start()
     asks = Asks(driver)
-    asks.pause_reason = "a test"
+    asks.pause_cause = p.Cause(kind="test")
     driver.form()
     driver.step_of([0], 1)
     assert not driver.sent(p.PauseRequest)
@@ -43,7 +43,7 @@ def test_one_request_in_a_generation() -> None:
     driver = Driver()
     driver.train()
     asks = Asks(driver)
-    asks.pause_reason = "a test"
+    asks.pause_cause = p.Cause(kind="test")
     driver.step_of([0], 2)
     assert len(driver.sent(p.PauseRequest)) == 1
     driver.step_of([1], 2)
@@ -74,3 +74,30 @@ def test_a_part_that_works_holds_the_next_generation() -> None:
     driver.machine._proceed()
     driver.collect()
     assert driver.sent(p.FormGeneration)
+
+
+def test_the_ranks_learn_the_cause() -> None:
+    """The end of a generation names its cause, and the next generation also the strategy."""
+    driver = Driver()
+    driver.train()
+    driver.exits(1, signal=9)
+    (over,) = driver.sent(p.GenerationEnded)
+    assert over.message.cause == p.Cause(kind="process", ranks=(1,))
+    driver.spawned()
+    driver.arrive([0], 1)
+    driver.arrive([1])
+    (form,) = driver.sent(p.FormGeneration)
+    assert form.message.cause == p.Cause(kind="process", strategy="recover-in-place", ranks=(1,))
+
+
+def test_the_ranks_learn_the_cause_of_a_pause() -> None:
+    """A pause without a fault has the cause of the part that needs it."""
+    driver = Driver()
+    driver.train()
+    asks = Asks(driver)
+    asks.pause_cause = p.Cause(kind="join", ranks=(5,))
+    driver.step_of([0], 2)
+    driver.say(0, p.Paused(rank=0, generation=1, finished=2))
+    assert driver.sent(p.GenerationEnded)[0].message.cause == asks.pause_cause
+    driver.arrive(driver.ranks, 2)
+    assert driver.sent(p.FormGeneration)[0].message.cause == asks.pause_cause
