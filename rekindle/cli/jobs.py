@@ -147,12 +147,19 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def report_fault(options: argparse.Namespace) -> None:
-    """Report a fault code, XID, kernel line or condition of a node to its job."""
+    """Report a fault code, XID, kernel line or condition of a node to its job.
+
+    Raises UsageError: neither a node nor a host is given.
+    """
+    if options.node < 0 and not options.host:
+        raise UsageError("give --node NODE or --host NAME")
     client = _client(options.job)
     event = HealthEvent(
         source=EventSource(options.source),
         what=options.what,
         node=options.node,
+        host=options.host,
+        within_s=options.within,
         device=options.device,
         gone=options.gone,
         by=getpass.getuser(),

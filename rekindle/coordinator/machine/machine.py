@@ -80,7 +80,7 @@ class Machine:
             self._proceed,
         )
         self.hangs = Hangs(job, self.fleet, self.endings, self.recovery)
-        self.health = HealthEvents(job, self.fleet, self.recovery)
+        self.health = HealthEvents(job, self.fleet, self.moves, self.recovery)
         self.stragglers = StragglerCheck(job, self.generations, self.recovery, self._proceed)
         self.takeover = Takeover(
             job, self.fleet, self.checkpoints, self.endings, self.moves, self.recovery, self.health

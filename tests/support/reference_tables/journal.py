@@ -179,8 +179,9 @@ PARTS = {
     HealthEvent: {
         "source": "Kind of the health event.",
         "what": "Code, number, line, condition or reason.",
-        "node": "Node rank.",
+        "node": "Node rank; -1: the nodes on the host.",
         "device": "Number of the device on its node; -1: none.",
+        "within_s": "Seconds until the host ends, for a notice; 0: unknown.",
         "gone": "Whether the event is over.",
         "by": "Who reported it.",
         "severity": "Severity of an Ascend code, by its driver.",

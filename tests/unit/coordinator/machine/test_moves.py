@@ -12,7 +12,9 @@ from rekindle.coordinator.machine.roster import Status
 from rekindle.names import SPARE
 from rekindle.protocol import agent as p
 from rekindle.protocol.http_views import Drain
+from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import Exit, FaultKind
+from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
 
 
@@ -298,3 +300,46 @@ def test_an_agent_that_left_does_not_return() -> None:
     live = (p.LiveRank(rank=1, pid=101, training=True),)
     job.hello(1, address=agent.address, pid=agent.pid, ranks=live, generation=1)
     assert job.refusals() == ["another agent has taken the place of node 1"]
+
+
+def notice(job: Moving, **fields: Any) -> str:
+    """Deliver a notice of the platform. Return why it is refused, or an empty text."""
+    event = HealthEvent(source=EventSource.NOTICE, what="spot interruption", by="test", **fields)
+    refused = job.machine.health.on_health_event(event, job.now)
+    job.collect()
+    return refused
+
+
+def test_a_notice_for_a_host() -> None:
+    """A notice with the name of a host moves the nodes on it, with its deadline."""
+    job = Moving()
+    host = job.machine.job.roster.nodes[1].host
+    assert notice(job, host=host, within_s=120.0) == ""
+    assert [each.message.node for each in job.sent(p.Prepare)] == [1]
+    requested = job.last(journal.MoveRequested)
+    assert requested.deadline == job.now + 120.0
+    assert "the platform announces the end of the host: spot" in requested.fault.message
+    assert job.last(journal.HealthEventSeen).urgency is Urgency.SOON
+    assert job.phase is Phase.TRAINING
+
+
+def test_a_notice_for_an_unknown_host() -> None:
+    """A notice for a host without a node of the job is refused."""
+    assert notice(Moving(), host="elsewhere") == "the job has no node on host elsewhere now"
+
+
+def test_a_notice_for_a_node_that_cannot_move() -> None:
+    """A notice that has no effect says why."""
+    job = Moving()
+    job.drain()
+    assert notice(job, node=1) == "node 1 is to move already"
+
+
+def test_an_isolation_that_can_wait() -> None:
+    """A health event of urgency later isolates the host, and the node moves away from it."""
+    job = Moving()
+    event = HealthEvent(source=EventSource.NODE_CONDITION, what="ReadonlyFilesystem=True", node=1)
+    job.machine.health.on_health_event(event, job.now)
+    job.collect()
+    assert job.last(journal.Isolated).node == 1
+    assert [each.message.node for each in job.sent(p.Prepare)] == [1]
