@@ -43,6 +43,7 @@ ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # only for temporary c
 # Files of a job directory.
 SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
+MONITOR_FILE = "monitor-token"  # a token that permits only PATH_HEALTH_EVENTS, on loopback
 PODS_FILE = "pods.json"
 CLUSTER_FILE = "cluster"
 JOURNAL_FILE = "journal.jsonl"

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import ipaddress
 import os
 import resource
 import signal
@@ -332,20 +333,30 @@ class Coordinator:
 def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> web.Application:
     """Return a web application that refuses a request without the job's secret.
 
+    A process on this machine may report health events with the token of monitors instead.
+
     client_max_size: the longest body of a request, in bytes; 0: any length.
     """
     secret, job_id = directory.secret(), directory.spec().job_id
+    token = directory.monitor_token()
 
     @web.middleware
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
-        if is_authorized(given, secret):
+        reports = request.path == names.PATH_HEALTH_EVENTS and _is_local(request.remote)
+        is_monitor = bool(token) and reports and is_authorized(given, token)
+        if is_monitor or is_authorized(given, secret):
             return await handler(request)
         known = f"give the secret of this job in {names.ENV_SECRET}"
         error = f"wrong or missing secret for job {job_id}; {known}"
         return web.json_response({"error": error}, status=401)
 
     return web.Application(middlewares=[authorize], client_max_size=client_max_size)
+
+
+def _is_local(remote: str | None) -> bool:
+    """Return whether a request comes from this machine over its loopback address."""
+    return remote is not None and ipaddress.ip_address(remote).is_loopback
 
 
 def allow_files(needed: int) -> None:

@@ -113,6 +113,19 @@ def test_a_request_without_sense_is_refused(
     assert ask(live, method, path, bearer(live.secret))[0] == status
 
 
+def test_the_token_of_monitors(live: Live) -> None:
+    """The token of monitors permits the report of a health event, and nothing else."""
+    token = live.run.directory.monitor_token()
+    assert (live.run.directory.path / names.MONITOR_FILE).stat().st_mode & 0o777 == 0o600
+    status, answer = ask(live, "POST", names.PATH_HEALTH_EVENTS, bearer(token))
+    assert status == 400
+    assert b"the request is invalid" in answer
+    for path in (names.PATH_JOB, names.PATH_SPEC, names.PATH_EVENTS, names.PATH_AGENT):
+        assert ask(live, "GET", path, bearer(token))[0] == 401
+    for path in (names.PATH_STOP, names.PATH_DRAIN, names.PATH_INJECT):
+        assert ask(live, "POST", path, bearer(token))[0] == 401
+
+
 def test_the_job_is_steered_by_one(live: Live) -> None:
     """The launcher has the lease; the error of a second holder names the launcher."""
     client = JobClient(live.where, live.secret)
