@@ -262,7 +262,7 @@ class Incident(msgspec.Struct, kw_only=True):
     @property
     def planned(self) -> bool:
         """Return whether it is a planned move of a node, and not a failure."""
-        return self.cause.kind is FaultKind.PLANNED
+        return bool(self.faults) and self.cause.kind is FaultKind.PLANNED
 
     @property
     def cause(self) -> Fault:
@@ -289,6 +289,8 @@ class IncidentFold:
             self._follow_moves(event)
         if isinstance(event, Ended):
             self._finished = event.finished
+            for move in [i for i in self.by_number.values() if i.planned]:
+                _end_move(move, event.at)
         elif isinstance(event, Formed) and OF_SCRIPT not in event.sources:
             self._settle(event)
         number = getattr(event, "incident", 0)
@@ -326,6 +328,13 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
     for event in events:
         found.add(event)
     return [found.by_number[number] for number in sorted(found.by_number)]
+
+
+def _end_move(move: Incident, at: float) -> None:
+    """Close a move that is not over when its attempt ends."""
+    if not move.closed:
+        move.reason = f"{move.reason}; the attempt ended first"
+        move.detected = move.first_step = at
 
 
 def _apply(incident: Incident, event: Event) -> None:

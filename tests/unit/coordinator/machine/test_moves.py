@@ -343,3 +343,15 @@ def test_an_isolation_that_can_wait() -> None:
     job.collect()
     assert job.last(journal.Isolated).node == 1
     assert [each.message.node for each in job.sent(p.Prepare)] == [1]
+
+
+def test_the_job_ends_first() -> None:
+    """A move that is not over when the job ends is closed, with that reason."""
+    job = Moving()
+    job.drain()
+    job.stop()
+    for rank in job.ranks:
+        job.exits(rank, signal=15)
+    incident = job.incident()
+    assert incident.closed
+    assert incident.reason.endswith("; the attempt ended first")
