@@ -126,6 +126,28 @@ def test_the_token_of_monitors(live: Live) -> None:
         assert ask(live, "POST", path, bearer(token))[0] == 401
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("drain", "job", "--node", "7"), "the job has no node 7; its nodes are 0 to 0"),
+        (("drain", "job", "--node", "0"), "no rank has reached a Session yet"),
+        (("drain", "job", "--node", "0", "--deadline", "-1"), "a deadline of -1 s is invalid"),
+        (
+            ("report-fault", "job", "--host", "elsewhere", "--source", "notice", "spot"),
+            "the job has no node on host elsewhere now",
+        ),
+    ],
+    ids=["node", "session", "deadline", "host"],
+)
+def test_a_move_that_is_impossible(live: Live, options: tuple[str, ...], text: str) -> None:
+    """The command ends with status 1 and one line that says why."""
+    command = [sys.executable, "-m", "rekindle.cli.main", *options]
+    ended = run_command(command, env=live.place.environment())
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert text in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
 def test_the_job_is_steered_by_one(live: Live) -> None:
     """The launcher has the lease; the error of a second holder names the launcher."""
     client = JobClient(live.where, live.secret)
