@@ -27,7 +27,14 @@ def options(description: str) -> argparse.ArgumentParser:
     """Return the common command line; each benchmark adds its own options."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, under a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=Path("/dev/stdout"),
+        metavar="FILE",
+        help="write the figures there too",
+    )
     return parser
 
 

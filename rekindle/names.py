@@ -47,6 +47,7 @@ OUR_THREADS = "rekindle-"  # begins the name of each thread of Rekindle
 # Files of a job directory.
 SPEC_FILE = "job.json"
 SECRET_FILE = "secret"
+MONITOR_FILE = "monitor-token"  # a token that permits only PATH_HEALTH_EVENTS, on loopback
 PODS_FILE = "pods.json"
 CLUSTER_FILE = "cluster"
 JOURNAL_FILE = "journal.jsonl"
@@ -93,10 +94,11 @@ PATH_INJECT = "/inject"
 PATH_PROFILE = "/profile"
 PATH_APPROVE = "/approve"
 PATH_STOP = "/stop"
+PATH_DRAIN = "/drain"
 PATH_HEALTH_EVENTS = "/health-events"
 PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
-WIRE_VERSION = 13
+WIRE_VERSION = 14
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node

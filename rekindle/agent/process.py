@@ -262,6 +262,8 @@ class Agent:
                     case protocol.EndAgent(status=status):
                         self.status, self._hurried = status, message.at_once
                         return True
+                    case protocol.Welcome(node=names.SPARE) if self._hello.prepared:
+                        pass  # its ranks still belong to the node that it prepares
                     case protocol.Welcome(node=node):
                         self.state.node = node
                         self._be(node)
@@ -281,6 +283,8 @@ class Agent:
                     continue
                 if isinstance(message, protocol.Promote):
                     await self._take_place(message.node)
+                elif isinstance(message, protocol.Prepare):
+                    await self._prepare(message)
                 elif isinstance(message, protocol.CheckOrder):
                     await self._checkers.handle(message)
                 else:
@@ -290,16 +294,29 @@ class Agent:
         """Become this node; a repeated order has no effect."""
         if self._hello.node != names.SPARE:
             return
+        prepared = self._hello.prepared
         self._be(node)
+        if prepared:  # the others wait for it
+            self.send(self.ranks.describe(self._hello, []))
+            for arrived in self.ranks.waiting:
+                self.send(arrived)
+            return
         # Many checkpoints are new since this agent started. The rank that loads one verifies it.
         self._offer(await in_thread(self._store.keys))
         self.send(self._hello)
+
+    async def _prepare(self, order: protocol.Prepare) -> None:
+        """Start the ranks of a node that still has another agent, and remain a spare."""
+        self.state.node = order.node
+        self._hello = msgspec.structs.replace(self._hello, prepared=True)
+        self._offer(await in_thread(self._store.keys))
+        await self.ranks.handle(order.spawn)
 
     def _be(self, node: int) -> None:
         """Use this node rank, or the role of a spare, in each later Hello."""
         at_node(node)
         spare = self._hello.spare or node == names.SPARE
-        self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare)
+        self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare, prepared=False)
 
     async def _send_all(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
         with contextlib.suppress(ConnectionError):

@@ -20,6 +20,7 @@ from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, home, job_directory
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject, InjectionKind
+from rekindle.protocol.http_views import Drain
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 from rekindle.recovery.journal import attempts, journal
@@ -44,6 +45,9 @@ def status(options: argparse.Namespace) -> None:
         print(f"step {view.finished} of {view.total or '?'}; generation {view.generation}")
         rows = [(r.rank, r.node, r.pid or "-", r.finished, r.status) for r in view.ranks]
         table(("rank", "node", "pid", "finished", "status"), rows)
+        for move in view.moves:
+            waits = "its ranks start on a spare" if move.spare else "the job waits for a spare"
+            print(f"{move.reason}: {'it moves after this step' if move.ready else waits}")
     else:
         result = (end.outcome, end.reason, end.finished) if end else ("died", "no coordinator", 0)
         if options.json:
@@ -146,12 +150,19 @@ def profile(options: argparse.Namespace) -> None:
 
 
 def report_fault(options: argparse.Namespace) -> None:
-    """Report a fault code, XID, kernel line or condition of a node to its job."""
+    """Report a fault code, XID, kernel line or condition of a node to its job.
+
+    Raises UsageError: neither a node nor a host is given.
+    """
+    if options.node < 0 and not options.host:
+        raise UsageError("give --node NODE or --host NAME")
     client = _client(options.job)
     event = HealthEvent(
         source=EventSource(options.source),
         what=options.what,
         node=options.node,
+        host=options.host,
+        within_s=options.within,
         device=options.device,
         gone=options.gone,
         by=getpass.getuser(),
@@ -159,6 +170,12 @@ def report_fault(options: argparse.Namespace) -> None:
         origin=FaultOrigin(options.origin) if options.origin else None,
     )
     client.report(event)
+
+
+def drain(options: argparse.Namespace) -> None:
+    """Move a node of a job to another agent. Raises JobError: the node cannot move."""
+    order = Drain(node=options.node, by=getpass.getuser(), deadline_s=options.deadline)
+    _client(options.job).drain(order)
 
 
 def stop(options: argparse.Namespace) -> None:

@@ -104,6 +104,12 @@ COMMANDS = (
         "rekindle.cli.jobs:profile",
     ),
     Command(
+        "drain",
+        "move a node of a job to another agent while the job trains",
+        (declare.JOB, *declare.DRAIN),
+        "rekindle.cli.jobs:drain",
+    ),
+    Command(
         "stop",
         "stop a job; it writes a final checkpoint first if its policy has dump",
         (declare.JOB,),

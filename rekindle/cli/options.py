@@ -96,10 +96,37 @@ PROFILING = (
     ),
 )
 
+# The options of `rekindle drain`.
+DRAIN = (
+    option(
+        "node", type=int, required=True, metavar="NODE", help="node rank of the node in the job"
+    ),
+    option(
+        "deadline",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="seconds until the node may end. If it has not moved by then, the ranks write a "
+        "checkpoint. 0: no deadline",
+    ),
+)
+
 # The options of `rekindle report-fault`.
 HEALTH_EVENT = (
     option(
-        "node", type=int, required=True, metavar="NODE", help="node rank of the node in the job"
+        "node",
+        type=int,
+        default=-1,
+        metavar="NODE",
+        help="node rank of the node in the job; without it give --host",
+    ),
+    option("host", default="", metavar="NAME", help="name of the host, for all nodes on it"),
+    option(
+        "within",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="for --source notice: seconds until the host ends; 0: unknown",
     ),
     option(
         "device",

@@ -7,6 +7,7 @@ GET  /steer          like /events, with the lease to steer the job
 POST /lease          the holder of the lease renews it
 POST /approve        a user's answer to a strategy that waits for it
 POST /stop           a user ends the job, also if another process steers it
+POST /drain          a user moves a node to another agent
 POST /inject         a fault to inject into a rank
 POST /profile        the kinds of times that ranks record
 POST /health-events  a health event from a monitor, an engine or a user
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -52,7 +54,7 @@ def job_view(machine: Machine, holder: str) -> JobView:
             pid=n.pid,
             copies={rank: tuple(step for step, _ in kept) for rank, kept in n.copies.items()},
         )
-        for n in job.roster.agents()
+        for n in (*job.roster.nodes.values(), *job.roster.spares.values())
     ]
     return JobView(
         job_id=job.spec.job_id,
@@ -66,6 +68,7 @@ def job_view(machine: Machine, holder: str) -> JobView:
         nodes=nodes,
         holder=holder,
         metrics=machine.checkpoints.metrics,
+        moves=machine.moves.views(),
     )
 
 
@@ -97,6 +100,7 @@ class HttpApi:
             ),
             names.PATH_APPROVE: (protocol.Approval, machine.recovery.approve),
             names.PATH_STOP: (view.Stop, self._stop),
+            names.PATH_DRAIN: (view.Drain, lambda order: machine.moves.drain(order, time.time())),
             names.PATH_HEALTH_EVENTS: (
                 HealthEvent,
                 lambda health_event: machine.health.on_health_event(health_event, time.time()),
@@ -196,17 +200,27 @@ class HttpApi:
 def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> web.Application:
     """Return a web application that refuses a request without the job's secret.
 
+    A process on this machine may report health events with the token of monitors instead.
+
     client_max_size: the longest body of a request, in bytes; 0: any length.
     """
     secret, job_id = directory.secret(), directory.spec().job_id
+    token = directory.monitor_token()
 
     @web.middleware
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get(names.HEADER_SECRET) or request.headers.get("Authorization")
-        if is_authorized(given, secret):
+        reports = request.path == names.PATH_HEALTH_EVENTS and _is_local(request.remote)
+        is_monitor = bool(token) and reports and is_authorized(given, token)
+        if is_monitor or is_authorized(given, secret):
             return await handler(request)
         known = f"give the secret of this job in {names.ENV_SECRET}"
         error = f"wrong or missing secret for job {job_id}; {known}"
         return web.json_response({"error": error}, status=401)
 
     return web.Application(middlewares=[authorize], client_max_size=client_max_size)
+
+
+def _is_local(remote: str | None) -> bool:
+    """Return whether a request comes from this machine over its loopback address."""
+    return remote is not None and ipaddress.ip_address(remote).is_loopback

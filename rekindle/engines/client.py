@@ -23,7 +23,7 @@ from rekindle.errors import JobError, LeaseHeldError, SilentError, UnansweredErr
 from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
-from rekindle.protocol.http_views import JobView, Renewal
+from rekindle.protocol.http_views import Drain, JobView, Renewal
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
 
@@ -159,6 +159,10 @@ class JobClient:
     def stop(self, *, by: str) -> None:
         """Stop the job for a person, regardless of the process that steers it."""
         self._post(names.PATH_STOP, json.dumps({"by": by}).encode())
+
+    def drain(self, order: Drain) -> None:
+        """Move a node to another agent. Raises JobError: the node cannot move."""
+        self._post(names.PATH_DRAIN, msgspec.json.encode(order))
 
     def profile(self, order: ProfilingOrder) -> None:
         """Switch light profiling.

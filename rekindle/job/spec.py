@@ -265,7 +265,7 @@ class JobDirectory:
             ) from error
 
     def create(self, spec: JobSpec, *, logs: bool = True) -> None:
-        """Make the directory, the secret and the description; an existing secret stays.
+        """Make the directory, the secrets and the description; existing secrets stay.
 
         logs: whether the ranks write their output on this machine; then make its folder, too.
         Raises UsageError: the directory cannot be made.
@@ -273,14 +273,8 @@ class JobDirectory:
         self.make()
         if logs:
             Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
-        secret = self.path / names.SECRET_FILE
-        try:
-            handle = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            pass
-        else:
-            with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(32))
+        _write_secret(self.path / names.SECRET_FILE)
+        _write_secret(self.path / names.MONITOR_FILE)
         replace_file(self.path / names.SPEC_FILE, msgspec.json.encode(spec))
 
     def spec(self) -> JobSpec:
@@ -307,6 +301,13 @@ class JobDirectory:
             )
         return secret
 
+    def monitor_token(self) -> str:
+        """Read the token of monitors on the coordinator's machine; empty: there is none."""
+        try:
+            return (self.path / names.MONITOR_FILE).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
     def endpoint(self) -> Endpoint | None:
         """Read where the coordinator listens (or last listened); None: before the first one."""
         try:
@@ -327,6 +328,16 @@ def replace_file(path: Path, content: bytes) -> None:
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
     temporary.replace(path)
+
+
+def _write_secret(path: Path) -> None:
+    """Write a random secret that only this user can read, unless the file exists."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32))
 
 
 def bearer(secret: str) -> str:

@@ -42,6 +42,7 @@ from rekindle.protocol.rank import (
     Arrived,
     BufferGrant,
     BufferRequest,
+    Cause,
     Decoder,
     EndSession,
     FormGeneration,
@@ -71,6 +72,7 @@ __all__ = [  # also the messages of other modules, because this module is the wh
     "Arrived",
     "BufferGrant",
     "BufferRequest",
+    "Cause",
     "CheckAlone",
     "CheckOver",
     "CheckPair",
@@ -140,6 +142,9 @@ class Hello(Message, frozen=True, kw_only=True):
     spare: the agent waits to replace a lost node. It also becomes a spare if its node is taken.
     After a promotion the agent sends Hello again, as that node.
 
+    prepared: the agent has started the ranks of `node`, which still has another agent. The agent
+    stays a spare until its promotion.
+
     checkpoints: those in the store of the node. The rank that loads one verifies it.
 
     copies: the snapshots of other nodes' ranks that the agent keeps. replica_port: their port.
@@ -166,6 +171,7 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: int
     processes: int
     spare: bool = False
+    prepared: bool = False
     checkpoints: tuple[StateId, ...] = ()
     snapshots: dict[int, tuple[StateId, ...]] = msgspec.field(default_factory=dict)
     shards: dict[int, int] = msgspec.field(default_factory=dict)
@@ -315,6 +321,16 @@ class Spawn(Message, frozen=True, kw_only=True):
     joins_running_ranks: bool = False
 
 
+class Prepare(Message, frozen=True, kw_only=True):
+    """The coordinator plans to move `node` to this spare: start the node's ranks now.
+
+    The ranks wait at their Session. After a promotion to this node they join the others.
+    """
+
+    node: int
+    spawn: Spawn
+
+
 class HostStore(Message, frozen=True, kw_only=True):
     """Start a store for the ranks; the agent first ends its earlier store."""
 
@@ -395,6 +411,7 @@ ToAgent = (
     Welcome
     | Promote
     | Spawn
+    | Prepare
     | HostStore
     | Kill
     | CheckAlone

@@ -24,6 +24,15 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     copies: dict[int, tuple[int, ...]] = {}
 
 
+class MoveView(msgspec.Struct, frozen=True, kw_only=True):
+    """A planned move that is not over. ready: its new ranks wait for a pause."""
+
+    node: int
+    reason: str
+    spare: bool
+    ready: bool
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The present state of the job. total: the steps that the script wants; 0: not known yet."""
 
@@ -38,6 +47,18 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeView]
     holder: str
     metrics: dict[str, float]
+    moves: list[MoveView] = []
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A person moves a node to another agent; by: the person.
+
+    deadline_s: the seconds until the node may end; 0: no deadline.
+    """
+
+    node: int
+    by: str
+    deadline_s: float = 0.0
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -191,17 +191,33 @@ class SnapshotTaken(Message, frozen=True, kw_only=True):
 # ---- agent -> rank
 
 
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a generation ended.
+
+    kind: the kind of the fault. Without a fault: `join` (nodes join the world), `node-check` (slow
+    nodes are checked) or `planned` (a node moves). strategy: how the job answers; empty: it has not
+    decided, or there is no fault. ranks: those that failed or get new processes, by their numbers
+    in the full world.
+    """
+
+    kind: str
+    strategy: str = ""
+    ranks: tuple[int, ...] = ()
+
+
 class GenerationEnded(Message, frozen=True, kw_only=True):
     """Generation `generation` is over: leave your collective and arrive for the next one.
 
     finished: steps for which at least one rank is known to have had all gradients. A rank does not
         leave a step up to this number at once, because the step can still end.
     process_lost: a process has ended. A new one joins the live ones.
+    cause: as far as it is known at this time.
     """
 
     generation: int
     finished: int = 0
     process_lost: bool = False
+    cause: Cause | None = None
 
 
 class PauseRequest(Message, frozen=True, kw_only=True):
@@ -249,7 +265,8 @@ class FormGeneration(Message, frozen=True, kw_only=True):
 
     state_generation: the generation that did that step. suspicions: states that ranks must not
     keep.
-    ended_step: as in Arrived. shards: the number of shards. settings: valid until the next
+    ended_step: as in Arrived. cause: why the former generation ended; None: this is the first one.
+    shards: the number of shards. settings: valid until the next
     Settings.
 
     ranks: the number in this world of each rank of the receiving node. Its key is the rank's number
@@ -269,6 +286,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
     ended_step: int = 0
+    cause: Cause | None = None
     settings: Settings = Settings()
     ranks: dict[int, int]
     plan: dict[int, RankPlan]

@@ -16,6 +16,7 @@ from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.protocol.agent import (
     BufferGrant,
+    Cause,
     EndSession,
     FormGeneration,
     GenerationEnded,
@@ -48,6 +49,7 @@ class Channel:
         self._over = -1
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that must pause between two steps
+        self.over_cause: Cause | None = None  # why the newest ended generation ended
         self.settings = Settings()
         self.injected: list[Inject] = []  # faults to inject; each user empties the list
         self.on_over: Callable[[GenerationEnded], None] = lambda over: None
@@ -161,6 +163,7 @@ class Channel:
                     self._waiting.put(message)
                 case GenerationEnded(generation=generation):
                     with self._answered:
+                        self.over_cause = message.cause
                         self._over = max(self._over, generation)
                         self._answered.notify_all()
                     self.on_over(message)

@@ -19,6 +19,7 @@ from typing import Protocol
 from rekindle.errors import CheckpointError, RekindleError, SessionError
 from rekindle.protocol.rank import (
     Arrived,
+    Cause,
     EndSession,
     FormGeneration,
     GenerationEnded,
@@ -79,6 +80,28 @@ class Arrival:
     needs_peer: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a script's hook learns about a recovery.
+
+    when: `before` (the rank has left its step) or `after` (it has the state from which it
+    continues). A new process gets only `after`.
+
+    kind: the kind of the fault. Without a fault: `join` (nodes join the world), `node-check` (slow
+    nodes are checked) or `planned` (a node moves). strategy: how the job answers. It is empty
+    without a fault, and may be empty `before`, because the job decides later.
+
+    ranks: the ranks that failed or get new processes, by their slots. finished: the finished steps
+    of this rank.
+    """
+
+    when: str
+    kind: str
+    strategy: str
+    ranks: tuple[int, ...]
+    finished: int
+
+
 class GenerationAdapter(Protocol):
     """The framework's part in a generation.
 
@@ -118,6 +141,8 @@ class Member:
 
     channel: the connection to the agent.
 
+    on_recovery: the script's hook, which the main thread calls before and after each recovery.
+
     slot: the rank's number in the full world. Messages and the journal call it `rank`.
 
     generation: the newest generation that the rank entered; 0: none.
@@ -133,6 +158,7 @@ class Member:
         progress: ProgressReporter,
         state: HeldState,
         framework: GenerationAdapter,
+        on_recovery: Callable[[Recovery], object] | None = None,
     ) -> None:
         self.channel = channel
         self.slot = slot
@@ -142,6 +168,7 @@ class Member:
         self.ended_step = 0
         self._progress = progress
         self._framework = framework
+        self._on_recovery = on_recovery
         self._stepped = True  # this generation has finished a step
 
     @property
@@ -159,6 +186,8 @@ class Member:
 
         Raises the script's own error, if that breaks the forming.
         """
+        if self.generation and self.is_over:
+            self._tell("before", self.channel.over_cause)
         while True:
             self._recover()
             self._progress.meet()
@@ -171,7 +200,14 @@ class Member:
                 return False
             self._recover()  # while the rank waited, a peer's fault may have stopped its device
             if self._form(message):
+                self._tell("after", message.cause)
                 return True
+
+    def _tell(self, when: str, cause: Cause | None) -> None:
+        """Call the script's hook."""
+        if self._on_recovery is not None and cause is not None:
+            finished = self.state.finished
+            self._on_recovery(Recovery(when, cause.kind, cause.strategy, cause.ranks, finished))
 
     def step_done(self) -> None:
         """Report the first finished step of the generation."""

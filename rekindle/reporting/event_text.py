@@ -29,6 +29,10 @@ from rekindle.recovery.journal.journal import (
     Incident,
     Isolated,
     JobStarted,
+    Moved,
+    MoveEnded,
+    MoveLate,
+    MoveRequested,
     NodeChecked,
     NodeJoined,
     NodeLeft,
@@ -41,6 +45,7 @@ from rekindle.recovery.journal.journal import (
     Stopping,
     Suspected,
 )
+from rekindle.recovery.journal.node_events import move_in_words
 from rekindle.words import listed, size
 
 
@@ -64,6 +69,8 @@ def level(event: AnyEvent) -> int:
             return logging.INFO if event.incident or event.step else logging.DEBUG
         case NodeLeft():
             return logging.INFO if event.reason else logging.DEBUG
+        case MoveRequested() | MoveLate() | Moved() | MoveEnded():
+            return logging.INFO
         case Answered() | CheckpointInterval() | Isolated() | FinalCheckpoint() | NodeChecked():
             return logging.INFO
         case _:
@@ -78,6 +85,8 @@ def words(event: AnyEvent) -> str:
             return f"attempt {event.attempt} begins: {world}; coordinator: process {event.pid}"
         case NodeJoined() | NodeLeft() | NodeWanted() | SpareLost():
             return _node_sentence(event)
+        case MoveRequested() | MoveLate() | Moved() | MoveEnded():
+            return move_in_words(event)
         case RanksStarted():
             return f"{listed('rank', event.ranks)} started"
         case Checkpointed() | CheckpointFailed() | CheckpointSkipped():

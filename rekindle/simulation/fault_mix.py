@@ -59,6 +59,7 @@ _NEVER = (
     FaultKind.LAUNCH,
     FaultKind.SOURCE,
     FaultKind.STORAGE,
+    FaultKind.PLANNED,
 )  # these arise during recovery or do not disturb training
 
 

@@ -13,6 +13,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
+from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node, Status
@@ -38,10 +39,17 @@ class Admission:
     """
 
     def __init__(
-        self, job: JobState, fleet: Fleet, recovery: Recovery, takeover: Takeover, proceed: Proceed
+        self,
+        job: JobState,
+        fleet: Fleet,
+        moves: Moves,
+        recovery: Recovery,
+        takeover: Takeover,
+        proceed: Proceed,
     ) -> None:
         self._job = job
         self._fleet = fleet
+        self._moves = moves
         self._recovery = recovery
         self._takeover = takeover
         self._proceed = proceed
@@ -140,6 +148,10 @@ class Admission:
         ending = self._job.phase in ENDING
         if not ending and self._shuts_out(connection, hello):
             return
+        if hello.ranks and (hello.address, hello.pid) in self._job.moved_away:
+            why = f"another agent has taken the place of node {hello.node}"
+            self._job.do(Send(connection, p.EndAgent(status=1, refused=why)))
+            return
         node_rank = (
             "the job is ending"
             if ending
@@ -173,6 +185,7 @@ class Admission:
         self._job.names_session = self._job.names_session or hello.session
         for rank, shard in hello.shards.items():
             self._roster.ranks[rank].shard = shard
+        prepared = self._roster.prepared.get(node_rank) == connection
         self._roster.admit(agent)
         self._job.isolation.came(node_rank)
         self._job.do(Send(connection, p.Welcome(node=node_rank)))
@@ -183,22 +196,32 @@ class Admission:
                 node=node_rank, address=hello.address, pid=hello.pid, host=hello.host
             )
         )
+        if hello.prepared:
+            self._take_back(connection, hello)
         if node_rank == SPARE:
             for node, taker in self._roster.promised.items():
                 if taker == connection:  # it may have missed it while it asked for another node
                     self._job.do(Send(connection, p.Promote(node=node)))
             self._fleet.promote()
+            self._moves.advance()
             return
+        self._moves.on_joined(agent)
         if node_rank in self._roster.outside and not self._fleet.let_in(node_rank):
             self._on_come_back(node_rank, hello)
             return
-        self._takeover.take_over(connection, hello)
+        self._takeover.take_over(connection, hello, prepared=prepared)
         if self._roster.is_full:
             self._job.do(CancelTimer(Timer.NODE))
             if self._job.phase in (Phase.GATHERING, Phase.REGROUPING):
                 self._fleet.start_missing()
         elif self._fleet.late_passed and len(self._roster.nodes) >= self._spec.least_nodes:
             self._go_on_without_missing()
+
+    def _take_back(self, connection: int, hello: p.Hello) -> None:
+        """Take a spare back that has prepared a planned move. It ends if the move is over."""
+        if not self._moves.readmit(connection, hello):
+            self._job.send_home(connection, p.EndAgent(status=1))
+            self._fleet.on_spare_lost(connection)
 
     def _turn_away(self, connection: int, hello: p.Hello, node: int) -> None:
         """Dismiss an agent that cannot work. A job that has not begun fails with its reason.

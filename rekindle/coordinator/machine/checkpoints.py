@@ -187,6 +187,7 @@ class Checkpoints:
         self._fleet = fleet
         self.interval = interval
         self._roster = job.roster
+        self._soon = False  # the ranks write a checkpoint after their next step
         self.assembly = ShardedCheckpoints()
         self.committing: dict[int, int] = {}
         self.total = 0
@@ -216,6 +217,7 @@ class Checkpoints:
         self.assembly.backlog.done(state)
         if self._job.phase is Phase.ENDED:
             return
+        self._written()
         if message.error:
             self._note_failure(node, message.step, message.error, now)
             return
@@ -239,6 +241,17 @@ class Checkpoints:
         if step is not None:
             self._note_failure(node, step, "its node is lost", now)
         self.write_next()
+
+    def write_soon(self) -> None:
+        """Let the ranks write a checkpoint after their next step."""
+        self._soon = True
+        self._fleet.change_settings(checkpoint_every=1)
+
+    def _written(self) -> None:
+        """Return to the usual interval, because an extra checkpoint was written or failed."""
+        if self._soon:
+            self._soon = False
+            self._fleet.change_settings(checkpoint_every=self.interval.steps)
 
     def _note_failure(self, node: int, step: int, error: str, now: float) -> None:
         """Record that a checkpoint could not be written."""

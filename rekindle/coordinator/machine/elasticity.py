@@ -9,6 +9,7 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed
 from rekindle.coordinator.machine.roster import Node, Status
+from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
 
 
@@ -31,6 +32,22 @@ class Elasticity:
         self._roster = job.roster
         self._spec = job.spec
         self._tries: Counter[int] = Counter()  # how often each new node was removed from the world
+
+    @property
+    def pause_cause(self) -> p.Cause | None:
+        """Return why the world pauses: nodes wait to join it."""
+        nodes = self._roster.arrived_outside if self._roster.outside else []
+        return p.Cause(kind="join", ranks=self._roster.numbers_of(nodes)) if nodes else None
+
+    def on_paused(self, now: float) -> None:
+        """Take the waiting nodes into the world."""
+        self._fleet.take_in()
+
+    def work_in_pause(self) -> bool:
+        """Take the waiting nodes into the world, because all ranks wait already."""
+        if self._job.phase is Phase.REGROUPING and self._roster.outside:
+            self._fleet.take_in()
+        return False
 
     def on_outside_lost(self, lost: Node) -> None:
         """Handle the loss of a node outside the world. The engine may start another one."""

@@ -10,7 +10,7 @@ import msgspec
 from rekindle.coordinator.machine.inheritance import Placement
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send, SetTimer, Timer
-from rekindle.coordinator.machine.roster import GONE, Rank, Status, group_by_node
+from rekindle.coordinator.machine.roster import GONE, Node, Rank, Status, group_by_node
 from rekindle.names import KILLED_S, SPARE
 from rekindle.protocol import agent as p
 from rekindle.recovery.journal import journal
@@ -53,11 +53,11 @@ class Fleet:
 
     def promote(self) -> None:
         """Ask spares to become the vacant nodes."""
-        free = self._roster.free_spares
-        places = sorted(self._roster.vacant - self._roster.promised.keys()) if free else []
-        for node, spare in zip(places, free, strict=False):
-            self._roster.promised[node] = spare
-            self._job.do(Send(spare, p.Promote(node=node)))
+        for node in sorted(self._roster.vacant - self._roster.promised.keys()):
+            spare = self._roster.spare_for(node)
+            if spare is not None:
+                self._roster.promised[node] = spare
+                self._job.do(Send(spare, p.Promote(node=node)))
 
     def fill(self, node: int) -> None:
         """Find an agent for a node without one: a spare, or a new agent from the engine."""
@@ -86,8 +86,16 @@ class Fleet:
     def _spawn(self, node: int, ranks: list[Rank]) -> None:
         for rank in ranks:
             rank.status = Status.SPAWNING
+        reset = tuple(rank.rank for rank in ranks if rank.rank in self.to_reset)
+        self.to_reset -= set(reset)
+        self.resetting |= set(reset)
+        spawn = self.spawn_order(node, ranks, reset)
+        self._job.do(Send(self._roster.nodes[node].connection, spawn))
+
+    def spawn_order(self, node: int, ranks: list[Rank], reset: tuple[int, ...] = ()) -> p.Spawn:
+        """Return the order to start ranks of a node."""
         outside = 0 if ranks[0].inside else self._spec.processes_per_node
-        spawn = p.Spawn(
+        return p.Spawn(
             generation=self._job.generation + 1,
             restart=self._job.restarts,
             ranks=tuple(rank.rank for rank in ranks),
@@ -95,14 +103,11 @@ class Fleet:
             store_port=self._job.store.port,
             world_size=self._roster.world_size + outside,
             first=self._roster.place_of(self._roster.ranks_of(node)[0]),
-            reset=tuple(rank.rank for rank in ranks if rank.rank in self.to_reset),
+            reset=reset,
             placements=max(1, len(self.placements.get(node, ()))),
             joins_running_ranks=self._job.formed
             and any(rank.goes_on for rank in self._roster.world),
         )
-        self.to_reset -= set(spawn.reset)
-        self.resetting |= set(spawn.reset)
-        self._job.do(Send(self._roster.nodes[node].connection, spawn))
 
     def kill(self, ranks: list[Rank], grace_s: float, *, last: bool = False) -> None:
         """End these ranks: SIGTERM, then SIGKILL after `grace_s`; 0: only SIGKILL.
@@ -180,15 +185,20 @@ class Fleet:
         replaced: another agent replaces it. Its exit status is then 1, because Kubernetes does not
         replace a pod that ends with status 0.
         """
+        agent = self.vacate(node, reason, replaced=replaced)
+        self._job.send_home(agent.connection, p.EndAgent(status=1 if replaced else 0))
+
+    def vacate(self, node: int, reason: str, *, replaced: bool = False) -> Node:
+        """Take the place of a node from its agent, and return the agent."""
         agent = self._roster.nodes[node]
         left = journal.NodeLeft(
             node=node, address=agent.address, pid=agent.pid, reason=reason, replaced=replaced
         )
         self._job.record(left)
-        self._job.send_home(agent.connection, p.EndAgent(status=1 if replaced else 0))
         self._injections.lost(self._roster.ranks_of(node))
         self._job.store.node_lost(node)
         self._roster.lose(agent)
+        return agent
 
     def dismiss_spares(self, host: str) -> None:
         """Dismiss the spares on an isolated host. The engine starts others on other hosts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -23,7 +23,7 @@ from rekindle.coordinator.machine.job_state import (
 from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
@@ -61,7 +61,6 @@ class Generations:
         self._spec = job.spec
         self._incidents = job.incidents
         self.planned: Plan | None = None
-        self._held = 0  # the generation that was paused so that nodes can join
         self._common_steps = 0  # steps that every rank had finished when the open incident began
         self._refused: set[tuple[int, StateSource, StateId]] = (
             set()
@@ -121,8 +120,6 @@ class Generations:
         if message.finished is not None:
             rank.finished = message.finished
             self._job.newest = max(self._job.newest, message.finished)
-        if not rank.inside:
-            self._grow()
         self._proceed()
 
     def note_suspicion(self, message: p.StepFailed | p.Arrived) -> None:
@@ -146,35 +143,6 @@ class Generations:
                 f"rank {message.rank} reports that the state after step {valid_steps} may be wrong"
             )
             self._report(Fault(kind=FaultKind.LINK, message=text, finished=valid_steps))
-
-    def _grow(self) -> None:
-        """Pause the world between two steps if a node waits to join it.
-
-        The world is not paused until every rank has finished a step in this generation, nor after
-        the first rank has finished training.
-        """
-        if self._roster.outside and self._roster.arrived_outside:
-            self.hold()
-
-    def hold(self) -> None:
-        """Pause the world between two steps, once in a generation, if every rank trains."""
-        steady = self._job.phase is Phase.TRAINING and self._roster.all_stepped
-        if self._held == self._job.generation or not steady:
-            return
-        if self._roster.all_are(Status.TRAINING):
-            self._held = self._job.generation
-            first = self._roster.world[0]
-            hold = p.PauseRequest(rank=first.rank, generation=self._job.generation)
-            self._job.do(Send(self._roster.nodes[first.node].connection, hold))
-
-    def on_paused(self, message: p.Paused) -> None:
-        """End the generation of a paused world. The next generation includes the new nodes."""
-        if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
-            return
-        rank = self._roster.ranks[message.rank]
-        rank.finished = max(rank.finished, message.finished)
-        self._fleet.take_in()
-        self.declare_over()
 
     def are_done(self) -> bool:
         """Return whether every rank has finished all steps of the script."""
@@ -264,9 +232,23 @@ class Generations:
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
 
     def _plan(self) -> Plan:
+        return make_plan(self._holdings())
+
+    def state_without(self, nodes: Collection[int]) -> StateId:
+        """Return the state from which the arrived ranks would continue without these nodes."""
+        plan = make_plan(self._holdings(nodes))
+        return StateId(plan.step, plan.state_generation)
+
+    def _holdings(self, without: Collection[int] = ()) -> dict[int, AvailableState]:
+        """Return the states of each rank of the world, by place. without: nodes without states."""
         copies = self._roster.copies()
-        held = [self._holding(rank, copies.get(rank.rank, ())) for rank in self._roster.world]
-        return make_plan(dict(enumerate(held)))
+        held = [
+            AvailableState(node=rank.node, shard=rank.shard or 0)
+            if rank.node in without
+            else self._holding(rank, copies.get(rank.rank, ()))
+            for rank in self._roster.world
+        ]
+        return dict(enumerate(held))
 
     def _unfit(self, plan: Plan) -> list[Rank]:
         """Return the ranks that only a new process can bring into this plan."""
@@ -287,7 +269,7 @@ class Generations:
         world = self._roster.world
         ended_step = max(rank.arrived.ended_step for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
-        peers = self._addresses()
+        peers, cause = self._addresses(), self._cause()
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
@@ -301,6 +283,7 @@ class Generations:
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
                 ended_step=ended_step,
+                cause=cause,
                 settings=self._fleet.settings,
                 ranks=own,
                 plan=plans,
@@ -407,7 +390,6 @@ class Generations:
             self._job.newcomers = set()
             self._job.newest = max(rank.finished for rank in self._roster.world)
             self._close_incident(generation=self._job.generation, step=message.finished)
-            self._grow()
 
     def _close_incident(self, *, generation: int, step: int) -> None:
         """Record that training continues. The next fault opens a new incident."""
@@ -418,16 +400,41 @@ class Generations:
         self._common_steps = 0
         self._refused = set()
 
-    def declare_over(self) -> None:
-        """End the current generation. Every rank in it gets the order to leave its collective."""
+    def _cause(self) -> p.Cause | None:
+        """Return why the last generation ended, as far as it is known now."""
+        faults = self._incidents.faults
+        if not faults:
+            return self._job.paused_for
+        ranks = {rank for fault in faults for rank in self._ranks_of(fault)}
+        strategy = self._incidents.strategy
+        return p.Cause(
+            kind=root_cause(faults).kind.value,
+            strategy=strategy.value if strategy else "",
+            ranks=tuple(sorted(ranks)),
+        )
+
+    def _ranks_of(self, fault: Fault) -> list[int]:
+        if fault.rank >= 0:
+            return [fault.rank]
+        return [rank.rank for rank in self._roster.ranks_of(fault.node)] if fault.node >= 0 else []
+
+    def declare_over(self, pause: p.Cause | None = None) -> None:
+        """End the current generation. Every rank in it gets the order to leave its collective.
+
+        pause: why it ends without a fault.
+        """
         self._job.stop_inspection()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
             return
         self._job.enter(Phase.REGROUPING)
         finished = max(rank.finished for rank in self._roster.world)
         process_lost = self._roster.any_is(Status.ABSENT)
+        self._job.paused_for = pause
         over = p.GenerationEnded(
-            generation=self._job.generation, finished=finished, process_lost=process_lost
+            generation=self._job.generation,
+            finished=finished,
+            process_lost=process_lost,
+            cause=self._cause(),
         )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):

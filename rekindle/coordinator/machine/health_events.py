@@ -7,6 +7,7 @@ import msgspec
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.incidents import ExplainedFault
 from rekindle.coordinator.machine.job_state import ENDING, JobState, SetTimer, Timer
+from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.recovery import LOOK_S, Recovery
 from rekindle.errors import UsageError
 from rekindle.protocol import agent as p
@@ -38,9 +39,10 @@ class HealthEvents:
     events_unmet: health events from before a takeover whose faults no rank has met.
     """
 
-    def __init__(self, job: JobState, fleet: Fleet, recovery: Recovery) -> None:
+    def __init__(self, job: JobState, fleet: Fleet, moves: Moves, recovery: Recovery) -> None:
         self._job = job
         self._fleet = fleet
+        self._moves = moves
         self._recovery = recovery
         self._roster = job.roster
         self._spec = job.spec
@@ -72,6 +74,11 @@ class HealthEvents:
         """Handle a health event. Return why it is refused, or an empty text."""
         if self._job.phase in ENDING:
             return "the job is ending"
+        if health_event.node < 0 and health_event.host:
+            return self._on_event_of_host(health_event, now)
+        return self._on_event_of_node(health_event, now)
+
+    def _on_event_of_node(self, health_event: HealthEvent, now: float) -> str:
         agent = self._roster.nodes.get(health_event.node)
         host = agent.host if agent else self._incidents.host_lost_with(health_event.node)
         if host is None and health_event.node not in self._roster.missing:
@@ -94,8 +101,12 @@ class HealthEvents:
         if agent is None:
             self._on_event_of_missing(health_event, verdict, host, now)
             return ""
+        moves = verdict.urgency is Urgency.SOON and not health_event.gone
+        obstacle = self._moves.obstacle(health_event.node) if moves else ""
         if not self._write_down(health_event, agent.host, verdict, now):
             return ""
+        if obstacle:
+            return obstacle
         worse = self._answer_worse(now)  # more specific than the code itself
         news = not health_event.gone and self._job.health_events.answer(
             agent.host, health_event.device, verdict
@@ -104,6 +115,18 @@ class HealthEvents:
             self._answer_event(health_event, verdict, now)
         self.check_again()
         return ""
+
+    def _on_event_of_host(self, health_event: HealthEvent, now: float) -> str:
+        """Handle a health event of a host for each node on it. Return the first refusal."""
+        host = health_event.host
+        nodes = sorted(n.node for n in self._roster.nodes.values() if n.host == host)
+        if not nodes:
+            return f"the job has no node on host {host} now"
+        refusals = [
+            self._on_event_of_node(msgspec.structs.replace(health_event, node=node), now)
+            for node in nodes
+        ]
+        return next(filter(None, refusals), "")
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
         """Handle an agent's readings of its devices: each new or vanished code is a health event.
@@ -211,6 +234,9 @@ class HealthEvents:
             self._recovery.isolate(
                 health_event.node, f"{health_event.in_words()}: {verdict.explanation}"
             )
+            self._move(health_event, verdict, now)
+        if verdict.urgency is Urgency.SOON:
+            self._move(health_event, verdict, now)
         if verdict.urgency is not Urgency.NOW:
             return
         fault = self._fault_of(health_event, verdict, now)
@@ -220,6 +246,12 @@ class HealthEvents:
             self._strike(fault)
         elif fault.rank >= 0:
             self._job.health_events.unmet.append(fault)
+
+    def _move(self, health_event: HealthEvent, verdict: Verdict, now: float) -> None:
+        """Move the node of a health event, if it can move. Otherwise it continues to train."""
+        deadline = now + health_event.within_s if health_event.within_s > 0 else 0.0
+        reason, by = verdict.explanation, health_event.by or "a monitor"
+        self._moves.request(health_event.node, reason, by=by, at=(now, deadline))
 
     def _explain(self, cause: Fault) -> bool:
         """Add the code of a health event to the fault that it explains.

@@ -49,6 +49,12 @@ class Incidents:
         return self.awaiting is not None or bool(self.doubted)
 
     @property
+    def strategy(self) -> Strategy | None:
+        """Return the heaviest strategy of the open incident; None: nothing is decided yet."""
+        chosen = [past.strategy for past in self.past if past.incident == self.open]
+        return max(chosen, key=[*Strategy].index, default=None)
+
+    @property
     def unanswered(self) -> list[Fault]:
         """Return the open incident's faults since the newest generation or restart."""
         return self.faults[self._answered :]

@@ -109,6 +109,18 @@ def unmet(own: Iterable[journal.Event]) -> tuple[journal.HealthEventSeen, ...]:
     return tuple(found)
 
 
+def moves(own: Iterable[journal.Event]) -> tuple[journal.MoveRequested, ...]:
+    """Return the planned moves of nodes that are not over."""
+    found: dict[int, journal.MoveRequested] = {}
+    for event in own:
+        match event:
+            case journal.MoveRequested(incident=incident):
+                found[incident] = event
+            case journal.Moved(incident=incident) | journal.MoveEnded(incident=incident):
+                found.pop(incident, None)
+    return tuple(found.values())
+
+
 Placement = tuple[int, str, int]  # an agent: attempt, address and process; process numbers recur
 
 
@@ -212,6 +224,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     them and have not joined again.
 
     met: whether all ranks have trained together since the last restart.
+    moves: planned moves that are not over. moved_away: agents (address, process) that a move has
+    replaced.
 
     left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
     was.
@@ -228,6 +242,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     unmet: tuple[journal.HealthEventSeen, ...] = ()
     isolated: tuple[str, ...] = ()
     leaving: frozenset[int] = frozenset()
+    moves: tuple[journal.MoveRequested, ...] = ()
+    moved_away: frozenset[tuple[str, int]] = frozenset()
     left_out: tuple[int, ...] = ()
     stopping: journal.Stopping | None = None
 
@@ -239,7 +255,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         return None
     formed = [event for event in own if isinstance(event, journal.Formed)]
     stopping = [event for event in own if isinstance(event, journal.Stopping)]
-    unfinished = [incident for incident in journal.incidents(own) if not incident.closed]
+    unfinished = [i for i in journal.incidents(own) if not (i.closed or i.planned)]
     awaiting = _awaiting(own)
     return TakeoverState(
         restarts=max((e.restart for e in own if isinstance(e, journal.RanksStarted)), default=0),
@@ -253,6 +269,8 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         unmet=unmet(own),
         isolated=tuple(event.host for event in own if isinstance(event, journal.Isolated)),
         leaving=leaving(own),
+        moves=moves(own),
+        moved_away=frozenset((e.address, e.pid) for e in own if isinstance(e, journal.Moved)),
         left_out=formed[-1].left_out if formed else (),
         stopping=stopping[-1] if stopping else None,
     )

@@ -151,6 +151,7 @@ class Timer(str, enum.Enum):
     CHECK_BEGINS = "check-begins"
     EXAMINATION = "examination"  # the same, while ranks wait
     EXAMINATION_BEGINS = "examination-begins"
+    MOVE = "move"  # the next deadline of a planned move
 
 
 class SetTimer(msgspec.Struct, frozen=True):
@@ -253,6 +254,8 @@ class JobState:
     node has devices that health events can describe.
 
     sent_home: connections of dismissed agents. tables: returns the tables of faults.
+    moved_away: agents (address, process) that a planned move has replaced before a takeover.
+    paused_for: why the last generation was paused; None: a fault ended it.
 
     inspection: the inspection of all ranks that is under way. suspect: the rank that a second
     inspection may confirm as the cause of a hang.
@@ -280,6 +283,8 @@ class JobState:
         self.store = RendezvousStore()
         self.newcomers: set[int] = set()
         self.sent_home: set[int] = set()
+        self.moved_away: frozenset[tuple[str, int]] = frozenset()
+        self.paused_for: p.Cause | None = None
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
         self._serial = earlier.serial

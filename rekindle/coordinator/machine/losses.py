@@ -12,6 +12,7 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
+from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node, Rank, Status, group_by_node
 from rekindle.coordinator.machine.stragglers import StragglerCheck
@@ -76,6 +77,7 @@ class Losses:
         generations: Generations,
         endings: Endings,
         elasticity: Elasticity,
+        moves: Moves,
         recovery: Recovery,
         stragglers: StragglerCheck,
         admission: Admission,
@@ -87,6 +89,7 @@ class Losses:
         self._generations = generations
         self._endings = endings
         self._elasticity = elasticity
+        self._moves = moves
         self._recovery = recovery
         self._stragglers = stragglers
         self._admission = admission
@@ -107,6 +110,7 @@ class Losses:
         lost = self._roster.by_connection(connection)
         if lost is None:
             self._fleet.on_spare_lost(connection)
+            self._moves.on_lost(connection)
             return
         text = f"the job lost node {lost.node} ({lost.address}) with its agent and all its ranks"
         self._on_node_lost(lost, text, now)

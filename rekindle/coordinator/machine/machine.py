@@ -22,6 +22,8 @@ from rekindle.coordinator.machine.inheritance import JobHistory, interval_of
 from rekindle.coordinator.machine.injections import Injections
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, SetTimer, Timer
 from rekindle.coordinator.machine.losses import Losses
+from rekindle.coordinator.machine.moves import Moves
+from rekindle.coordinator.machine.pauses import Pauses
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Status
 from rekindle.coordinator.machine.stragglers import ProfilingSwitch, StragglerCheck
@@ -67,6 +69,7 @@ class Machine:
         )
         self.endings = Endings(job, self.fleet, self.checkpoints, self._report)
         self.elasticity = Elasticity(job, self.fleet, self.generations, self.endings, self._proceed)
+        self.moves = Moves(job, self.fleet, self.checkpoints, self.generations)
         self.recovery = Recovery(
             job,
             self.fleet,
@@ -77,12 +80,14 @@ class Machine:
             self._proceed,
         )
         self.hangs = Hangs(job, self.fleet, self.endings, self.recovery)
-        self.health = HealthEvents(job, self.fleet, self.recovery)
+        self.health = HealthEvents(job, self.fleet, self.moves, self.recovery)
         self.stragglers = StragglerCheck(job, self.generations, self.recovery, self._proceed)
         self.takeover = Takeover(
-            job, self.fleet, self.checkpoints, self.endings, self.recovery, self.health
+            job, self.fleet, self.checkpoints, self.endings, self.moves, self.recovery, self.health
         )
-        self.admission = Admission(job, self.fleet, self.recovery, self.takeover, self._proceed)
+        self.admission = Admission(
+            job, self.fleet, self.moves, self.recovery, self.takeover, self._proceed
+        )
         self.losses = Losses(
             job,
             self.injections,
@@ -91,10 +96,13 @@ class Machine:
             self.generations,
             self.endings,
             self.elasticity,
+            self.moves,
             self.recovery,
             self.stragglers,
             self.admission,
         )
+        users = (self.elasticity, self.stragglers, self.moves)
+        self.pauses = Pauses(job, self.generations, users)
         self._handlers = self._message_handlers()
         self._timers = self._timer_handlers()
         self._ending_timers = self._ending_timer_handlers()
@@ -105,10 +113,10 @@ class Machine:
     def _proceed(self) -> None:
         """If every rank of the world waits, form the next generation or dismiss the ranks.
 
-        The method does nothing while a user must approve a decision, while the stragglers' nodes
-        are checked, or before the ranks' store listens.
+        The method does nothing while a user must approve a decision, while a part works in the
+        pause, or before the ranks' store listens.
         """
-        job, generations, stragglers = self.job, self.generations, self.stragglers
+        job, generations = self.job, self.generations
         if job.phase in (Phase.RESTARTING, *ENDING) or not job.roster.all_are(Status.WAITING):
             return
         if job.incidents.awaiting is not None:
@@ -117,11 +125,7 @@ class Machine:
         if len(live) == 1 and None not in live and generations.are_done():
             generations.dismiss()
             return
-        if job.phase is Phase.REGROUPING and job.roster.outside:
-            self.fleet.take_in()  # all ranks wait already
-        if job.phase not in (Phase.REGROUPING, Phase.GATHERING) or stragglers.examining:
-            return
-        if stragglers.suspects and stragglers.begin_check():
+        if job.phase not in (Phase.REGROUPING, Phase.GATHERING) or self.pauses.work():
             return
         if generations.disagree() or generations.differ():
             return
@@ -161,6 +165,9 @@ class Machine:
             self.admission.on_hello(connection, message)
         elif isinstance(message, p.CheckpointInvalid) and known:
             self.job.record(journal.CheckpointSkipped(path=message.path, reason=message.reason))
+        elif (node := self.job.roster.prepares(connection)) is not None:
+            self.moves.on_message(connection, node, message)
+            self.pauses.request()
         else:
             raise ProtocolError("the agent is not a node of the job, so it may only send Hello")
 
@@ -199,7 +206,7 @@ class Machine:
             p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
                 node, message
             ),
-            p.Paused: lambda node, message, now: generations.on_paused(message),
+            p.Paused: lambda node, message, now: self.pauses.on_paused(message, now),
             p.RanksInspected: self._on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
@@ -210,11 +217,11 @@ class Machine:
             p.Spawned: self._on_spawned,
             p.RankStalled: lambda node, message, now: self.hangs.on_stalled(message, now),
             p.StateReady: lambda node, message, now: generations.on_state_ready(message),
-            p.StepDone: lambda node, message, now: generations.on_step_done(message),
+            p.StepDone: self._on_step_done,
             p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
             p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
             p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
-            p.StepTimings: lambda node, message, now: self.stragglers.on_step_timings(message),
+            p.StepTimings: self._on_step_timings,
         }
 
     def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
@@ -228,6 +235,7 @@ class Machine:
             Timer.LATE: lambda now: self.admission.on_late(),
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
+            Timer.MOVE: self.moves.on_deadline,
             Timer.NODE: self.admission.on_nodes_missed,
             Timer.WANTED: lambda now: self.fleet.ask_again(),
             Timer.HEALTH_EVENTS: self.health.check_events,
@@ -253,6 +261,17 @@ class Machine:
         self.generations.on_arrived(message)
         if self.job.roster.any_is(Status.EXITED):
             self.endings.miss_exited()
+        self.pauses.request()
+
+    def _on_step_done(self, node: int, message: p.StepDone, now: float) -> None:
+        self.generations.on_step_done(message)
+        if self.job.phase is Phase.TRAINING and self.job.roster.all_stepped:
+            self.moves.on_stepped()
+        self.pauses.request()
+
+    def _on_step_timings(self, node: int, message: p.StepTimings, now: float) -> None:
+        self.stragglers.on_step_timings(message)
+        self.pauses.request()
 
     def _on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:
         self.hangs.on_inspected(node, message, now)

@@ -141,6 +141,8 @@ class Roster:
     vacant: node ranks without an agent, which a spare may become.
 
     promised: by node rank, the connection of the spare that was asked to become the node.
+    prepared: by node rank, the connection of the spare that starts the ranks of the node, which
+    still has another agent. leaving: by connection, agents that a prepared spare has replaced.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -150,6 +152,8 @@ class Roster:
         self.outside: set[int] = set()
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
+        self.prepared: dict[int, int] = {}
+        self.leaving: dict[int, Node] = {}
         self.obstacles: dict[int, str] = {}  # by missing node: why no agent joins
         per_node = spec.processes_per_node
         self.index = RankIndex(spec.world_size)
@@ -238,6 +242,10 @@ class Roster:
         per_node = self.spec.processes_per_node
         return self.ranks[node * per_node : (node + 1) * per_node]
 
+    def numbers_of(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """Return the numbers of the ranks of these nodes."""
+        return tuple(rank.rank for node in nodes for rank in self.ranks_of(node))
+
     def owns(self, node: int, ranks: Iterable[int]) -> bool:
         """Return whether all of these ranks belong to this node."""
         first = node * self.spec.processes_per_node
@@ -271,18 +279,27 @@ class Roster:
         return self._by_connection.get(connection)
 
     def knows(self, connection: int) -> bool:
-        """Return whether this connection belongs to a node or a spare."""
-        return connection in self._by_connection or connection in self.spares
+        """Return whether this connection belongs to an admitted agent."""
+        others = connection in self.spares or connection in self.leaving
+        return others or connection in self._by_connection
+
+    def prepares(self, connection: int) -> int | None:
+        """Return the node whose ranks the spare on this connection starts, or None."""
+        return next((node for node, spare in self.prepared.items() if spare == connection), None)
 
     def agents(self) -> list[Node]:
-        """Return all agents, spares last."""
-        return [*self.nodes.values(), *self.spares.values()]
+        """Return all agents: nodes, spares, and agents that leave."""
+        return [*self.nodes.values(), *self.spares.values(), *self.leaving.values()]
 
     @property
     def free_spares(self) -> list[int]:
         """Return the connections of the spares that were not asked to become a node."""
-        promised = set(self.promised.values())
-        return [spare for spare in self.spares if spare not in promised]
+        taken = {*self.promised.values(), *self.prepared.values()}
+        return [spare for spare in self.spares if spare not in taken]
+
+    def spare_for(self, node: int) -> int | None:
+        """Return the spare that becomes this node: the prepared one, or a free one."""
+        return self.prepared[node] if node in self.prepared else next(iter(self.free_spares), None)
 
     def admit(self, agent: Node) -> None:
         """Add an agent as a node or as a spare."""
@@ -291,6 +308,8 @@ class Roster:
             return
         self.spares.pop(agent.connection, None)
         self.promised.pop(agent.node, None)
+        if self.prepared.get(agent.node) == agent.connection:
+            del self.prepared[agent.node]
         self.obstacles.pop(agent.node, None)
         self.vacant.discard(agent.node)
         self.nodes[agent.node] = self._by_connection[agent.connection] = agent
@@ -303,6 +322,7 @@ class Roster:
         promised = [node for node, taker in self.promised.items() if taker == connection]
         for node in promised:
             del self.promised[node]
+        self.prepared = {node: own for node, own in self.prepared.items() if own != connection}
         return spare, promised
 
     def assign_node_rank(self, connection: int, hello: p.Hello, attempt: int) -> int | str:
@@ -325,6 +345,8 @@ class Roster:
             return f"the agent is node {node.node} already"
         if hello.node >= spec.nodes:
             return f"node rank {hello.node} does not exist in a job of {spec.nodes} nodes"
+        if hello.prepared:
+            return SPARE
         if hello.node >= 0:
             if hello.node not in self.nodes:
                 return hello.node

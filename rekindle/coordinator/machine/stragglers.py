@@ -113,8 +113,16 @@ class StragglerCheck:
             self._drop(each)
         for each in found:
             self._on_slow(each)
-        if self.suspects and self._spec.policy.stragglers is Stragglers.REPLACE:
-            self._generations.hold()
+
+    @property
+    def pause_cause(self) -> p.Cause | None:
+        """Return why the world pauses: nodes are suspected, and the policy may replace them."""
+        if not self.suspects or self._spec.policy.stragglers is not Stragglers.REPLACE:
+            return None
+        return p.Cause(kind="node-check", ranks=self._roster.numbers_of(sorted(self.suspects)))
+
+    def on_paused(self, now: float) -> None:
+        """Do nothing yet: the check begins when every rank waits."""
 
     def _on_slow(self, found: Finding) -> None:
         nodes = nodes_of(found, self._spec.processes_per_node)
@@ -206,7 +214,11 @@ class StragglerCheck:
 
     # ---- while all ranks wait
 
-    def begin_check(self) -> bool:
+    def work_in_pause(self) -> bool:
+        """Check the suspects while every rank waits. Return whether the check is not over."""
+        return bool(self.examining) or (bool(self.suspects) and self._begin_check())
+
+    def _begin_check(self) -> bool:
         """Check the suspects with reference nodes. Return False if that is impossible now."""
         here = [node.node for node in self._roster.members]
         self.examining = {n: found for n, found in self.suspects.items() if n in here}

@@ -8,10 +8,12 @@ from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.health_events import HealthEvents
 from rekindle.coordinator.machine.inheritance import TakeoverState
 from rekindle.coordinator.machine.job_state import JobState, Phase, Send, SetTimer, Timer
+from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import LATE_S
 
 # The value of `LATE_S` for a takeover: some agents may have ended with the earlier coordinator.
@@ -30,6 +32,7 @@ class Takeover:
         fleet: Fleet,
         checkpoints: Checkpoints,
         endings: Endings,
+        moves: Moves,
         recovery: Recovery,
         health: HealthEvents,
     ) -> None:
@@ -37,6 +40,7 @@ class Takeover:
         self._fleet = fleet
         self._checkpoints = checkpoints
         self._endings = endings
+        self._moves = moves
         self._recovery = recovery
         self._health = health
         self._roster = job.roster
@@ -65,6 +69,8 @@ class Takeover:
                 self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
             for node in inherited.left_out:
                 self._roster.leave_out(node)
+            self._moves.inherit(inherited.moves)
+            self._job.moved_away = inherited.moved_away
             if inherited.stopping is not None:
                 # Agents that come now are refused, and end their ranks. Late agents do this later.
                 self._job.enter(Phase.STOPPING)
@@ -73,13 +79,17 @@ class Takeover:
         self._job.do(SetTimer(Timer.NODE, self._spec.policy.node_timeout_s))
         self._health.resume(inherited.unmet if inherited else ())
 
-    def take_over(self, connection: int, hello: p.Hello) -> None:
-        """Take over the ranks of an agent from an earlier coordinator."""
+    def take_over(self, connection: int, hello: p.Hello, *, prepared: bool = False) -> None:
+        """Take over the live ranks of an agent.
+
+        prepared: a spare has started them for this coordinator. Otherwise they are from an earlier
+        coordinator.
+        """
         self._health.take_over(hello)
-        self._take_over_ranks(connection, hello)
+        self._take_over_ranks(connection, hello, prepared=prepared)
         self._health.check_again()
 
-    def _take_over_ranks(self, connection: int, hello: p.Hello) -> None:
+    def _take_over_ranks(self, connection: int, hello: p.Hello, *, prepared: bool) -> None:
         if self._job.phase is Phase.RESTARTING or hello.restart < self._job.restarts:
             return  # its ended ranks start again with all others
         for number in hello.ended:
@@ -90,6 +100,9 @@ class Takeover:
             rank.status = Status.LEAVING if live.training else Status.STARTING
         if not hello.ranks and not hello.ended:
             return
+        if prepared:
+            started = tuple(live.rank for live in hello.ranks)
+            self._job.record(journal.RanksStarted(ranks=started, restart=hello.restart))
         self._job.enter(Phase.REGROUPING)
         if hello.store is not None and not self._spec.can_join:
             # The framework ends the ranks when this store ends, so they keep this store.
@@ -101,9 +114,11 @@ class Takeover:
         if any(live.training for live in hello.ranks):
             # The state of their generation is unknown, so all ranks leave it, and form a new one.
             self._job.session = self._job.sessions_seen = self._job.formed = True
-            self._job.do(Send(connection, p.GenerationEnded(generation=hello.generation)))
+            cause = None if prepared else p.Cause(kind=FaultKind.COORDINATOR.value)
+            over = p.GenerationEnded(generation=hello.generation, cause=cause)
+            self._job.do(Send(connection, over))
             self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
-            if self.inherits and not self._taken_over:
+            if self.inherits and not self._taken_over and not prepared:
                 self._taken_over = True
                 text = "the coordinator ended unexpectedly, and a new coordinator replaced it"
                 self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))

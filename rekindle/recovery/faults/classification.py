@@ -92,12 +92,14 @@ class EventSource(str, enum.Enum):
     POD_REASON = "pod-reason"  # why Kubernetes does not run a pod
     # the state of MindCluster's own recovery of a rank: fault, recovered, failed
     MINDCLUSTER = "mindcluster"
+    NOTICE = "notice"  # the platform announces that a host will end, in words
 
 
 class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describe what a monitor, an engine or a person has seen on a node.
 
     - `what`: the code, number, line, condition or reason.
+    - `node`: its rank; -1: the nodes on `host`.
     - `device`: its local number; -1: no particular device.
     - `gone`: the health event has ended.
     - `by`: the reporter.
@@ -105,19 +107,21 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
       chip that `device` names, or the board of the node without one.
     - `host`: the host of the node at that time, if the reporter knows it. The node may be on
       another host now.
+    - `within_s`: the seconds until the host ends, for a notice; 0: unknown.
     - `address`: the address of its pod at that time. The pod may be another one now.
     - `run`: how often the container had restarted.
     """
 
     source: EventSource
     what: str
-    node: int
+    node: int = -1
     device: int = -1
     gone: bool = False
     by: str = ""
     severity: Severity | None = None
     origin: FaultOrigin | None = None
     host: str = ""
+    within_s: float = 0.0
     address: str = ""
     run: int = 0
 
@@ -161,6 +165,9 @@ def verdict_of(judge: Tables, health_event: HealthEvent) -> Verdict:
             return judge.node_condition(condition, status)
         case EventSource.POD_REASON:
             return judge.pod_reason(what)
+        case EventSource.NOTICE:
+            text = f"the platform announces the end of the host: {what or 'without a reason'}"
+            return unlisted(FaultKind.PLANNED, text, Urgency.SOON)
         case EventSource.MINDCLUSTER:  # MindCluster acts on its own, and the ranks show the result
             text = f"MindCluster's own recovery reports it as {what}"
             return unlisted(FaultKind.UNKNOWN, text, Urgency.WATCH)

@@ -31,6 +31,7 @@ class FaultKind(str, enum.Enum):
     STRAGGLER = "straggler"  # a rank or node is slow, and the others wait for it
     EVICTION = "eviction"  # the platform removed the place: eviction, preemption, drain
     SCHEDULING = "scheduling"  # the platform finds no place, or cannot start the pod that it placed
+    PLANNED = "planned"  # a node is to leave the job; nothing has failed
     UNKNOWN = "unknown"  # no evidence shows the kind
 
 
@@ -150,6 +151,7 @@ _CAUSES = (
     FaultKind.LINK,
     FaultKind.STORAGE,
     FaultKind.STRAGGLER,
+    FaultKind.PLANNED,
     FaultKind.UNKNOWN,
 )
 

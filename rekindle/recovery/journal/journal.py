@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.recovery.faults.classification import explains
-from rekindle.recovery.faults.fault import Fault, root_cause
+from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
 from rekindle.recovery.faults.stragglers import Profiled, StragglerEvent
 from rekindle.recovery.journal.checkpoint_events import (
     Checkpointed,
@@ -26,6 +26,11 @@ from rekindle.recovery.journal.event import Event, read_lines
 from rekindle.recovery.journal.node_events import (
     HealthEventSeen,
     Isolated,
+    Moved,
+    MoveEnded,
+    MoveEvent,
+    MoveLate,
+    MoveRequested,
     NodeJoined,
     NodeLeft,
     NodeWanted,
@@ -45,6 +50,11 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "FinalCheckpoint",
     "HealthEventSeen",
     "Isolated",
+    "MoveEnded",
+    "MoveEvent",
+    "MoveLate",
+    "MoveRequested",
+    "Moved",
     "NodeChecked",
     "NodeJoined",
     "NodeLeft",
@@ -208,6 +218,7 @@ AnyEvent = (
     | Answered
     | HealthEventSeen
     | Isolated
+    | MoveEvent
     | NodeChecked
     | Profiled
     | StragglerEvent
@@ -250,6 +261,11 @@ class Incident(msgspec.Struct, kw_only=True):
         return self.first_step > 0
 
     @property
+    def planned(self) -> bool:
+        """Return whether it is a planned move of a node, and not a failure."""
+        return bool(self.faults) and self.cause.kind is FaultKind.PLANNED
+
+    @property
     def cause(self) -> Fault:
         """Return the fault that most likely caused the others."""
         return root_cause(self.faults)
@@ -266,11 +282,16 @@ class IncidentFold:
     def __init__(self) -> None:
         self.by_number: dict[int, Incident] = {}
         self._finished = 0  # steps of the attempt that has ended
+        self._moving: list[Incident] = []  # moves whose ranks have not finished a step yet
 
     def add(self, event: Event) -> Incident | None:
         """Add the next event; return its incident, or None."""
+        if isinstance(event, Formed | Restored | FirstStep):
+            self._follow_moves(event)
         if isinstance(event, Ended):
             self._finished = event.finished
+            for move in [i for i in self.by_number.values() if i.planned]:
+                _end_move(move, event.at)
         elif isinstance(event, Formed) and OF_SCRIPT not in event.sources:
             self._settle(event)
         number = getattr(event, "incident", 0)
@@ -278,7 +299,19 @@ class IncidentFold:
             return None
         incident = self.by_number.setdefault(number, Incident(number=number))
         _apply(incident, event)
+        if isinstance(event, Moved):
+            self._moving.append(incident)
         return incident
+
+    def _follow_moves(self, event: Formed | Restored | FirstStep) -> None:
+        """Add an event of the next generation to the moves of nodes that led to it.
+
+        The event itself has the number of a fault that is open at the same time, or none.
+        """
+        for move in self._moving:
+            _apply(move, event)
+        if isinstance(event, FirstStep):
+            self._moving = []
 
     def _settle(self, formed: Formed) -> None:
         """Set the lost steps of earlier incidents, after which no generation had a Session."""
@@ -296,6 +329,13 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
     for event in events:
         found.add(event)
     return [found.by_number[number] for number in sorted(found.by_number)]
+
+
+def _end_move(move: Incident, at: float) -> None:
+    """Close a move that is not over when its attempt ends."""
+    if not move.closed:
+        move.reason = f"{move.reason}; the attempt ended first"
+        move.detected = move.first_step = at
 
 
 def _apply(incident: Incident, event: Event) -> None:
@@ -323,6 +363,16 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.first_step = event.at
             if not incident.generation:  # all ranks continued
                 incident.steps_lost = 0
+        case MoveRequested(fault=fault):
+            incident.faults.append(fault)
+            incident.reason = fault.message
+            incident.detected = event.at
+            incident.steps_lost = 0
+        case Moved():
+            incident.detected = incident.decided = event.began or event.at
+        case MoveEnded():
+            incident.reason = f"{incident.reason}; {event.reason}"
+            incident.detected = incident.first_step = event.at
         case CheckpointFailed(fault=fault) | NodeChecked(fault=Fault() as fault):
             node = isinstance(event, NodeChecked)
             what = "the job requests another node" if node else "training continues"

@@ -3,6 +3,7 @@
 from rekindle.training.torch import Session, StepSampler
 """
 
+from rekindle.rank.member import Recovery
 from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.data.elastic_stream import ElasticStream
 from rekindle.training.torch.data.session_data import MicroBatch
@@ -13,6 +14,7 @@ from rekindle.training.torch.session import Session
 __all__ = [
     "ElasticStream",
     "MicroBatch",
+    "Recovery",
     "Session",
     "Step",
     "StepSampler",

@@ -70,7 +70,9 @@ class Loop:
         )
         self.member: Member | None = None
         if channel is not None:
-            self.member = Member(channel, slot, self.progress, self.state, self.generations)
+            self.member = Member(
+                channel, slot, self.progress, self.state, self.generations, given.on_recovery
+            )
 
     @property
     def generation(self) -> int:

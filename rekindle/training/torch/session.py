@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle.errors import SessionError
+from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.data.sampler import StepSampler
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
@@ -50,6 +51,8 @@ class Session:
         the number on its own.
     make_groups: called in each generation after its default process group is formed. Call
         dist.new_group() there, and create the objects that depend on it.
+    on_recovery: called with a Recovery before and after each recovery, between two steps. All ranks
+        wait for it. Its errors are errors of the script.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -75,6 +78,7 @@ class Session:
         keep_global_batch: bool = False,
         shard: int | None = None,
         make_groups: Callable[[], None] | None = None,
+        on_recovery: Callable[[Recovery], object] | None = None,
     ) -> None:
         self._loop = Loop(
             Arguments(
@@ -92,6 +96,7 @@ class Session:
                 keep_global_batch=keep_global_batch,
                 shard=shard,
                 make_groups=make_groups,
+                on_recovery=on_recovery,
             )
         )
 
@@ -180,6 +185,7 @@ class Arguments:
     keep_global_batch: bool
     shard: int | None
     make_groups: Callable[[], None] | None
+    on_recovery: Callable[[Recovery], object] | None = None
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""

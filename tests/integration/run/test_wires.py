@@ -118,6 +118,41 @@ def test_a_request_without_sense_is_refused(
     assert ask(live, method, path, bearer(live.secret))[0] == status
 
 
+def test_the_token_of_monitors(live: Live) -> None:
+    """The token of monitors permits the report of a health event, and nothing else."""
+    token = live.run.directory.monitor_token()
+    assert (live.run.directory.path / names.MONITOR_FILE).stat().st_mode & 0o777 == 0o600
+    status, answer = ask(live, "POST", names.PATH_HEALTH_EVENTS, bearer(token))
+    assert status == 400
+    assert b"the request is invalid" in answer
+    for path in (names.PATH_JOB, names.PATH_SPEC, names.PATH_EVENTS, names.PATH_AGENT):
+        assert ask(live, "GET", path, bearer(token))[0] == 401
+    for path in (names.PATH_STOP, names.PATH_DRAIN, names.PATH_INJECT):
+        assert ask(live, "POST", path, bearer(token))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("drain", "job", "--node", "7"), "the job has no node 7; its nodes are 0 to 0"),
+        (("drain", "job", "--node", "0"), "no rank has reached a Session yet"),
+        (("drain", "job", "--node", "0", "--deadline", "-1"), "a deadline of -1 s is invalid"),
+        (
+            ("report-fault", "job", "--host", "elsewhere", "--source", "notice", "spot"),
+            "the job has no node on host elsewhere now",
+        ),
+    ],
+    ids=["node", "session", "deadline", "host"],
+)
+def test_a_move_that_is_impossible(live: Live, options: tuple[str, ...], text: str) -> None:
+    """The command ends with status 1 and one line that says why."""
+    command = [sys.executable, "-m", "rekindle.cli.main", *options]
+    ended = run_command(command, env=live.place.environment())
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert text in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
 def test_the_job_is_steered_by_one(live: Live) -> None:
     """The launcher has the lease; the error of a second holder names the launcher."""
     client = JobClient(live.where, live.secret)

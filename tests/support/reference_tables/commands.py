@@ -156,6 +156,11 @@ NOTES: dict[str, list[str]] = {
         "[Report a fault to a job](../recover/policy.md#report-a-fault-to-a-job) describes the "
         "answers.",
     ],
+    "rekindle drain": [
+        "Example: `rekindle drain JOB --node 1 --deadline 300`. The command returns when the move "
+        "is planned; `rekindle status JOB` shows it until it is over. "
+        "[Move a node](../operate/operations.md#move-a-node) describes what happens.",
+    ],
     "rekindle profile": [
         "`on` without `--kinds` records step, save-checkpoint, forward and data-loader. It does "
         "not record communication, because that slows training down: name it with `--kinds`. Any "

@@ -95,6 +95,7 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "rekindle inject": [_ABSENT],
+    "rekindle drain": [_ABSENT],
     "rekindle policy": [(_WRONG, "The policy is not valid.")],
     "rekindle simulate": [
         (_WRONG, "A file or an option is not valid, or a file cannot be written.")

@@ -24,6 +24,12 @@ _JOB = [
         "the owner may read it (mode 0600). An existing secret stays when the job runs again.",
     ),
     (
+        names.MONITOR_FILE,
+        "launcher",
+        "A token for monitors on the coordinator's machine. It permits only `POST /health-events`, "
+        "and only over the loopback address. Mode 0600; an existing token stays.",
+    ),
+    (
         names.JOURNAL_FILE,
         "coordinator",
         "The [journal](journal-events.md): one event on each line, as JSON, of all attempts. "

@@ -48,6 +48,13 @@ EVENTS = {
     "job-started": "The coordinator of an attempt started.",
     "final-checkpoint": "A node begins to write the final checkpoint (`path` and `error` are "
     "empty), has written it (`path`), or could not (`error`).",
+    "move-ended": "The job gave a planned move up. The node keeps its agent.",
+    "move-late": "The deadline of a planned move has passed, and the node has not moved. The ranks "
+    "write a checkpoint; the move continues.",
+    "move-requested": "A node is to move to another agent. The move is an incident of its own, of "
+    "kind `planned`, which uses up no budget.",
+    "moved": "Another agent has taken the place of a node that was to move. The next `first-step` "
+    "closes the incident.",
     "node-checked": "The job checked a node before it took the node in.",
     "node-joined": "An agent joined the job.",
     "node-left": "An agent left, and the job did not need it.",
@@ -83,7 +90,13 @@ FIELDS = {
     "at": "Time of the event, in seconds since the epoch.",
     "attempt": "Number of the attempt. The first one is 0 with `rekindle run`, and 1 in a flow.",
     "bytes": "Size, in bytes.",
+    "began": "When training paused for the move, in seconds since the epoch; 0: the ranks waited "
+    "for another reason.",
     "by": "Who switched it.",
+    "deadline": "When the node may end, in seconds since the epoch; 0: no deadline.",
+    "move-requested.by": "The person or monitor that requested the move.",
+    "moved.address": "Address of the agent that the job left.",
+    "moved.pid": "Process id of the agent that the job left.",
     "checkpoint-interval.seconds": "About how many seconds these steps take; 0: unknown.",
     "checkpointed.seconds": "Duration of the write, in seconds.",
     "valid_steps": "Number of steps after which the state is still right.",
@@ -170,8 +183,9 @@ PARTS = {
     HealthEvent: {
         "source": "Kind of the health event.",
         "what": "Code, number, line, condition or reason.",
-        "node": "Node rank.",
+        "node": "Node rank; -1: the nodes on the host.",
         "device": "Number of the device on its node; -1: none.",
+        "within_s": "Seconds until the host ends, for a notice; 0: unknown.",
         "gone": "Whether the event is over.",
         "by": "Who reported it.",
         "severity": "Severity of an Ascend code, by its driver.",

@@ -22,6 +22,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rekindle.training.torch import Session, StepSampler
+from rekindle.training.torch import Recovery, Session, StepSampler
 from training_jobs import BATCH, LENGTH
 from training_jobs.injection import HiccupError, Injector
 
@@ -130,6 +131,7 @@ class Run:
             extra={"average": self.average},
             seed=11,
             transient=(HiccupError,),
+            on_recovery=say_recovery,
             **self.session_options(),
         )
         self.faults.watch(session._loop.member)
@@ -248,6 +250,13 @@ class Run:
             "losses": self.losses,
         }
         Path(self.options.folder, f"result-{self.rank}.json").write_text(json.dumps(result))
+
+
+def say_recovery(recovery: Recovery) -> None:
+    """Write what the hook of the Session learns."""
+    ranks = ",".join(map(str, recovery.ranks))
+    words = (recovery.when, recovery.kind, recovery.strategy or "-", f"ranks {ranks}")
+    print("recovery:", *words, file=sys.stderr, flush=True)
 
 
 def run_of(options: argparse.Namespace) -> Run:

@@ -13,7 +13,7 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 
 # `Agent._listen`, `Agent._handle_orders` and `RankSupervisor.handle` take these by name.
-BY_HAND = {p.EndAgent, p.Welcome, p.Promote, p.Spawn, p.HostStore, *p.CheckOrder}
+BY_HAND = {p.EndAgent, p.Welcome, p.Promote, p.Prepare, p.Spawn, p.HostStore, *p.CheckOrder}
 
 
 def test_each_order_has_a_handler() -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from ranks.agent import Agent
 from waiting import wait_until
@@ -17,7 +18,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank import member as members
 from rekindle.rank.channel import Channel
-from rekindle.rank.member import Arrival, Member
+from rekindle.rank.member import Arrival, Member, Recovery
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
@@ -73,7 +74,9 @@ class Rank:
         channel = Channel.from_environment()
         assert channel is not None
         self.framework = Framework(state := HeldState())
-        self.member = Member(channel, 0, ProgressReporter(HeartbeatPage()), state, self.framework)
+        self.told: list[Recovery] = []
+        progress = ProgressReporter(HeartbeatPage())
+        self.member = Member(channel, 0, progress, state, self.framework, self.told.append)
 
     def sent(self, kind: type[Any], count: int = 1) -> list[Any]:
         """Wait until the agent has received `count` messages of a kind, and return them."""
@@ -115,6 +118,22 @@ def test_a_rank_arrives_forms_and_reports_its_first_step(rank: Rank) -> None:
     assert rank.sent(protocol.StateReady) == [protocol.StateReady(rank=0, generation=1, finished=4)]
     assert rank.sent(protocol.StepDone) == [protocol.StepDone(rank=0, generation=1, finished=4)]
     assert rank.framework.recovered == 2
+
+
+def test_the_hook_learns_of_a_recovery(rank: Rank) -> None:
+    """The hook gets the cause when the rank has left its generation, and the strategy after it."""
+    ended = protocol.Cause(kind="process", ranks=(1,))
+    decided = protocol.Cause(kind="process", strategy="recover-in-place", ranks=(1,))
+    rank.agent._forms = iter([form_of(1), msgspec.structs.replace(form_of(2), cause=decided)])
+    assert rank.member.join()
+    assert rank.told == []
+    rank.agent._say(protocol.GenerationEnded(generation=1, cause=ended))
+    wait_until(lambda: rank.member.is_over, "the end of generation 1")
+    assert rank.member.join()
+    assert rank.told == [
+        Recovery("before", "process", "", (1,), 4),
+        Recovery("after", "process", "recover-in-place", (1,), 4),
+    ]
 
 
 def test_a_source_that_lacks_the_state_is_reported(rank: Rank) -> None:

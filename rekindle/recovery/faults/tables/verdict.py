@@ -15,6 +15,7 @@ class Urgency(str, enum.Enum):
     NONE = "none"  # it is not a fault, or has no effect
     WATCH = "watch"  # training continues; a person or a detector may use the information
     LATER = "later"  # training continues; no new work on the place at fault
+    SOON = "soon"  # training continues; the node moves before its host ends
     NOW = "now"  # training cannot continue without recovery
 
 

@@ -126,7 +126,7 @@ MISTAKES = {
         4, "kind is 'x - at `$.codes[7]`'; choose from process",
     ),
     "unknown urgency": (
-        '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "process"\nurgency = "soon"', 5, "later, now",
+        '[[exit]]\ncodes = [3]\nsays = "x"\nkind = "process"\nurgency = "urgent"', 5, "soon, now",
     ),
     "unknown level": ('[[ascend]]\ncodes = ["80C98002"]\nlevel = "Separate"', 3, "SeparateNPU"),
     "level of another source": ('[[xid]]\nnumbers = [1]\nlevel = "SeparateNPU"', 3, "RESET_GPU"),
