@@ -58,8 +58,7 @@ class Node:
         while self.now < end:
             self.now += step
             self.watchdog._look_around(self.now)
-            if self.watchdog._resting is not None:
-                await self.watchdog._resting
+            await asyncio.gather(*self.watchdog._resting)
 
     async def look(self) -> p.RanksInspected:
         """Let the watchdog inspect all ranks, and return its answer."""
