@@ -316,6 +316,9 @@ def test_too_many_open_files_delay_a_connection(
     listener: Listener, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A rank without free descriptors accepts a caller later, and reports the problem once."""
+    first = call(("127.0.0.1", listener.port), 1, 0, 1)  # this imports modules
+    with first, listener.take(1, 0, 1, lambda: False):
+        pass
     before, held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     resource.setrlimit(resource.RLIMIT_NOFILE, (_newest_fd() + 4, before[1]))
     try:
@@ -344,6 +347,7 @@ def test_a_listener_that_fails_is_no_silent_wait(
     def fail() -> None:
         raise KeyError("a bug")
 
+    thread = thread_of(listener)
     monkeypatch.setattr(listener, "_accept_one", fail)
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
     thread = thread_of(listener)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from jobs.driver import spec_of
-from waiting import finished, turn_until, turns, wait_until
+from waiting import finished, turn_until, turns
 
 from rekindle.agent import stacks, watchdog
 from rekindle.agent.node_state import NodeState
@@ -58,8 +58,7 @@ class Node:
         while self.now < end:
             self.now += step
             self.watchdog._look_around(self.now)
-            if self.watchdog._resting:
-                await asyncio.gather(*self.watchdog._resting)
+            await asyncio.gather(*self.watchdog._resting)
 
     async def look(self) -> p.RanksInspected:
         """Let the watchdog inspect all ranks, and return its answer."""
@@ -198,60 +197,6 @@ def test_who_moves_bytes_is_busy_but_in_a_step(doing: RankActivity, busy: bool, 
     node.does = lambda: Activity(1.0, next(moved), "S")
     (look,) = asyncio.run(node.look()).looks
     assert look.busy is busy
-
-
-@pytest.mark.parametrize(
-    ("states", "seconds", "late"),
-    [("SD", 200.0, False), ("SD", 400.0, True), ("S", 200.0, True)],
-)
-def test_who_waits_for_a_disk_in_a_step_has_more_time(
-    states: str, seconds: float, late: bool, node: Node
-) -> None:
-    """A rank in a step has `between_timeout_s` while one of its processes waits for a disk.
-
-    A new process would wait for the same disk.
-    """
-    node.ranks[0].page.begin(RankActivity.STEP)
-    node.watchdog._look_around(node.now)
-    node.watchdog._watch._watched_s += seconds
-    node.does = lambda: Activity(1.0, 0, states)
-    (look,) = asyncio.run(node.look()).looks
-    assert look.late is late
-
-
-def test_who_wakes_often_between_steps_is_busy(node: Node) -> None:
-    """A rank that waits for a socket or polls between two steps is busy, but not in a step."""
-    for doing, busy in ((RankActivity.BETWEEN, True), (RankActivity.STEP, False)):
-        node.ranks[0].page.begin(doing)
-        waits = iter(range(0, 1000, 100))
-        node.does = lambda waits=waits: Activity(1.0, 0, "S", next(waits))
-        (look,) = asyncio.run(node.look()).looks
-        assert look.busy is busy
-
-
-@pytest.mark.process
-def test_the_waits_of_a_process_are_counted() -> None:
-    """A process that polls wakes often, and one that sleeps does not."""
-    polls = "import time\nprint(flush=True)\nwhile True: time.sleep(0.001)"
-    sleeps = "import time\nprint(flush=True)\ntime.sleep(1000)"
-    ran = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        for code in (polls, sleeps)
-    ]
-    try:
-        for process in ran:
-            assert process.stdout is not None
-            process.stdout.readline()
-        pids = [process.pid for process in ran]
-        before = activities(pids)
-        wait_until(
-            lambda: activities(pids)[pids[0]].waits > before[pids[0]].waits + 100, "many waits"
-        )
-        assert activities(pids)[pids[1]].waits <= before[pids[1]].waits + 1
-    finally:
-        for process in ran:
-            process.kill()
-            process.communicate()
 
 
 def test_who_prints_now_and_then_moves_nothing() -> None:
