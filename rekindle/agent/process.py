@@ -122,10 +122,9 @@ class Agent:
         )
         fork, streams = self.ranks.fork, self.ranks.helper_streams
         self._checkers = NodeCheckRunner(spec, fork, self.send, environment, streams)
-        task = asyncio.current_task()
-        assert task is not None
+        self._task: asyncio.Task[Any] | None = None  # the one that serves the job
         self.departure = Departure(
-            self.ranks, self._snapshots, is_connected=self._is_connected, end=task.cancel
+            self.ranks, self._snapshots, is_connected=self._is_connected, end=self._leave
         )
 
     def send(self, message: protocol.Message) -> None:
@@ -142,6 +141,7 @@ class Agent:
         After the death of a coordinator the agent waits for another one, and the ranks
         continue.
         """
+        self._task = asyncio.current_task()
         of_python = self.spec.entry is not EntryKind.PROGRAM
         self.ranks.start_fork_server(self.spec.framework if of_python else None)
         if self._hello.spare:
@@ -337,6 +337,10 @@ class Agent:
             if beat != protocol.Heartbeat(finished={}) and new != self._last_beat:
                 self._last_beat = new
                 self.send(beat)
+
+    def _leave(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
 
     def _is_connected(self) -> bool:
         return self._connection is not None and not self._connection.closed
