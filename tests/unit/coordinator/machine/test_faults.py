@@ -83,8 +83,9 @@ def test_a_lost_node_is_replaced_and_the_healthy_ranks_wait() -> None:
     """Ranks of a lost node start on the new agent with live state, while the healthy ranks wait."""
     job = trained(5, nodes=2, processes=2)
     job.lose(1)
+    cause = p.Cause(kind="node-lost", ranks=(2, 3))
     assert job.sent_by_node(p.GenerationEnded) == {
-        0: p.GenerationEnded(generation=1, finished=5, process_lost=True)
+        0: p.GenerationEnded(generation=1, finished=5, process_lost=True, cause=cause)
     }
     assert [wanted.node for wanted in job.recorded(journal.NodeWanted)] == [1]
     assert strategies(job) == [Strategy.RECOVER]

@@ -129,7 +129,8 @@ def test_a_killed_rank_is_started_anew_and_the_others_keep_their_state() -> None
     """After SIGKILL of one rank, only that rank restarts and gets its state from a live peer."""
     job = trained(5, nodes=2, processes=2)
     job.exits(3, signal=SIGKILL, finished=5)
-    over = p.GenerationEnded(generation=1, finished=5, process_lost=True)
+    cause = p.Cause(kind="process", ranks=(3,))
+    over = p.GenerationEnded(generation=1, finished=5, process_lost=True, cause=cause)
     assert job.sent_by_node(p.GenerationEnded) == {0: over, 1: over}
     assert job.spawned_now() == [3]
     assert job.sent_by_node(p.Spawn)[1].joins_running_ranks
