@@ -82,7 +82,7 @@ def test_a_node_of_a_job_that_ends_waits_for_its_coordinator() -> None:
 
 
 def test_a_node_without_a_coordinator_ends_its_ranks_and_keeps_their_state(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Without a coordinator the ranks get SIGTERM, and the agent writes the newest snapshot."""
 
@@ -93,12 +93,12 @@ def test_a_node_without_a_coordinator_ends_its_ranks_and_keeps_their_state(
     node = Node(connected=False)
     asyncio.run(finished(run(node)))
     assert (node.signals, node.written) == ([signal.SIGTERM], 1)
-    assert "/store/step-1" in capsys.readouterr().err
+    assert "/store/step-1" in capfd.readouterr().err
     sharded = Node(connected=False)
     sharded.ranks.is_sharded = True
     asyncio.run(finished(run(sharded)))
     assert sharded.written == 0
-    assert "shards" in capsys.readouterr().err
+    assert "shards" in capfd.readouterr().err
 
 
 def test_a_second_interrupt_ends_at_once() -> None:
@@ -115,7 +115,7 @@ def test_a_second_interrupt_ends_at_once() -> None:
 
 
 def test_a_signal_for_ranks_without_a_handler_has_no_effect(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ranks with a handler get SIGUSR1. It would end other ranks, so the agent prints a line."""
     node = Node()
@@ -125,4 +125,4 @@ def test_a_signal_for_ranks_without_a_handler_has_no_effect(
     monkeypatch.setattr(departure, "catches", lambda pid, number: False)
     node.departure.pass_on(signal.SIGUSR1)
     assert node.signals == [signal.SIGUSR1]
-    assert "SIGUSR1 has no effect" in capsys.readouterr().err
+    assert "SIGUSR1 has no effect" in capfd.readouterr().err

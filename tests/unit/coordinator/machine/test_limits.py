@@ -44,7 +44,7 @@ def look(job: Driver, *active: int) -> None:
                 finished=0,
                 doing=RankActivity.OUTSIDE,
                 elapsed_s=1.0,
-                late=False,
+                limit_s=2.0,
                 busy=rank in active,
             )
             for rank in own

@@ -252,6 +252,7 @@ FIRST = {
     Kind.RESTORE: RETRY,
     Kind.COORDINATOR: RETRY,
     Kind.STORAGE: RESTART,
+    Kind.SOURCE: RESTART,
     Kind.PLANNED: RESTART,  # the product never asks for a decision about it
     Kind.LAUNCH: FAIL,
     Kind.HOST_OOM: IN_PLACE,
