@@ -18,7 +18,7 @@ from verdict import Plan, incident_entry, judge
 
 from rekindle import TrainingJob
 from rekindle.reporting.step_records import read_records
-from rekindle.reporting.timeline.figure import Mark, draw
+from rekindle.reporting.timeline import Mark, draw
 from rekindle.tasks.job_access import history_of, job_id_of
 
 _RUN_S = 420.0

@@ -96,7 +96,7 @@ class JobResult:
 def report(job_id: str) -> JobResult:
     """Write the incident table, the report and the timeline, and return the job's result."""
     # Here, because matplotlib is slow to import, and a flow process must adopt a job quickly.
-    from rekindle.reporting.timeline.figure import MOST_RANKS, draw
+    from rekindle.reporting.timeline import MOST_RANKS, draw
 
     with get_client(sync_client=True) as client:
         _wait_for_prefect(client, get_run_logger())

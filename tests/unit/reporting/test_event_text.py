@@ -18,9 +18,9 @@ from rekindle.recovery.journal.journal import (
     decode,
     encode,
 )
+from rekindle.reporting import timeline
 from rekindle.reporting.event_text import sentence
 from rekindle.reporting.summary import markdown_report, summarize
-from rekindle.reporting.timeline import figure as timeline
 
 TOLD: list[AnyEvent] = [
     JobStarted(job_id="job", attempt=0, nodes=1, processes_per_node=1, pid=7),

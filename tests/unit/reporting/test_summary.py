@@ -38,11 +38,11 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.recovery.policy.policy import Strategy
+from rekindle.reporting import timeline
 from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
 from rekindle.reporting.summary import markdown_report, summarize
-from rekindle.reporting.timeline import figure as timeline
-from rekindle.reporting.timeline.figure import parts_of
+from rekindle.reporting.timeline import parts_of
 from rekindle.tasks.restore import describe, resumes
 from rekindle.tasks.supervise import incident_steps
 

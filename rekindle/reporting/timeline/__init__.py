@@ -1,1 +1,0 @@
-"""Draw a run over time."""
