@@ -4,7 +4,7 @@ from rekindle.training.torch import Session, StepSampler
 """
 
 from rekindle.rank.member import Recovery
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.data.elastic_stream import ElasticStream
 from rekindle.training.torch.data.session_data import MicroBatch
 from rekindle.training.torch.groups.script_groups import init_placeholder_group

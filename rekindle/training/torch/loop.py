@@ -19,7 +19,7 @@ from rekindle.rank.member import NOTICE_S, Member
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.injection import inject

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rekindle.errors import SessionError
 from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
 from rekindle.training.torch.loop import Loop, Step
 

@@ -21,7 +21,7 @@ from training_jobs.selection import soak_but
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 from training_jobs import BATCH, LENGTH
 from training_jobs.job import Job
 from training_jobs.record import Record

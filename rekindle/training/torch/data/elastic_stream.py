@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from rekindle.errors import SessionError
-from rekindle.training.data.sampler import SampleOrder, integer
+from rekindle.training.sampler import SampleOrder, integer
 from rekindle.training.torch.data.loader import Position, begin
 
 

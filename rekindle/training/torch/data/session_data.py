@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.all_gather import Sharing
 from rekindle.training.torch.data.elastic_stream import ElasticStream, StreamPosition

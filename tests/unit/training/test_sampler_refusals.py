@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle.errors import SessionError
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from repository import ROOT
 
 from rekindle.errors import SessionError
-from rekindle.training.data.sampler import StepSampler
+from rekindle.training.sampler import StepSampler
 
 WORD = 0xFFFFFFFFFFFFFFFF
 GOLDEN = 0x9E3779B97F4A7C15
@@ -234,7 +234,7 @@ def test_without_shuffling_the_order_is_the_data_sets_own() -> None:
 def test_the_order_is_the_same_in_another_process() -> None:
     """The order does not depend on the process, for example on its hash seed."""
     code = (
-        "from rekindle.training.data.sampler import StepSampler as S;"
+        "from rekindle.training.sampler import StepSampler as S;"
         "s = S(12345, 500, seed=99); s.bind(1, 2); print(s.indices())"
     )
     here = bound(12345, 500, rank=1, world_size=2, seed=99).indices()

@@ -9,7 +9,7 @@ size.
 
 The order is a contract between versions: a resumed job must see the same stream as before. So the
 order follows from integers alone. A random generator may change between versions of a library.
-`tests/unit/training/data/test_sampler.py` checks that the order stays the same.
+`tests/unit/training/test_sampler.py` checks that the order stays the same.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""The order of samples, for any world size; without a framework."""
