@@ -8,8 +8,8 @@ import contextlib
 import pytest
 from waiting import finished, turns
 
-from rekindle.coordinator import lease as module
-from rekindle.coordinator.lease import Lease
+from rekindle.coordinator import http_api as module
+from rekindle.coordinator.http_api import Lease
 
 
 async def hold(lease: Lease, token: str) -> None:
