@@ -16,7 +16,7 @@ from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.manifests.render import Manifests, render
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.manifests.validation import check_pods
-from rekindle.engines.kubernetes.preflight.findings import (
+from rekindle.engines.kubernetes.preflight.namespace_checks import (
     FindingState,
     PreflightFinding,
     lacking,

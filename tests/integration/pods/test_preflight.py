@@ -15,7 +15,7 @@ from rekindle import names
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.engine import KubernetesEngine
 from rekindle.engines.kubernetes.manifests.render import render
-from rekindle.engines.kubernetes.preflight.findings import FindingState
+from rekindle.engines.kubernetes.preflight.namespace_checks import FindingState
 from rekindle.engines.kubernetes.preflight.preflight import must_fit, survey
 from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory

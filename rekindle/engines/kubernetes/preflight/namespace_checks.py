@@ -1,8 +1,9 @@
-"""Check that the objects and devices exist that a job's pods name."""
+"""Check that the objects and devices exist that a job's pods name; the findings of all checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 import msgspec
@@ -14,7 +15,70 @@ from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.engines.kubernetes.manifests.quantities import amount
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
-from rekindle.engines.kubernetes.preflight.findings import PreflightFinding, missing, ok, unknown
+
+# Fields of a pod's spec, and the objects that they name.
+_FIELDS = {
+    "serviceAccountName": ("ServiceAccount", "v1", "serviceaccounts", False),
+    "priorityClassName": ("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses", True),
+    "runtimeClassName": ("RuntimeClass", "node.k8s.io/v1", "runtimeclasses", True),
+}
+# How to make an object that is missing.
+_MAKE = {
+    "ServiceAccount": "kubectl create serviceaccount {0} -n {1}",
+    "PersistentVolumeClaim": "create the claim, with persistent storage",
+    "PriorityClass": "ask an administrator to create it, or name another one",
+    "RuntimeClass": "ask an administrator to create it, or name another one",
+}
+
+
+class FindingState(str, enum.Enum):
+    """The result of a check."""
+
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "unknown"  # no answer, or it depends on other users
+
+
+class PreflightFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One requirement of a job.
+
+    `what`: a short name. `result`: the result. `do`: the correction. `optional`: a job runs without
+    it.
+    """
+
+    what: str
+    state: FindingState
+    result: str = ""
+    do: str = ""
+    optional: bool = False
+
+    def in_words(self) -> str:
+        """Return a sentence with the result and the correction."""
+        return f"{self.what}: {self.result}" + (f" ({self.do})" if self.do else "")
+
+
+def ok(what: str, result: str = "", *, optional: bool = False) -> PreflightFinding:
+    """Return the finding that a requirement is met."""
+    return PreflightFinding(what=what, state=FindingState.OK, result=result, optional=optional)
+
+
+def missing(what: str, result: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
+    """Return the finding that a requirement is not met."""
+    return PreflightFinding(
+        what=what, state=FindingState.MISSING, result=result, do=do, optional=optional
+    )
+
+
+def unknown(what: str, result: str, do: str = "", *, optional: bool = False) -> PreflightFinding:
+    """Return the finding that the result is unknown."""
+    return PreflightFinding(
+        what=what, state=FindingState.UNKNOWN, result=result, do=do, optional=optional
+    )
+
+
+def lacking(found: Iterable[PreflightFinding]) -> list[PreflightFinding]:
+    """Return the findings that prevent a job."""
+    return [one for one in found if one.state is FindingState.MISSING and not one.optional]
 
 
 def pod_templates(kind: WorkloadKind, wanted: Manifests) -> list[Manifest]:
@@ -43,14 +107,6 @@ class Mention(msgspec.Struct, frozen=True):
     everywhere: bool = False  # it does not belong to a namespace
 
 
-# Fields of a pod's spec, and the objects that they name.
-_FIELDS = {
-    "serviceAccountName": ("ServiceAccount", "v1", "serviceaccounts", False),
-    "priorityClassName": ("PriorityClass", "scheduling.k8s.io/v1", "priorityclasses", True),
-    "runtimeClassName": ("RuntimeClass", "node.k8s.io/v1", "runtimeclasses", True),
-}
-
-
 def mentions(spec: Manifest) -> Iterator[Mention]:
     """Yield the objects that a pod's spec names as required; an object may repeat."""
     for field, (kind, version, plural, everywhere) in _FIELDS.items():
@@ -77,14 +133,6 @@ def mentions(spec: Manifest) -> Iterator[Mention]:
 def _needed(kind: str, where: Manifest | None) -> Iterator[Mention]:
     if where and where.get("name") and not where.get("optional"):
         yield Mention(kind, where["name"], "v1", f"{kind.lower()}s")
-
-
-_MAKE = {
-    "ServiceAccount": "kubectl create serviceaccount {0} -n {1}",
-    "PersistentVolumeClaim": "create the claim, with persistent storage",
-    "PriorityClass": "ask an administrator to create it, or name another one",
-    "RuntimeClass": "ask an administrator to create it, or name another one",
-}
 
 
 def mentioned(

@@ -26,13 +26,15 @@ from rekindle.engines.kubernetes.client.objects import (
 from rekindle.engines.kubernetes.labels import JOB, ROLE, Role
 from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, render
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
-from rekindle.engines.kubernetes.preflight import namespace_checks as fitting
-from rekindle.engines.kubernetes.preflight.findings import (
+from rekindle.engines.kubernetes.preflight.namespace_checks import (
     FindingState,
     PreflightFinding,
+    devices,
     lacking,
+    mentioned,
     missing,
     ok,
+    pod_templates,
     unknown,
 )
 from rekindle.errors import UsageError
@@ -93,9 +95,9 @@ def survey(
     found += known.values()
     if space.state is FindingState.MISSING:
         return found
-    found += fitting.mentioned(api, kind, wanted, namespace)
+    found += mentioned(api, kind, wanted, namespace)
     if whole:
-        found += fitting.devices(api, kind, wanted)
+        found += devices(api, kind, wanted)
     tried = wanted.every if whole else (wanted.workload,)
     without = {one.what for one in lacking(found)}
     runs = [_dry_run(api, one, wanted, without, strict=whole) for one in tried]
@@ -262,7 +264,7 @@ def _pods_dry_run(
             right, what="dry run of pods", state=FindingState.UNKNOWN, do=""
         )
         return
-    for template in fitting.pod_templates(kind, wanted):
+    for template in pod_templates(kind, wanted):
         metadata = (template.get("metadata") or {}) | {"namespace": namespace}
         role = (metadata.get("labels") or {}).get(ROLE, Role.WORKER.value)
         what = f"dry run of a {role} pod"
