@@ -30,8 +30,8 @@ from rekindle.profiling.reading import (
     stuck_in,
 )
 from rekindle.profiling.switch import limits_in
-from rekindle.recovery.faults.straggler_precision import precision
 from rekindle.recovery.faults.stragglers import StragglerEvent
+from rekindle.reporting.summary import precision
 
 
 def run(options: argparse.Namespace) -> None:

@@ -22,12 +22,12 @@ from training_jobs.plans import Attempt, Plan, Row
 from rekindle import names
 from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.faults.straggler_precision import precision
 from rekindle.recovery.faults.stragglers import Examined, Slowed
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.node_check.verdicts import Health
 from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
+from rekindle.reporting.summary import precision
 
 HELD = 1
 STEPS = 160

@@ -14,11 +14,11 @@ from rekindle.coordinator.machine.job_state import Phase
 from rekindle.profiling.findings import Slow
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.faults.straggler_precision import Precision, precision
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal import journal
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
 from rekindle.recovery.policy.policy import Policy, Stragglers, Strategy
+from rekindle.reporting.summary import Precision, precision
 
 REPLACE = Policy(stragglers=Stragglers.REPLACE)
 SLOW = 1  # the slow node of four

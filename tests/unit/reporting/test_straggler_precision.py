@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rekindle.profiling.findings import Finding, Slow
-from rekindle.recovery.faults.straggler_precision import Precision, precision
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.node_check.verdicts import Health, NodeVerdict
+from rekindle.reporting.summary import Precision, precision
 
 
 def slow(rank: int) -> Finding:
