@@ -3,7 +3,7 @@
 from rekindle.training.mindspore import Session, recoverable
 """
 
-from rekindle.training.mindspore.optimizer import recoverable
 from rekindle.training.mindspore.session import Session
+from rekindle.training.mindspore.state import recoverable
 
 __all__ = ["Session", "recoverable"]

@@ -7,7 +7,9 @@ store. The skeleton states only that all tensors are parameters.
 
 from __future__ import annotations
 
+import functools
 import platform
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,15 +17,15 @@ import mindspore
 import msgspec
 import numpy as np
 import xxhash
-from mindspore.nn import Optimizer
+from mindspore import nn, ops
 
 from rekindle.checkpoints.format import METADATA_ORIGIN, read_header
 from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import Captured, SnapshotWriter
-from rekindle.training.mindspore.optimizer import BEGUN
 
+BEGUN = "rekindle_begun"  # the parameter that counts the updates that began; a part of the state
 SMALL_BYTES = 64 << 10  # bytes of a parameter that is always copied before each step
 LOOKS = 3  # steps until it is known which other parameters a forward pass changes
 LOOKS_AGAIN = 1000  # steps; a change between two looks leaves no state until the next look
@@ -50,6 +52,51 @@ CODES = {
 }
 
 
+@functools.cache
+def recoverable(optimizer: type[nn.Optimizer]) -> type[nn.Optimizer]:
+    """Return the optimizer's class with complete updates: recoverable(nn.Momentum)(...).
+
+    A graph runs each operation that can run. If another rank fails in a step, some parameters may
+    be updated, while gradients of others never arrive. Then the state belongs to no step. Here each
+    update waits for all gradients, and counts itself before it begins. So a rank that is
+    interrupted in a step has the state of the step before. The counter proves that no update began
+    since then.
+
+    The computed numbers are the same as the optimizer's own, bit for bit. Raises TypeError: the
+    argument is not a class of an optimizer.
+    """
+    if not (isinstance(optimizer, type) and issubclass(optimizer, nn.Optimizer)):
+        raise TypeError(
+            f"recoverable() takes the class of an optimizer, such as nn.Momentum, not {optimizer!r}"
+        )
+
+    class Recoverable(optimizer):  # type: ignore[misc]  # a class of the caller's choice
+        """The optimizer, with undivided updates."""
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            zero = mindspore.Tensor([0], mindspore.int32)
+            self.rekindle_begun = mindspore.Parameter(zero, name=BEGUN, requires_grad=False)
+            self.rekindle_one = mindspore.Tensor([1], mindspore.int32)
+            self.rekindle_after = ops.Depend()
+            # On the instance, which gets the optimizer's own class again. MindSpore compiles only
+            # one level of calls to super().construct(), and the optimizer may use that level
+            # itself.
+            object.__setattr__(self, "rekindle_update", self.construct)
+            object.__setattr__(self, "construct", types.MethodType(_counted, self))
+            if type(self) is Recoverable:
+                object.__setattr__(self, "__class__", optimizer)
+
+    def _counted(self: Recoverable, gradients: Any) -> Any:
+        one = self.rekindle_after(self.rekindle_one, gradients)
+        begun = self.rekindle_begun + one
+        self.rekindle_begun = begun
+        return self.rekindle_update(self.rekindle_after(gradients, begun))
+
+    Recoverable.__name__ = Recoverable.__qualname__ = optimizer.__name__
+    return Recoverable
+
+
 class Parameters:
     """The parameters of a network, in the order of their names."""
 
@@ -65,7 +112,7 @@ class Parameters:
                 )
         self._parameters = dict(sorted(found.items()))
         forms_of(self.arrays())
-        cells = [each for _, each in network.cells_and_names() if isinstance(each, Optimizer)]
+        cells = [each for _, each in network.cells_and_names() if isinstance(each, nn.Optimizer)]
         counters = [name for name in found if name.rpartition(".")[2] == BEGUN]
         # An optimizer that does not count its updates may update at any time.
         self._counters = counters if len(counters) == len(cells) else []
