@@ -1,14 +1,23 @@
-"""Measures the memory that this process can still take before the kernel's OOM killer ends it."""
+"""The memory that this process can still take, and the buffers of snapshots that take it.
+
+The kernel's OOM killer ends a process that takes more. The agent allocates the complete memory of a
+buffer before a rank writes, so that the rank never waits for memory.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import psutil
 
+from rekindle.protocol.snapshot_buffer import CONTROL_BYTES
+
 ROOT = Path("/sys/fs/cgroup")
 PROC = Path("/proc/self")
+_ZEROS_BYTES = 1 << 20  # the size of one write
 
 
 def available_bytes(root: Path = ROOT, proc: Path = PROC) -> int:
@@ -67,3 +76,56 @@ def _cached(cgroup: Path) -> int:
     # In v1 the counts with "total" include the cgroups below, as the usage does.
     kinds = ("active_file", "inactive_file", "slab_reclaimable")
     return sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
+
+
+class _ReservedMemory:
+    """Memory that buffers will take but have not taken yet; the agent makes several at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def promise(self, size: int) -> None:
+        """Reserve memory. Raises OSError: there is not enough."""
+        with self._lock:
+            left = available_bytes() - self._bytes
+            if size > left:
+                raise OSError(errno.ENOMEM, f"this node has only {max(0, left)} bytes left")
+            self._bytes += size
+
+    def keep(self, size: int) -> None:
+        """Release a reservation of memory that is taken now, or not needed."""
+        with self._lock:
+            self._bytes -= size
+
+
+_reserved_memory = _ReservedMemory()
+
+
+def create_buffer(name: str, data_bytes: int, stop: threading.Event | None = None) -> int:
+    """Make the memory file of a buffer for `data_bytes`, and return its descriptor.
+
+    The time grows with the size (0.4 s a GB, and more). stop: if it is set, this gives up.
+    Raises OSError: there is not enough memory, or `stop` is set.
+    """
+    size = CONTROL_BYTES + data_bytes
+    _reserved_memory.promise(size)
+    done, fd = 0, -1
+    try:
+        fd = os.memfd_create(f"rekindle-{name}")
+        # The kernel clears reserved memory (posix_fallocate) only at the first access. A rank would
+        # do that while training waits.
+        zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
+        while done < size:
+            if stop is not None and stop.is_set():
+                raise OSError(errno.ECANCELED, "the agent does not need this buffer any longer")
+            wrote = os.pwrite(fd, zeros[: size - done], done)
+            _reserved_memory.keep(wrote)
+            done += wrote
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    finally:
+        _reserved_memory.keep(size - done)
+    return fd

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer

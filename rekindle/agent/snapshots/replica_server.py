@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rekindle import names
-from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots.replica_transport import (
     ANSWERS,
     REQUESTS,

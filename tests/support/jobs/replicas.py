@@ -13,7 +13,7 @@ from pathlib import Path
 from waiting import finished
 
 from jobs.driver import spec_of
-from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_server import ReplicaServer, fetch, put
 from rekindle.agent.snapshots.replica_transport import Credentials, ReplicaConnection

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.training.torch.state.capture import CapturedState, finish, prepare
 

@@ -16,8 +16,8 @@ from jobs.driver import spec_of
 from jobs.replicas import room_of
 from waiting import finished, turn_until, turns, wait_set
 
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots import buffers as buffers_module
-from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer

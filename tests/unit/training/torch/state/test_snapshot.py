@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rekindle.agent.snapshots.allocation import create_buffer
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.errors import CorruptError
 from rekindle.protocol.agent import BufferGrant, BufferRequest, SnapshotTaken
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer

@@ -16,9 +16,9 @@ from jobs.driver import spec_of
 from jobs.replicas import room_of
 from waiting import finished, join, turn_until, wait_set
 
-from rekindle.agent.snapshots import allocation as buffer_memory
+from rekindle.agent import memory_limits as buffer_memory
+from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots import buffers as snapshots
-from rekindle.agent.snapshots.allocation import create_buffer
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
