@@ -6,18 +6,23 @@ import contextlib
 import functools
 import json
 import math
+import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+import msgspec
 
 from rekindle import names
 from rekindle.agent.fork_server import Child
+from rekindle.agent.threads import Problems
 from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.progress import numbers_in
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
 _NAMES = (b"rekindle", b"mindio_ttp")
@@ -153,6 +158,75 @@ class RankProcess:
             self.signal(signal.SIGKILL)
         else:
             on_message(self, message)
+
+
+class HeartbeatPages:
+    """The heartbeat pages of a node's ranks. The page of a rank outlives the rank's processes."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
+        self._problems = Problems()
+        self._unreadable = b""  # the last record, if the agent could not read it
+
+    def of(self, rank: int) -> tuple[int, HeartbeatPage]:
+        """Return the rank's page, and the descriptor of its memory."""
+        if rank not in self._pages:
+            fd = HeartbeatPage.create(f"{self._job_id}-heartbeat{rank}")
+            self._pages[rank] = fd, HeartbeatPage(fd)
+        return self._pages[rank]
+
+    @property
+    def every(self) -> list[HeartbeatPage]:
+        """The pages of all ranks that this node has started."""
+        return [page for _, page in self._pages.values()]
+
+    def beat(self, live: Iterable[int], ready: Iterable[int]) -> protocol.Heartbeat:
+        """Return the progress on the pages of live ranks.
+
+        It includes the finished steps of the ranks that are ready: they have reported their state
+        in this generation. Until then a page may show the steps of an earlier generation.
+        """
+        pages = {rank: self._pages[rank][1] for rank in sorted(live)}
+        first = next(iter(pages.values()), None)
+        return protocol.Heartbeat(
+            finished={rank: pages[rank].finished or 0 for rank in sorted(ready)},
+            total=first.total if first else 0,
+            metrics=self._metrics(first) if first else {},
+        )
+
+    def _metrics(self, page: HeartbeatPage) -> dict[str, float]:
+        """Return the numbers of the newest step record on a page.
+
+        A record that its rank is writing is incomplete. It is unreadable only once.
+        """
+        record, before = page.last_record(), self._unreadable
+        self._unreadable = b""
+        try:
+            return numbers_in(record) if record else {}
+        except ProtocolError as error:
+            self._unreadable = record
+            if record == before:
+                self._problems.report("record", f"the agent cannot read a step record: {error}")
+            return {}
+
+    def close(self) -> None:
+        """Release the memory of the pages."""
+        for fd, page in self._pages.values():
+            page.close()
+            os.close(fd)
+
+
+def with_local_progress(
+    over: protocol.GenerationEnded, pages: Iterable[HeartbeatPage]
+) -> protocol.GenerationEnded:
+    """Return the order with the steps that can still end on this node.
+
+    pages: of all ranks of the node. They are newer than the coordinator's knowledge. A rank that
+    updates its model has all gradients of its step.
+    """
+    finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
+    return msgspec.structs.replace(over, finished=max(over.finished, finished))
 
 
 def _text(value: object) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,23 @@ from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.leftovers import end_helpers, marks_of
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.output import Output, Stream
-from rekindle.agent.rank_process import RankProcess, rank_environment
+from rekindle.agent.rank_process import (
+    HeartbeatPages,
+    RankProcess,
+    rank_environment,
+    with_local_progress,
+)
 from rekindle.agent.rendezvous_process import StoreProcess, start_store, worker_environment
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.agent.stopped_processes import StoppedProcesses
-from rekindle.agent.threads import Problems, in_thread
+from rekindle.agent.threads import in_thread
 from rekindle.agent.watchdog import Watchdog
 from rekindle.console import say
-from rekindle.errors import ProtocolError, RekindleError
+from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.profiling.blocked_collectives import CollectivePosition
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
-from rekindle.rank.progress import numbers_in
+from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.recovery.faults.fault import Exit
 from rekindle.supervised import in_background
 
@@ -66,7 +69,7 @@ class RankSupervisor:
         self.watchdog = Watchdog(self._ranks, spec, send, state, positions)
         limit_s = spec.policy.hang_timeout_s
         self.stopped = StoppedProcesses(self._ranks, self.helpers, limit_s, send, state)
-        self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
+        self._pages = HeartbeatPages(spec.job_id)
         self._streams: dict[int, list[Stream]] = {}
         self._store: StoreProcess | None = None
         self._output = Output(spec)
@@ -80,8 +83,6 @@ class RankSupervisor:
         self._ended: set[int] = set()  # ranks that ended with status 0
         self.job_ends = False  # the coordinator ends the job
         self._tasks: set[asyncio.Task[None]] = set()
-        self._problems = Problems()
-        self._unreadable = b""  # the last record, if the agent could not read it
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
             protocol.WriteFinalCheckpoint: self._write_final_checkpoint,
@@ -145,7 +146,7 @@ class RankSupervisor:
     def _over(self, over: protocol.GenerationEnded) -> None:
         if self._shards:  # only snapshots of shards have replicas on other nodes
             self._snapshots.break_off()
-        self._tell_all(with_local_progress(over, [page for _, page in self._pages.values()]))
+        self._tell_all(with_local_progress(over, self._pages.every))
 
     def _dismiss(self, order: protocol.EndSession) -> None:
         self._training.clear()
@@ -235,7 +236,7 @@ class RankSupervisor:
         with contextlib.ExitStack() as closing:
             for stream in streams:
                 closing.callback(stream.started)
-            page_fd, page = self._page(rank)
+            page_fd, page = self._pages.of(rank)
             page.new_life()
             request = self._request(rank, spawn, logs.directory)
             fds = [page_fd, *(stream.fd for stream in streams)]
@@ -281,13 +282,6 @@ class RankSupervisor:
         """Fork a process in advance for the next rank that dies, while the ranks work."""
         with contextlib.suppress(RekindleError):  # the next fork of a rank reports it
             await self._fork_servers.keep_one_ready()
-
-    def _page(self, rank: int) -> tuple[int, HeartbeatPage]:
-        """Return the rank's page. It outlives the rank's processes."""
-        if rank not in self._pages:
-            fd = HeartbeatPage.create(f"{self._spec.job_id}-heartbeat{rank}")
-            self._pages[rank] = fd, HeartbeatPage(fd)
-        return self._pages[rank]
 
     def _metrics_file(self, rank: int) -> Path:
         return Path(self._spec.directory, names.METRICS_DIRECTORY, f"rank{rank}.jsonl")
@@ -383,33 +377,8 @@ class RankSupervisor:
             say(f"the processes {left} that rank {rank} started did not end after SIGKILL")
 
     def beat(self) -> protocol.Heartbeat:
-        """Return the progress on the heartbeat pages of live ranks.
-
-        It includes the finished steps of a rank that has reported its state in this generation.
-        Until then the page may show the steps of an earlier generation.
-        """
-        pages = {rank: self._pages[rank][1] for rank in sorted(self._ranks)}
-        first = next(iter(pages.values()), None)
-        return protocol.Heartbeat(
-            finished={rank: pages[rank].finished or 0 for rank in sorted(self._ready)},
-            total=first.total if first else 0,
-            metrics=self._metrics(first) if first else {},
-        )
-
-    def _metrics(self, page: HeartbeatPage) -> dict[str, float]:
-        """Return the numbers of the newest step record on a page.
-
-        A record that its rank is writing is incomplete. It is unreadable only once.
-        """
-        record, before = page.last_record(), self._unreadable
-        self._unreadable = b""
-        try:
-            return numbers_in(record) if record else {}
-        except ProtocolError as error:
-            self._unreadable = record
-            if record == before:
-                self._problems.report("record", f"the agent cannot read a step record: {error}")
-            return {}
+        """Return the progress of the live ranks for the coordinator."""
+        return self._pages.beat(self._ranks, self._ready)
 
     # ---- ending
 
@@ -449,9 +418,7 @@ class RankSupervisor:
             say(f"ranks {sorted(self._ranks)} did not end after SIGKILL")
         await self._end_store()
         self._fork_servers.close()
-        for fd, page in self._pages.values():
-            page.close()
-            os.close(fd)
+        self._pages.close()
         self._output.close()
 
     async def all_gone(self) -> None:
@@ -459,15 +426,3 @@ class RankSupervisor:
         while self._ranks:
             self._gone.clear()
             await self._gone.wait()
-
-
-def with_local_progress(
-    over: protocol.GenerationEnded, pages: Iterable[HeartbeatPage]
-) -> protocol.GenerationEnded:
-    """Return the order with the steps that can still end on this node.
-
-    pages: of all ranks of the node. They are newer than the coordinator's knowledge. A rank that
-    updates its model has all gradients of its step.
-    """
-    finished = max(((page.finished or 0) + page.in_update for page in pages), default=0)
-    return msgspec.structs.replace(over, finished=max(over.finished, finished))

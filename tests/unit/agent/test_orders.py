@@ -8,7 +8,8 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.agent.node_state import NodeState
-from rekindle.agent.ranks import RankSupervisor, with_local_progress
+from rekindle.agent.rank_process import with_local_progress
+from rekindle.agent.ranks import RankSupervisor
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 

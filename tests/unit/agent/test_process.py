@@ -178,7 +178,7 @@ def test_a_heartbeat_of_each_generation_and_connection(
     live: Any = {0: SimpleNamespace(rank=0, pid=1)}
     nobody: Any = None
     monkeypatch.setattr(agent.ranks, "_ranks", live)
-    page = agent.ranks._page(0)[1]
+    page = agent.ranks._pages.of(0)[1]
     page.beat(3)
     page.total = 9
     early = p.Heartbeat(finished={}, total=9)
@@ -225,7 +225,7 @@ def test_a_record_that_stays_unreadable_is_reported_once(
     """
     live: Any = {0: SimpleNamespace(rank=0, pid=1)}
     monkeypatch.setattr(agent.ranks, "_ranks", live)
-    page = agent.ranks._page(0)[1]
+    page = agent.ranks._pages.of(0)[1]
     page.total = 9
     beat = p.Heartbeat(finished={}, total=9)
     for record in (b'{"metrics"', b'{"metrics": [1]}', b'{"metrics": {"a": 1' + b"0" * 400 + b"}}"):
