@@ -95,6 +95,39 @@ async def _is_over(directory: JobDirectory) -> bool:
         return False
 
 
+class Outbox:
+    """The messages for the coordinator that are not sent yet, in order."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
+
+    def put(self, message: protocol.Message) -> None:
+        """Send a message after the earlier ones.
+
+        This encodes the message, so that the sender gets the error of an invalid one, and not the
+        connection.
+        """
+        self._messages.put_nowait((message, protocol.encode(message)))
+
+    def keep_lasting(self) -> list[protocol.Message]:
+        """Keep and return the messages for each coordinator; drop those for the present one."""
+        kept: list[protocol.Message] = []
+        while not self._messages.empty():
+            message, _ = self._messages.get_nowait()
+            if message.lasting:
+                kept.append(message)
+        for message in kept:
+            self.put(message)
+        return kept
+
+    async def send_all(self, connection: Websocket) -> None:
+        """Send each message, until the connection is cut."""
+        with contextlib.suppress(ConnectionError):
+            while True:
+                _, encoded = await self._messages.get()
+                await connection.send_bytes(encoded)
+
+
 class CoordinatorSilence:
     """The silence of the coordinator at the other end of a connection."""
 

@@ -27,6 +27,7 @@ from rekindle import names
 from rekindle.agent.coordinator_connection import (
     CONNECT_S,
     CoordinatorSilence,
+    Outbox,
     abandon,
     connect,
     decline,
@@ -92,7 +93,8 @@ class Agent:
         self.status = 1
         self._hurried = False  # the agent does not wait for a checkpoint that it is writing
         self._connection: aiohttp.ClientWebSocketResponse[bool] | None = None
-        self._outbox: asyncio.Queue[tuple[protocol.Message, bytes]] = asyncio.Queue()
+        self._outbox = Outbox()
+        self.send = self._outbox.put
         self._connection_count = 0  # connections to coordinators, so far
         self._last_beat: tuple[int, protocol.Heartbeat] | None = None  # with its generation
         self._handling = asyncio.Lock()
@@ -127,14 +129,6 @@ class Agent:
         self.departure = Departure(
             self.ranks, self._snapshots, is_connected=self._is_connected, end=self._leave
         )
-
-    def send(self, message: protocol.Message) -> None:
-        """Send to the coordinator, in order.
-
-        This encodes the message, so that the sender gets the error of an invalid one, and not the
-        connection.
-        """
-        self._outbox.put_nowait((message, protocol.encode(message)))
 
     async def run(self, url: str) -> int:
         """Serve the job until its coordinator sends EndAgent; return the exit status.
@@ -188,7 +182,7 @@ class Agent:
         with contextlib.suppress(ConnectionError):
             await connection.send_bytes(described)
         silence = CoordinatorSilence(connection)
-        async with supervised(sender=self._send_all(connection)):
+        async with supervised(sender=self._outbox.send_all(connection)):
             listening = asyncio.ensure_future(self._listen(connection, orders, silence))
             silent = asyncio.ensure_future(silence.last())
             try:
@@ -205,12 +199,8 @@ class Agent:
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep messages that a new coordinator needs, and drop those for the old one only."""
         self._last_beat = None  # the new coordinator does not have it
-        kept: list[protocol.Message] = []
-        while not self._outbox.empty():
-            message, _ = self._outbox.get_nowait()
-            if message.lasting:
-                kept.append(message)
-        for message in [*kept, *self.ranks.waiting]:
+        kept = self._outbox.keep_lasting()
+        for message in self.ranks.waiting:
             self.send(message)
         return [message for message in kept if isinstance(message, protocol.Exited)]
 
@@ -318,12 +308,6 @@ class Agent:
         at_node(node)
         spare = self._hello.spare or node == names.SPARE
         self._hello = msgspec.structs.replace(self._hello, node=node, spare=spare, prepared=False)
-
-    async def _send_all(self, connection: aiohttp.ClientWebSocketResponse[bool]) -> None:
-        with contextlib.suppress(ConnectionError):
-            while True:
-                _, encoded = await self._outbox.get()
-                await connection.send_bytes(encoded)
 
     async def _beat(self) -> None:
         """Send a heartbeat when the progress changes, and the first one of each generation.
