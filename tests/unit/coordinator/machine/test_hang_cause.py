@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle.coordinator.machine.hangs import PAUSE_S, judge
+from rekindle.coordinator.machine.hang_diagnosis import PAUSE_S, judge
 from rekindle.protocol.heartbeat_page import BUSY_S, RankActivity
 from rekindle.protocol.monitoring import RankInspection
 
