@@ -23,7 +23,7 @@ from rekindle.coordinator.machine.job_state import (
 from rekindle.coordinator.machine.roster import Rank, Status
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
-from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.plan import (
     AvailableState,
@@ -269,7 +269,7 @@ class Generations:
         world = self._roster.world
         ended_step = max(rank.arrived.ended_step for rank in world if rank.arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
-        peers, cause = self._addresses(), self._cause()
+        peers, cause = self._roster.rank_addresses(), self._job.cause
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
@@ -305,14 +305,6 @@ class Generations:
                 incident=self._incidents.open,
             )
         )
-
-    def _addresses(self) -> tuple[tuple[str, int], ...]:
-        """Return the addresses at which ranks reach each other; empty: some ports are missing."""
-        ports = [rank.arrived.port if rank.arrived else 0 for rank in self._roster.world]
-        if not all(ports):
-            return ()
-        hosts = (self._roster.nodes[rank.node].address for rank in self._roster.world)
-        return tuple(zip(hosts, ports, strict=True))
 
     def _replica_addresses(self, plans: Iterable[RankPlan]) -> dict[int, p.ReplicaAddress]:
         """Return the addresses of the agents that keep or return replicas for these ranks."""
@@ -400,24 +392,6 @@ class Generations:
         self._common_steps = 0
         self._refused = set()
 
-    def _cause(self) -> p.Cause | None:
-        """Return why the last generation ended, as far as it is known now."""
-        faults = self._incidents.faults
-        if not faults:
-            return self._job.paused_for
-        ranks = {rank for fault in faults for rank in self._ranks_of(fault)}
-        strategy = self._incidents.strategy
-        return p.Cause(
-            kind=root_cause(faults).kind.value,
-            strategy=strategy.value if strategy else "",
-            ranks=tuple(sorted(ranks)),
-        )
-
-    def _ranks_of(self, fault: Fault) -> list[int]:
-        if fault.rank >= 0:
-            return [fault.rank]
-        return [rank.rank for rank in self._roster.ranks_of(fault.node)] if fault.node >= 0 else []
-
     def declare_over(self, pause: p.Cause | None = None) -> None:
         """End the current generation. Every rank in it gets the order to leave its collective.
 
@@ -434,7 +408,7 @@ class Generations:
             generation=self._job.generation,
             finished=finished,
             process_lost=process_lost,
-            cause=self._cause(),
+            cause=self._job.cause,
         )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):

@@ -15,7 +15,7 @@ from rekindle.coordinator.machine.roster import Rank, Roster, Status
 from rekindle.job.spec import JobSpec, KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.agent import Hello
-from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.faults.fault import Fault, FaultKind, root_cause
 from rekindle.recovery.faults.health_events import HealthEventLog
 from rekindle.recovery.journal import journal
 
@@ -310,6 +310,25 @@ class JobState:
     def is_over(self) -> bool:
         """Return whether the ranks have finished all steps of their Session."""
         return self.met and not self.formed
+
+    @property
+    def cause(self) -> p.Cause | None:
+        """Return why the last generation ended, as far as it is known now."""
+        faults = self.incidents.faults
+        if not faults:
+            return self.paused_for
+        ranks = {rank for fault in faults for rank in self._ranks_of(fault)}
+        strategy = self.incidents.strategy
+        return p.Cause(
+            kind=root_cause(faults).kind.value,
+            strategy=strategy.value if strategy else "",
+            ranks=tuple(sorted(ranks)),
+        )
+
+    def _ranks_of(self, fault: Fault) -> list[int]:
+        if fault.rank >= 0:
+            return [fault.rank]
+        return [rank.rank for rank in self.roster.ranks_of(fault.node)] if fault.node >= 0 else []
 
     def is_on_trial(self, node: int) -> bool:
         """Return whether a node has just joined, and the world may shrink by it."""

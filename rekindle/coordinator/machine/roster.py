@@ -385,6 +385,14 @@ class Roster:
                 found[rank] = (*found.get(rank, ()), *((number, state) for state in kept))
         return found
 
+    def rank_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Return the addresses at which ranks reach each other; empty: some ports are missing."""
+        ports = [rank.arrived.port if rank.arrived else 0 for rank in self.world]
+        if not all(ports):
+            return ()
+        hosts = (self.nodes[rank.node].address for rank in self.world)
+        return tuple(zip(hosts, ports, strict=True))
+
     def different_source(self) -> tuple[Rank, Rank, str] | None:
         """Return two ranks of the world with different texts of a file, and the file; or None.
 
