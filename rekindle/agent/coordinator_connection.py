@@ -48,9 +48,9 @@ async def connect(
     while True:
         began = loop.time()
         try:
-            # aiohttp's own limit is for the complete session.
-            opening = session.ws_connect(url, autoping=False, max_msg_size=16 << 20)
-            return await asyncio.wait_for(opening, ANSWER_S)
+            return await asyncio.wait_for(
+                session.ws_connect(url, autoping=False, max_msg_size=16 << 20), ANSWER_S
+            )
         except aiohttp.WSServerHandshakeError as error:
             await _judge(error, url, directory)
             failed = JobError(f"the coordinator at {url} does not begin an attempt")

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from rekindle import names
 from rekindle.agent.threads import started
-from rekindle.agent.writer import END_S, Console, Target, Worker, console
 from rekindle.console import Process, Source, relayed, say
 from rekindle.errors import RekindleError, UsageError
 from rekindle.job.spec import JobSpec
 from rekindle.recovery.faults.fault import ErrorRecord
+from rekindle.writer import END_S, Console, Target, Worker, console
 
 LOGS_S = 60.0  # A log directory that does not answer for so long is unusable.
 ERROR_S = 5.0  # The agent reports the end of a rank after this time, even without its error.

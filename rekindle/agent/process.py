@@ -48,7 +48,6 @@ from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
-from rekindle.agent.writer import flush, take_streams
 from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import CheckpointStore
@@ -68,6 +67,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import beat_interval
 from rekindle.recovery.policy.plan import StateId
 from rekindle.supervised import stack_of, supervised
+from rekindle.writer import flush, take_streams
 
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -113,10 +113,9 @@ def import_state(options: argparse.Namespace) -> None:
     usable = [each for each in store.survey() if each.manifest and not each.reason]
     newest = max(usable, key=lambda each: (each.step, each.generation))
     if (newest.step, newest.generation) > (step, 0):
-        print(
-            f"rekindle: the store has a newer checkpoint, and a job continues from that one: "
-            f"{newest.location}",
-            file=sys.stderr,
+        say(
+            "the store has a newer checkpoint, and a job continues from that one: "
+            f"{newest.location}"
         )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rekindle.console import say
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import without_effect
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
@@ -27,7 +27,7 @@ def policy(options: argparse.Namespace) -> None:
     """Check a policy and print it. Raises UsageError: the file has no valid policy."""
     found = read_policy(Path(options.file))
     for text in without_effect(found):
-        print(f"rekindle: {options.file}: {text}", file=sys.stderr)
+        say(f"{options.file}: {text}")
     print(write_policy(found, PolicyFormat(options.to)), end="")
 
 

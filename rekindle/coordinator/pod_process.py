@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from rekindle import names
-from rekindle.console import Process, catch, say, start
+from rekindle.console import Process, say, start
 from rekindle.coordinator.http_api import application
 from rekindle.coordinator.process import (
     BACKLOG,
@@ -39,6 +39,7 @@ from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.attempts import under_way
+from rekindle.writer import flush, take_streams
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,13 +135,20 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
+def _leave(status: int) -> None:
+    """End at once. Agents wait for the next coordinator.
+
+    An agent has no order whose event is not in the journal's file, except on a full disk.
+    """
+    flush()
+    os._exit(status)
+
+
 async def serve(options: argparse.Namespace) -> None:
     """Run attempts until a signal ends the process."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # The events are in the journal's file, except on a full disk. Agents wait for the next
-        # coordinator.
-        loop.add_signal_handler(number, os._exit, 128 + number)
+        loop.add_signal_handler(number, _leave, 128 + number)
     directory = lay_out(options.directory, options.described)
     spec = directory.spec()
     allow_files(spec.nodes + spec.spares + OTHER_FILES)
@@ -163,7 +171,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     start(Process.COORDINATOR)
-    catch()
+    take_streams()
     tune_memory()
     try:
         asyncio.run(serve(options))

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from aiohttp import WSMsgType, web
 
 from rekindle import names
-from rekindle.console import Process, catch, say, start
+from rekindle.console import Process, say, start
 from rekindle.coordinator.agent_connection import AgentConnection, watch
 from rekindle.coordinator.event_log import EventLog
 from rekindle.coordinator.http_api import HttpApi, application
@@ -47,6 +47,7 @@ from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
 from rekindle.silence import GAP_S, MOST_GRACE_S
 from rekindle.supervised import supervised
+from rekindle.writer import take_streams
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
@@ -398,7 +399,7 @@ def main() -> None:
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     options = parser.parse_args()
     start(Process.COORDINATOR)
-    catch()
+    take_streams()
     tune_memory()
     try:
         status = asyncio.run(serve(options))

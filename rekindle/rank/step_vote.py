@@ -336,12 +336,13 @@ def call(address: Address, generation: int, place: int, purpose: int) -> socket.
     """Connect to a listener, and identify this rank. Raises PeerGoneError: it cannot be reached."""
     host, port = address
     try:
-        connection = socket.create_connection(address)
+        connection = socket.create_connection(address, timeout=_HELLO_S)
     except OSError as error:
         raise PeerGoneError(f"no rank answers at {host}:{port}: {error}") from error
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(_HELLO.pack(_MAGIC, generation, place, purpose))
+        connection.settimeout(None)  # the end of the generation ends a wait for a peer
     except OSError as error:
         connection.close()
         raise PeerGoneError(f"the rank at {host}:{port} closed the connection: {error}") from error

@@ -328,9 +328,10 @@ async def _called(
     """Connect to a replica server. Raises CheckpointError: the connection fails or breaks."""
     loop = asyncio.get_running_loop()
     try:
-        [(*_, address), *_] = await loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
         with socket.socket() as sock:
             connection = ReplicaConnection(sock, credentials.secret, serves=False)
+            named = loop.getaddrinfo(at.host, at.port, family=socket.AF_INET)
+            [(*_, address), *_] = await within(named, connection.silence_s)
             await within(loop.sock_connect(sock, address), connection.silence_s)
             await connection.meet()
             yield connection

@@ -13,8 +13,8 @@ from waiting import turn_until
 from rekindle.agent import output
 from rekindle.agent.output import Output, open_logs
 from rekindle.agent.threads import in_thread, started
-from rekindle.agent.writer import Target, Worker
 from rekindle.errors import UsageError
+from rekindle.writer import Target, Worker
 
 
 def test_a_worker_survives_work_that_fails(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Threads that write for the agent, so that no write waits for a file system on its event loop."""
+"""Threads that write for an agent or coordinator, whose event loop must wait for no file system."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from rekindle.console import catch, line, say, write_lines, write_some, write_with
 
 HANGS_S = 10.0  # a stream or file that accepts nothing for so long hangs
-END_S = 2.0  # The agent waits no longer for a writer without progress.
-_MOST_SHOWN = 64 << 20  # bytes of ranks that wait for a stream of the agent
-_MOST_SAID = 1 << 20  # bytes of the agent that wait in addition
+END_S = 2.0  # The process waits no longer for a writer without progress.
+_MOST_SHOWN = 64 << 20  # bytes of ranks that wait for a stream of the process
+_MOST_SAID = 1 << 20  # bytes of the process itself that wait in addition
 _LOOK_S = 0.1  # between two looks at a worker
 _LOCK_S = 0.5  # a caller without the lock continues after this time; the counts may then be wrong
 
@@ -121,7 +121,7 @@ class Target:
 
 
 class Console:
-    """The agent's standard output (1) and standard error (2). One thread writes both, in order.
+    """Standard output (1) and standard error (2) of this process. One thread writes both, in order.
 
     They may lead to a held terminal, or to a file on a file system that hangs. The console never
     waits for them. If too much waits, it drops whole lines, and later writes their number. Any
@@ -150,7 +150,7 @@ class Console:
             self._put(fd, lines, 0 if self._targets[fd].hangs else _MOST_SHOWN)
 
     def say(self, fd: int, lines: bytes) -> None:
-        """Write lines of the agent, which exist nowhere else, as long as there is room."""
+        """Write lines of this process, which exist nowhere else, as long as there is room."""
         with self._counting():
             self._put(fd, lines, _MOST_SHOWN + _MOST_SAID)
 

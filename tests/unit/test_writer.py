@@ -11,9 +11,8 @@ from typing import TextIO
 import pytest
 from waiting import bound_s, join, run_command
 
-from rekindle import console
-from rekindle.agent import writer
-from rekindle.agent.writer import Console, Target
+from rekindle import console, writer
+from rekindle.writer import Console, Target
 
 
 class Held:
@@ -151,7 +150,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     """Run code after `take_streams`, to the end of its process."""
     begin = (
         "import os, sys, warnings\nfrom rekindle.console import Process, say, start\n"
-        "from rekindle.agent.writer import take_streams\n"
+        "from rekindle.writer import take_streams\n"
         "start(Process.AGENT, form='short')\ntake_streams()\n"
     )
     return run_command([sys.executable, "-c", f"{begin}{code}"])
@@ -177,7 +176,7 @@ def test_a_process_ends_although_its_stream_is_held() -> None:
     """The end of a process waits for a stream without progress only for a short time."""
     read, write = os.pipe()
     code = (
-        "from rekindle.agent.writer import take_streams\nfrom rekindle.console import say\n"
+        "from rekindle.writer import take_streams\nfrom rekindle.console import say\n"
         "take_streams()\nsay('x' * 200_000)\nsay('end')"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=write)
