@@ -51,7 +51,6 @@ ALLOWED = {
     "stacks._ask": _THREAD,
     "stacks._py_spy": _THREAD,
     "stacks._size": _THREAD,
-    "writer.Target._write": _THREAD,
     "watchdog.OomCounter.__init__": _KERNEL,
 }
 IN_THREADS = {name for name, reason in ALLOWED.items() if reason == _THREAD}

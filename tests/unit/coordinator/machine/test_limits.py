@@ -17,6 +17,8 @@ from rekindle.recovery.policy.policy import Strategy
 
 # ---- time limits
 
+EXPIRES_S = 2.0  # after that an agent calls a rank late
+
 
 def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
     """A healthy rank that does not leave its collective in time is killed and restarted."""
@@ -44,7 +46,7 @@ def look(job: Driver, *active: int) -> None:
                 finished=0,
                 doing=RankActivity.OUTSIDE,
                 elapsed_s=1.0,
-                limit_s=2.0,
+                limit_s=EXPIRES_S,
                 busy=rank in active,
             )
             for rank in own
