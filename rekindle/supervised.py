@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +62,31 @@ def in_background(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> 
     task.add_done_callback(tasks.discard)
     task.add_done_callback(functools.partial(_report, getattr(work, "__qualname__", "work")))
     return task
+
+
+async def within(work: Awaitable[T], limit_s: float | None) -> T:
+    """Return the result of `work`. Raises asyncio.TimeoutError: it takes longer.
+
+    Up to Python 3.11 asyncio.wait_for ignores a cancellation that arrives as `work` ends. Then the
+    caller would continue although it was ended.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    except asyncio.CancelledError:
+        await _give_up(task)
+        raise
+    if not done:
+        await _give_up(task)
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _give_up(task: asyncio.Future[T]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # otherwise the loop reports the error as unseen
 
 
 def stack_of(error: UnexpectedError) -> str:

@@ -15,6 +15,7 @@ from rekindle.job.journal_reader import is_over
 from rekindle.job.spec import JobDirectory, bearer
 from rekindle.protocol import agent as protocol
 from rekindle.silence import Reaction, Silence, gaps
+from rekindle.supervised import within
 
 CONNECT_S = 60.0  # how long an agent waits for a coordinator that starts later
 ANSWER_S = 10.0  # limit for one try to connect, and for each file that the agent reads meanwhile
@@ -48,7 +49,7 @@ async def connect(
     while True:
         began = loop.time()
         try:
-            return await asyncio.wait_for(
+            return await within(
                 session.ws_connect(url, autoping=False, max_msg_size=16 << 20), ANSWER_S
             )
         except aiohttp.WSServerHandshakeError as error:
@@ -90,7 +91,7 @@ async def _judge(error: aiohttp.WSServerHandshakeError, url: str, directory: Job
 async def _is_over(directory: JobDirectory) -> bool:
     """Return whether the journal on this machine has the end of the job, if it can be read."""
     try:
-        return await asyncio.wait_for(in_thread(is_over, directory.journal_file), ANSWER_S)
+        return await within(in_thread(is_over, directory.journal_file), ANSWER_S)
     except asyncio.TimeoutError:
         return False
 
@@ -147,13 +148,41 @@ class CoordinatorSilence:
                 return
             if verdict is Reaction.ASK:
                 with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
-                    await asyncio.wait_for(self._connection.ping(), CHECK_S)
+                    await within(self._connection.ping(), CHECK_S)
+
+
+class Link:
+    """The newest connection to a coordinator. heard_at: the loop's time of its last message."""
+
+    def __init__(self) -> None:
+        self.connection: Websocket | None = None
+        self.heard_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a connection that nobody has closed."""
+        return self.connection is not None and not self.connection.closed
+
+    def note_message(self) -> None:
+        """Note that the coordinator lives."""
+        self.heard_at = asyncio.get_running_loop().time()
+
+    async def ask(self) -> None:
+        """Send a ping."""
+        with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+            if self.connection is not None:
+                await within(self.connection.ping(), ANSWER_S)
+
+    async def close(self) -> None:
+        """Close the connection, although the coordinator may not answer."""
+        if self.connection is not None:
+            await abandon(self.connection)
 
 
 async def abandon(connection: Websocket) -> None:
     """Close a connection whose other end may not answer."""
     with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
-        await asyncio.wait_for(connection.close(), _CLOSE_S)
+        await within(connection.close(), _CLOSE_S)
 
 
 async def decline(url: str, directory: JobDirectory, secret: str, hello: protocol.Hello) -> int:
@@ -166,5 +195,5 @@ async def decline(url: str, directory: JobDirectory, secret: str, hello: protoco
         # The job may end before the coordinator answers.
         with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
             await connection.send_bytes(protocol.encode(hello))
-            await asyncio.wait_for(connection.receive(), ANSWER_S)  # EndAgent
+            await within(connection.receive(), ANSWER_S)  # EndAgent
     return 1

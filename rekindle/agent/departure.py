@@ -12,23 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from collections.abc import Callable
 
+from rekindle.agent.coordinator_connection import Link
 from rekindle.agent.ranks import RankSupervisor
 from rekindle.agent.snapshots.buffers import NodeSnapshots
 from rekindle.console import say
 from rekindle.job.lifeline import catches
+from rekindle.supervised import in_background, within
 
 # The time that a coordinator may take to end the job after the agent got its signal. The ranks
-# train meanwhile. Kubernetes kills all processes 30 s after the signal.
-ORDERS_S = 5.0
+# train meanwhile. An order may wait 10 s for the journal (HANGS_S in coordinator/event_log.py).
+# Kubernetes kills all processes 30 s after the signal.
+ORDERS_S = 12.0
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, if no coordinator orders the end
 _TICK_S = 0.05
 
 
 class Departure:
-    """The end of this agent. end: ends it at once. is_connected: whether it has a coordinator.
+    """The end of this agent.
+
+    link: the connection to the coordinator. end: ends the agent; with True without its work.
+    write_limit_s: for the final checkpoint of an agent without a coordinator.
 
     is_alone: the node ends without orders of a coordinator.
     """
@@ -38,27 +43,35 @@ class Departure:
         ranks: RankSupervisor,
         snapshots: NodeSnapshots,
         *,
-        is_connected: Callable[[], bool],
-        end: Callable[[], object],
+        link: Link,
+        end: Callable[[bool], object],
+        write_limit_s: float,
     ) -> None:
         self._ranks = ranks
         self._snapshots = snapshots
-        self._is_connected = is_connected
+        self._link = link
         self._end = end
+        self._write_limit_s = write_limit_s
         self._task: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[None]] = set()
         self.is_alone = False
 
     def demand(self) -> None:
         """End the agent after the orders of its coordinator. Later demands have no effect."""
         if self._task is None:
-            self._task = asyncio.create_task(self._wait())
+            self._task = in_background(self._wait(), self._background)
 
     def demand_twice(self) -> None:
         """End the agent as `demand` does; at once if that was demanded before."""
         if self._task is None:
             self.demand()
         else:
-            self._end()
+            self._end(True)
+
+    def begin_end(self) -> None:
+        """Note that the agent ends now. A demand that still waits has no effect any more."""
+        for task in self._background:
+            task.cancel()
 
     def pass_on(self, number: int) -> None:
         """Pass a signal on to the ranks that have a handler for it. It would end other ranks."""
@@ -70,27 +83,42 @@ class Departure:
             say(f"{name} has no effect, because no rank of this node has a handler for it")
 
     async def _wait(self) -> None:
-        deadline = time.monotonic() + ORDERS_S
-        while self._is_connected():
-            if time.monotonic() > deadline and not self._ranks.job_ends:
-                break  # only this node ends
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        in_background(self._link.ask(), self._background)
+        while self._link.is_open:
+            if loop.time() > began + ORDERS_S and not self._ranks.job_ends:
+                # A coordinator that answers continues the job without this node.
+                self.is_alone = self._link.heard_at < began
+                break
             await asyncio.sleep(_TICK_S)
         else:
             self.is_alone = True
-        self._end()
+        self._end(False)
 
-    async def end_alone(self) -> None:
-        """End the ranks with a grace period, and write the newest snapshot as a checkpoint."""
+    async def end_alone(self) -> bool:
+        """End the ranks with a grace period, and write the newest snapshot as a checkpoint.
+
+        Return False if the checkpoint takes too long. Its thread then still waits.
+        """
         if not self._ranks.live and not self._snapshots.kept:
-            return
+            return True
         say("no coordinator ends the job; the agent ends its ranks and keeps their state")
         if not self._ranks.job_ends:  # otherwise the ranks got the signal already
             for rank in self._ranks.live:
                 rank.signal(signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._ranks.all_gone(), GRACE_S)
+            await within(self._ranks.all_gone(), GRACE_S)
         if self._ranks.is_sharded:
             say("the agent cannot write a checkpoint of shards without a coordinator")
-        elif written := await self._snapshots.write_alone():
+            return True
+        try:
+            written = await within(self._snapshots.write_alone(), self._write_limit_s)
+        except asyncio.TimeoutError:
+            limit = f"{self._write_limit_s:g} s"
+            say(f"final checkpoint: none: the store did not answer within {limit}")
+            return False
+        if written:
             path, error = written.path, written.error
             say(f"final checkpoint: {f'none: {error}' if error else f'it is at {path}'}")
+        return True

@@ -27,6 +27,7 @@ from rekindle import names
 from rekindle.agent.coordinator_connection import (
     CONNECT_S,
     CoordinatorSilence,
+    Link,
     Outbox,
     abandon,
     connect,
@@ -66,7 +67,7 @@ from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import beat_interval
 from rekindle.recovery.policy.plan import StateId
-from rekindle.supervised import stack_of, supervised
+from rekindle.supervised import stack_of, supervised, write_report
 from rekindle.writer import flush, take_streams
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -92,7 +93,7 @@ class Agent:
         self._hello = hello
         self.status = 1
         self._hurried = False  # the agent does not wait for a checkpoint that it is writing
-        self._connection: aiohttp.ClientWebSocketResponse[bool] | None = None
+        self._link = Link()
         self._outbox = Outbox()
         self.send = self._outbox.put
         self._connection_count = 0  # connections to coordinators, so far
@@ -127,7 +128,11 @@ class Agent:
         self._checkers = NodeCheckRunner(spec, fork, self.send, environment, streams)
         self._task: asyncio.Task[Any] | None = None  # the one that serves the job
         self.departure = Departure(
-            self.ranks, self._snapshots, is_connected=self._is_connected, end=self._leave
+            self.ranks,
+            self._snapshots,
+            link=self._link,
+            end=self._leave,
+            write_limit_s=spec.policy.dump_timeout_s,
         )
 
     async def run(self, url: str) -> int:
@@ -162,8 +167,9 @@ class Agent:
         limit_s = CONNECT_S
         async with open_session(self._secret) as session:
             while True:
-                self._connection = await connect(session, url, self._directory, limit_s)
-                if await self._serve(self._connection, orders):
+                connection = await connect(session, url, self._directory, limit_s)
+                self._link.connection = connection
+                if await self._serve(connection, orders):
                     return self.status
                 say("the agent lost its connection to the coordinator, and connects again")
                 limit_s = self.spec.policy.coordinator_timeout_s
@@ -189,6 +195,7 @@ class Agent:
                 await asyncio.wait((listening, silent), return_when=asyncio.FIRST_COMPLETED)
                 if listening.done():
                     return listening.result()
+                silent.result()
             finally:
                 listening.cancel()
                 silent.cancel()
@@ -239,6 +246,7 @@ class Agent:
         with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
             async for frame in connection:
                 silence.note_message()
+                self._link.note_message()
                 if frame.type is aiohttp.WSMsgType.PING:
                     await connection.pong(frame.data)
                     continue
@@ -323,25 +331,23 @@ class Agent:
                 self._last_beat = new
                 self.send(beat)
 
-    def _leave(self) -> None:
+    def _leave(self, at_once: bool) -> None:
+        self._hurried |= at_once
         assert self._task is not None
         self._task.cancel()
 
-    def _is_connected(self) -> bool:
-        return self._connection is not None and not self._connection.closed
-
     async def _end(self) -> None:
         """End everything of this agent: ranks, their helpers, fork server, store, memory."""
+        self.departure.begin_end()
         if self.departure.is_alone:
             with contextlib.suppress(asyncio.CancelledError):  # a second demand ends it at once
-                await self.departure.end_alone()
+                self._hurried |= not await self.departure.end_alone()
         await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
             await self._snapshots.close()
             await self._replica_server.close()
-        if self._connection is not None:
-            await self._connection.close()
+        await self._link.close()
         await in_thread(end_descendants)
         if self._hurried:
             flush()
@@ -387,6 +393,7 @@ async def serve(options: argparse.Namespace) -> int:
     # Before it has ranks, an agent ends at once.
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     loop.add_signal_handler(signal.SIGINT, task.cancel)
+    lifeline.watch(options.lifeline_fd, task.cancel)
     try:
         try:
             environment = os.environ | spec.environment
@@ -403,7 +410,11 @@ async def serve(options: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         return 1
     except UnexpectedError as error:
-        say(f"the agent ends, because {error}\n{stack_of(error)}")
+        say(f"the agent ends, because {error}\n{stack_of(error)}", logging.ERROR)
+        try:
+            await in_thread(write_report, Path(spec.directory), f"agent-{options.node}", error, [])
+        except OSError as failed:
+            say(f"the agent cannot write a report of the error: {failed}", logging.ERROR)
         return 1
     except RekindleError as error:
         say(str(error), logging.ERROR)

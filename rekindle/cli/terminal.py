@@ -60,11 +60,12 @@ def run(
         endpoint = engine.launch(attempt=attempt)
         stop.launched()
         launched(endpoint)
-        follower.follow(endpoint, known)
-        _reap(engine, {event.pid for event in events if isinstance(event, journal.NodeJoined)})
+        follower.follow(endpoint, known, lambda first: stop.launched())
+        end = events[-1] if events and isinstance(events[-1], journal.Ended) else None
+        joined = {event.pid for event in events if isinstance(event, journal.NodeJoined)}
+        _reap(engine, joined if end is not None else set())
         if stop.signals:
             return 128 + stop.signals[0]
-        end = events[-1] if events and isinstance(events[-1], journal.Ended) else None
         if end is None or end.outcome != RESCHEDULED:
             break
         attempt += 1
@@ -95,7 +96,7 @@ class Stop:
             signal.signal(number, self._tell_agents)
 
     def launched(self) -> None:
-        """Pass on a signal that came before the coordinator started."""
+        """Pass on a signal that came before the coordinator, or the next one, started."""
         if self.signals:
             self._pass_on()
 
@@ -131,16 +132,15 @@ def pass_on(number: int, agents: Sequence[subprocess.Popen[bytes]]) -> None:
             agent.send_signal(number)
 
 
-def _reap(engine: LocalEngine, joined: set[int]) -> None:
-    """Wait for the coordinator and the agents. joined: agents that the coordinator dismisses."""
-    coordinator, agents = engine.coordinator, engine.agents
+def _reap(engine: LocalEngine, dismissed: set[int]) -> None:
+    """Wait for the coordinator and the agents. dismissed: agents that the coordinator dismisses."""
     # The coordinator ends after its agents. A failed one has no status yet when its connections
     # close.
-    died = coordinator is not None and _status(coordinator) not in (0, 1)
-    for agent in agents:
-        if died or agent.pid not in joined:
-            agent.terminate()  # no coordinator dismisses it
-    for agent in agents:
+    failed = engine.coordinator is not None and _status(engine.coordinator) not in (0, 1)
+    for agent in engine.agents:
+        if failed or agent.pid not in dismissed:
+            agent.terminate()
+    for agent in engine.agents:
         _status(agent)
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from rekindle.job.journal_file import JournalFile
 from rekindle.recovery.journal import journal
+from rekindle.supervised import within
 
 HANGS_S = 10.0  # a write that takes so long hangs
 _KEEPALIVE = b'{"type":"keepalive"}'
@@ -94,8 +95,11 @@ class EventLog:
             while not ended:
                 try:
                     # A big world starts with thousands of events: a timer only for an empty queue.
-                    limit_s = keepalive_s if queue.empty() else None
-                    event = await asyncio.wait_for(queue.get(), limit_s)
+                    event = (
+                        await within(queue.get(), keepalive_s)
+                        if queue.empty()
+                        else queue.get_nowait()
+                    )
                 except asyncio.TimeoutError:
                     yield _KEEPALIVE
                     continue

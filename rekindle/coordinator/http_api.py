@@ -38,6 +38,7 @@ from rekindle.protocol import http_views as view
 from rekindle.protocol.http_views import JobView, NodeView, RankView
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.journal import journal
+from rekindle.supervised import within
 
 KEEPALIVE_S = 1.0
 
@@ -132,7 +133,7 @@ class Lease:
         age_s = asyncio.get_running_loop().time() - self._renewed_at
         self._renewed.clear()
         try:
-            await asyncio.wait_for(self._renewed.wait(), max(LEASE_S - age_s, ASK_S))
+            await within(self._renewed.wait(), max(LEASE_S - age_s, ASK_S))
         except asyncio.TimeoutError:
             return True
         return self._token in ("", token)

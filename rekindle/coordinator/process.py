@@ -22,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -103,6 +103,7 @@ class Coordinator:
         self._agent_connections: dict[int, AgentConnection] = {}
         self._connection_numbers = itertools.count(1)
         self._timers: dict[state.Timer, asyncio.TimerHandle] = {}
+        self._timer_orders: Counter[state.Timer] = Counter()  # commands about each timer
         # Each order waits until the event with this number is recorded.
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
@@ -113,7 +114,8 @@ class Coordinator:
 
         An error of the encoding comes before the first command has an effect. An order waits until
         the events before it are recorded. A takeover then knows the cause of each order that an
-        agent has. Timers do not wait, and neither do pings.
+        agent has. A timer starts in the order of the orders, because it limits what they demand.
+        Pings do not wait.
         """
         commands = self.machine.job.drain()
         # A message to all agents is one object.
@@ -124,7 +126,9 @@ class Coordinator:
                 case state.Record(event):
                     self.event_log.append(event)
                 case state.SetTimer(timer, seconds):
-                    self._set_timer(timer, seconds)
+                    self._cancel_timer(timer)
+                    number = self._timer_orders[timer]
+                    self._when_recorded(self._start_timer, timer, seconds, number)
                 case state.CancelTimer(timer):
                     self._cancel_timer(timer)
                 case state.Send(connection, message):
@@ -149,6 +153,11 @@ class Coordinator:
         self.succeeded = succeeded
         self.ended.set()
 
+    def _start_timer(self, timer: state.Timer, seconds: float, number: int) -> None:
+        """Start a timer, unless a later command about it has come since."""
+        if self._timer_orders[timer] == number:
+            self._set_timer(timer, seconds)
+
     def _set_timer(self, timer: state.Timer, seconds: float, *, again: bool = False) -> None:
         self._cancel_timer(timer)
         loop = asyncio.get_running_loop()
@@ -157,6 +166,7 @@ class Coordinator:
         self._timers[timer] = loop.call_at(due, expired, timer)
 
     def _cancel_timer(self, timer: state.Timer) -> None:
+        self._timer_orders[timer] += 1
         running = self._timers.pop(timer, None)
         if running is not None:
             running.cancel()
@@ -324,7 +334,10 @@ class Coordinator:
             pid=os.getpid(),
             attempt=self.machine.job.attempt,
         )
-        self.directory.announce(endpoint)
+        try:
+            self.directory.announce(endpoint)
+        except OSError as error:  # the launcher has written the address
+            say(f"the coordinator cannot write its address: {error}", logging.ERROR)
 
     async def _see_agents_off(self) -> None:
         deadline = time.monotonic() + FAREWELL_S

@@ -114,6 +114,10 @@ class JobFollower:
         The coordinator ends after the job. This process may have been stopped at that time.
         """
         history = self._engine.history()
+        # The failed coordinator may have kept its newest events in memory. The next one uses their
+        # numbers for others.
+        if history:
+            self._newest = min(self._newest, history[-1].seq)
         if attempts.number(history, none=-1) < attempt or attempts.end_of(history) is None:
             return False
         for event in [event for event in history if event.seq > self._newest]:

@@ -20,6 +20,7 @@ from typing import IO
 import msgspec
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.engines.client import ANSWER_S, JobClient
 from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.engines.orphans import command, end_coordinators
@@ -137,13 +138,24 @@ class LocalEngine:
         # This write precedes the coordinator's start: the next launcher must find the address, even
         # if this process is killed in the next line.
         endpoint = Endpoint(host=_reachable(host), port=port, pid=0, attempt=attempt)
-        self._directory.announce(endpoint)
         with listener:
+            self._announce(endpoint)
             handle = listener.fileno()
             arguments = ["--attempt", str(attempt), "--listen-fd", str(handle)]
             arguments = [*command(self._directory.path), *arguments]
             self.coordinator = self._start("coordinator", arguments, [handle])
         return msgspec.structs.replace(endpoint, pid=self.coordinator.pid)
+
+    def _announce(self, endpoint: Endpoint) -> None:
+        """Write the address, unless the file has it already: a full disk does not end a job."""
+        known = self._directory.endpoint()
+        if known is None or (known.host, known.port) != (endpoint.host, endpoint.port):
+            self._directory.announce(endpoint)
+            return
+        try:
+            self._directory.announce(endpoint)
+        except OSError as error:
+            say(f"Rekindle cannot write the address of the job's coordinator: {error}")
 
     def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
         """Return the address of the job's coordinator if it runs and answers within the limit."""

@@ -23,7 +23,6 @@ from rekindle.agent.snapshots.replica_transport import (
     Put,
     ReplicaConnection,
     patience_s,
-    within,
 )
 from rekindle.agent.threads import in_pool
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
@@ -31,7 +30,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.recovery.policy.plan import StateId, Suspicion, is_clean
-from rekindle.supervised import in_background
+from rekindle.supervised import in_background, within
 
 KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 

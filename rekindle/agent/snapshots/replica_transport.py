@@ -12,14 +12,14 @@ import hmac
 import secrets
 import socket
 import struct
-from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from rekindle.errors import ProtocolError
 from rekindle.protocol.snapshot_buffer import arriving, seal_of
+from rekindle.supervised import within
 
 SILENCE_S = 10.0  # the other side counts as lost after this silence
 LONGEST = 4096  # bytes of a message
@@ -78,31 +78,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 REQUESTS: msgspec.msgpack.Decoder[Put | Fetch] = msgspec.msgpack.Decoder(Put | Fetch)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-
-
-async def within(work: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Return the result of `work`. Raises asyncio.TimeoutError: it takes longer.
-
-    Up to Python 3.11 asyncio.wait_for ignores a cancellation that arrives as `work` ends. Then a
-    transfer would continue after the end of its generation.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait([task], timeout=limit_s)
-    except asyncio.CancelledError:
-        await _give_up(task)
-        raise
-    if not done:
-        await _give_up(task)
-        raise asyncio.TimeoutError
-    return task.result()
-
-
-async def _give_up(task: asyncio.Future[T]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.exception()  # otherwise the loop reports the error as unseen
 
 
 def patience_s(size: int) -> float:

@@ -56,6 +56,12 @@ _JOB = [
         "Report N of a bug that ended a thread of a flow's process, in the same format, without "
         "`inputs`. The process continues.",
     ),
+    (
+        f"agent-N{names.BUG_FILE}N.json",
+        "agent",
+        "Report of a bug that ended the agent of a node, in the same format, without `inputs`. "
+        "The node is lost, and another agent replaces it.",
+    ),
     (names.LAUNCH_LOCK_FILE, "launcher", "Lock: only one process at a time launches the job."),
     (
         names.NOTICES_FILE,

@@ -15,11 +15,17 @@ from rekindle.protocol import agent as p
 
 
 class Node:
-    """An agent with a rank and a snapshot. ended: how often it was ended."""
+    """An agent with a rank and a snapshot.
 
-    def __init__(self, *, job_ends: bool = False, connected: bool = True) -> None:
-        self.connected = connected
-        self.ended = 0
+    answers: whether the coordinator answers a ping. ended: for each end, whether it was at once.
+    """
+
+    def __init__(
+        self, *, job_ends: bool = False, connected: bool = True, answers: bool = True
+    ) -> None:
+        self.answers = answers
+        self.link = SimpleNamespace(is_open=connected, heard_at=0.0, ask=self._ask)
+        self.ended: list[bool] = []
         self.signals: list[int] = []
         rank = SimpleNamespace(pid=1, signal=self.signals.append)
         self.ranks = SimpleNamespace(
@@ -28,11 +34,12 @@ class Node:
         self.written = 0
         self.snapshots = SimpleNamespace(kept={0: ()}, write_alone=self._write_alone)
         self.departure = Departure(
-            self.ranks, self.snapshots, is_connected=lambda: self.connected, end=self._end
+            self.ranks, self.snapshots, link=self.link, end=self.ended.append, write_limit_s=0.05
         )
 
-    def _end(self) -> None:
-        self.ended += 1
+    async def _ask(self) -> None:
+        if self.answers:
+            self.link.heard_at = asyncio.get_running_loop().time()
 
     async def _all_gone(self) -> None:
         self.ranks.live = []
@@ -60,6 +67,23 @@ def test_a_node_that_leaves_a_job_ends_at_once() -> None:
     assert not node.departure.is_alone
 
 
+def test_a_node_whose_coordinator_does_not_answer_is_alone() -> None:
+    """A coordinator that hangs gives no orders, so the agent keeps the state itself."""
+    node = Node(answers=False)
+    asyncio.run(finished(_after_demand(node)))
+    assert node.departure.is_alone
+
+
+def test_a_store_that_hangs_does_not_hold_the_agent() -> None:
+    """The write of the final checkpoint has a limit."""
+
+    async def run(node: Node) -> bool:
+        node.snapshots.write_alone = asyncio.Event().wait
+        return await node.departure.end_alone()
+
+    assert not asyncio.run(finished(run(Node(connected=False))))
+
+
 def test_a_node_of_a_job_that_ends_waits_for_its_coordinator() -> None:
     """While the coordinator ends the job, the agent carries out its orders, also after a SIGTERM.
 
@@ -70,8 +94,8 @@ def test_a_node_of_a_job_that_ends_waits_for_its_coordinator() -> None:
         node.departure.demand()
         await turns(200)
         node.departure.demand()
-        assert node.ended == 0
-        node.connected = False
+        assert node.ended == []
+        node.link.is_open = False
         await turn_until(lambda: node.ended, "the end of the agent")
         await node.departure.end_alone()
 
@@ -107,9 +131,9 @@ def test_a_second_interrupt_ends_at_once() -> None:
     async def run(node: Node) -> None:
         node.departure.demand_twice()
         await turns(10)
-        assert node.ended == 0
+        assert node.ended == []
         node.departure.demand_twice()
-        assert node.ended == 1
+        assert node.ended == [True]
 
     asyncio.run(finished(run(Node(job_ends=True))))
 

@@ -142,6 +142,15 @@ def test_a_job_that_has_ended_gets_no_other_coordinator() -> None:
     assert job.engine.revived == 0
 
 
+def test_events_that_a_failed_coordinator_did_not_write_are_asked_for_again() -> None:
+    """The next coordinator gives the numbers of such events to its own events."""
+    died = [wanted(4), wanted(5), JobError("it died on a full disk")]
+    job = Followed(died, [END])
+    job.engine.events = [JobStarted(seq=1, **STARTED), wanted(4)]
+    job.follow(since=2)
+    assert job.engine.asked == [2, 4]
+
+
 def test_the_end_of_an_earlier_attempt_is_not_the_end() -> None:
     """A coordinator that fails before it records its attempt is replaced."""
     job = Followed([JobError("it died")], [END])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from waiting import bound_s, turns
 
-from rekindle.agent.snapshots.replica_transport import within
+from rekindle.supervised import within
 
 
 @pytest.mark.parametrize("late", range(8))
