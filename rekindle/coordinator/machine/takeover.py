@@ -122,5 +122,7 @@ class Takeover:
                 self._taken_over = True
                 text = "the coordinator ended unexpectedly, and a new coordinator replaced it"
                 self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))
+        if self._job.session and self._roster.any_is(Status.STARTING):
+            self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         if self._roster.all_are(Status.EXITED):
             self._endings.on_good_exit()  # the earlier coordinator did not receive the last end
