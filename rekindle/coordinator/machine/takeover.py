@@ -57,6 +57,7 @@ class Takeover:
             self._job.restarts = inherited.restarts
             self._job.resumed, self._job.newest = inherited.resumed, inherited.newest
             self._job.met = inherited.met
+            self._job.sessions_seen = inherited.sessions_seen
             if inherited.incident is not None:
                 self._incidents.inherit(inherited.incident)
             self._fleet.to_reset = set(inherited.to_reset)
