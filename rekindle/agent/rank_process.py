@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import math
 import os
+import re
 import signal
 import socket
-from collections.abc import Callable, Iterable
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -25,7 +28,9 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.progress import numbers_in
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
-_NAMES = (b"rekindle", b"mindio_ttp")
+_PACKAGES = (b"rekindle", b"mindio_ttp")
+# A statement that imports one of them, in a logical line of tokens with spaces between them.
+_IMPORT = re.compile(r"(?:^|[;:] )(?:from |import (?:[^;]* , )?)(?:rekindle|mindio_ttp)\b")
 
 
 def rank_environment(
@@ -80,7 +85,7 @@ def rank_environment(
 
 
 def names_session(spec: JobSpec) -> bool:
-    """Return whether the text of the job's script names Rekindle, or MindIO's names. For a thread.
+    """Return whether the job's script imports Rekindle, or MindIO's names. For a thread.
 
     A script that does not may still have a Session, in another file that it imports.
     """
@@ -95,8 +100,35 @@ def names_session(spec: JobSpec) -> bool:
             files = [module.with_name(f"{module.name}.py"), module / "__main__.py"]
     for file in files:
         with contextlib.suppress(OSError):  # without the file, the start of the rank reports it
-            return any(name in file.read_bytes() for name in _NAMES)
+            return _imports_rekindle(file.read_bytes())
     return False
+
+
+def _imports_rekindle(script: bytes) -> bool:
+    """Return whether a statement of the script imports Rekindle; comments and texts do not count.
+
+    If Python cannot read the script, the statements before that place count.
+    """
+    if not any(name in script for name in _PACKAGES):
+        return False
+    # The start of the rank reports such a script.
+    with contextlib.suppress(tokenize.TokenError, SyntaxError, ValueError):
+        return any(_IMPORT.search(line) for line in _logical_lines(script))
+    return False
+
+
+def _logical_lines(script: bytes) -> Iterator[str]:
+    """Yield the names and operators of each logical line, with a space between them.
+
+    Raises tokenize.TokenError, SyntaxError or ValueError: the script is not Python.
+    """
+    line: list[str] = []
+    for token in tokenize.tokenize(io.BytesIO(script).readline):
+        if token.type in (tokenize.NAME, tokenize.OP):
+            line.append(token.string)
+        elif token.type == tokenize.NEWLINE:
+            yield " ".join(line)
+            line = []
 
 
 class RankProcess:

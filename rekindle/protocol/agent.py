@@ -152,7 +152,7 @@ class Hello(Message, frozen=True, kw_only=True):
     shards: the shard of the state that each rank has, if the ranks have different ones.
 
     host: the machine's name, which stays the same in all jobs. devices: it has accelerators.
-    session: the text of the script names Rekindle, so its ranks probably have a Session.
+    session: the script imports Rekindle, so its ranks probably have a Session.
 
     restart: the newest restart whose ranks the agent has started.
 

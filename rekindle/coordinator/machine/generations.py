@@ -79,13 +79,16 @@ class Generations:
         self._job.record(journal.RanksStarted(ranks=started, restart=self._job.restarts))
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
-        untouched = self._incidents.open and not self._job.has_session
+        untouched = self._incidents.open and not self._job.sessions_seen
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
             self._untouched_goes_on()
 
     def _untouched_goes_on(self) -> None:
-        """Close the incident of a script without a Session: all its ranks run again."""
+        """Close the incident: all ranks run again, and none has reached a Session in this attempt.
+
+        Only a script with a Session shows later when its ranks train.
+        """
         formed = journal.Formed(
             generation=self._job.generation + 1,
             world_size=self._roster.world_size,

@@ -90,7 +90,10 @@ class Hangs:
         """Report a stopped rank before and between generations, where no inspection finds it.
 
         The ranks of a script without a Session may be stopped on purpose, also for a long time.
+        The agent reports the rank again and again. A fault that waits for a decision is enough.
         """
+        if self._job.incidents.waits(FaultKind.HANG, rank.rank):
+            return
         between = self._job.phase in (Phase.REGROUPING, Phase.RESTORING)
         if between and self._job.has_session and rank.inside and rank.status in _ALIVE:
             text = f"the job hangs: rank {rank.rank} is stopped by a signal"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rekindle.recovery.faults.classification import explained, explains
-from rekindle.recovery.faults.fault import Fault
+from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, Situation, besides
@@ -47,6 +47,13 @@ class Incidents:
     def undecided(self) -> bool:
         """Return whether a decision waits for a user, or for a health event."""
         return self.awaiting is not None or bool(self.doubted)
+
+    def waits(self, kind: FaultKind, rank: int) -> bool:
+        """Return whether a fault of this kind and rank has no decision yet, or no approval."""
+        waiting = [*self.held, *self.doubted]
+        if self.awaiting is not None:
+            waiting.append(self.awaiting[0])
+        return any((fault.kind, fault.rank) == (kind, rank) for fault in waiting)
 
     @property
     def strategy(self) -> Strategy | None:

@@ -223,7 +223,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     unmet: health events that no rank has met. isolated: hosts. leaving: nodes that had to leave
     them and have not joined again.
 
-    met: whether all ranks have trained together since the last restart.
+    met: whether all ranks have trained together since the last restart. sessions_seen: whether
+    they have ever done so in this attempt.
     moves: planned moves that are not over. moved_away: agents (address, process) that a move has
     replaced.
 
@@ -236,6 +237,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     resumed: int = 0
     newest: int = 0
     met: bool = False
+    sessions_seen: bool = False
     awaiting: tuple[Fault, Decision] | None = None
     held: tuple[Fault, ...] = ()
     to_reset: frozenset[int] = frozenset()
@@ -263,6 +265,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         resumed=_resumed(own),
         newest=_newest(own),
         met=_met(own),
+        sessions_seen=any(journal.OF_SCRIPT not in event.sources for event in formed),
         awaiting=awaiting,
         held=held(own) if awaiting else (),
         to_reset=to_reset(own),

@@ -248,7 +248,7 @@ class JobState:
     of this attempt had one. formed: whether a generation was formed since the last restart, and
     its ranks have not finished all steps. met: the same, also after they have finished all steps.
 
-    names_session: whether the text of the script names Rekindle, as seen by an agent.
+    names_session: whether the script imports Rekindle, as seen by an agent.
 
     newcomers: nodes that joined the world and have not finished a step in it. devices: whether a
     node has devices that health events can describe.

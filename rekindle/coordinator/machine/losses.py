@@ -32,10 +32,11 @@ _FAILED = {
 }
 
 # After `join_timeout_s`, the agents look at ranks that have not arrived. A rank is late if none of
-# these ranks was active at several looks. A rank that computes or reads is not late for `BUSY_S`.
+# these ranks was active at several looks. A rank that computes or reads is not late for `BUSY_S`,
+# and neither is one whose agent does not answer.
 LOOK_S = 3.0  # for the answers to one look
 IDLE_LOOKS = 3
-ACTIVE_PAUSE_S = 30.0  # after a look that found an active rank
+ACTIVE_PAUSE_S = 30.0  # after a look that found an active rank; also for answers that are late
 ACTIVE_LOOKS = round(BUSY_S / ACTIVE_PAUSE_S)
 
 
@@ -43,26 +44,49 @@ class JoinLooks(msgspec.Struct):
     """Looks at ranks after `join_timeout_s`. of: their processes, as (rank, pid).
 
     serial: of the look that is under way, or 0. found: whether this look found an active rank.
-    idle, active: looks with each result so far.
+    seen: nodes that showed their ranks in this look. patient: whether it waits for late answers.
+    idle, active, unseen: looks with each result so far. unseen: without an answer that shows ranks.
     """
 
     of: frozenset[tuple[int, int]] = frozenset()
     serial: int = 0
     found: bool = False
+    seen: set[int] = set()
+    patient: bool = False
     idle: int = 0
     active: int = 0
+    unseen: int = 0
 
-    def take(self) -> None:
+    def begin(self, serial: int) -> None:
+        """Note the look that begins."""
+        self.serial, self.found, self.seen, self.patient = serial, False, set(), False
+
+    def is_complete(self, nodes: set[int]) -> bool:
+        """Return whether the look has its result: these nodes have the ranks."""
+        return not self.serial or self.found or nodes <= self.seen
+
+    def take(self, nodes: set[int]) -> None:
         """Count the look that is under way."""
-        if self.serial:
+        if not self.is_complete(nodes):
+            self.unseen += 1
+        elif self.serial:
             self.active += self.found
             self.idle = 0 if self.found else self.idle + 1
-            self.serial = 0
+        self.serial = 0
 
     @property
     def are_over(self) -> bool:
         """Return whether the ranks are late."""
-        return self.idle == IDLE_LOOKS or self.active == ACTIVE_LOOKS
+        return self.idle == IDLE_LOOKS or self.active + self.unseen == ACTIVE_LOOKS
+
+    @property
+    def result(self) -> str:
+        """Return what the looks found, after the sentence that a rank is late."""
+        if self.idle == IDLE_LOOKS:
+            return "and does nothing"
+        if self.unseen:
+            return f"and {self.unseen} looks got no answer about it"
+        return "although it is active"
 
 
 class Losses:
@@ -278,27 +302,34 @@ class Losses:
 
         Replace them, or report one without its state, if they do nothing or take far too long.
         """
-        of = frozenset((rank.rank, rank.pid) for rank in self._unarrived())
+        late = self._unarrived()
+        of, nodes = frozenset((rank.rank, rank.pid) for rank in late), {rank.node for rank in late}
         if not of <= self._looks.of:
             self._looks = JoinLooks(of)  # a process has started since the last look
-        self._looks.take()
-        if not of or not self._job.session:
+        waits = bool(of) and self._job.session
+        if waits and not self._looks.patient and not self._looks.is_complete(nodes):
+            self._looks.patient = True
+            self._job.do(SetTimer(Timer.JOIN, ACTIVE_PAUSE_S))
+            return
+        self._looks.take(nodes)
+        if not waits:
             return
         if self._looks.are_over:
-            idle = self._looks.idle == IDLE_LOOKS
-            self._looks = JoinLooks()
-            self._give_up_unarrived(now, "and does nothing" if idle else "although it is active")
+            found, self._looks = self._looks.result, JoinLooks()
+            self._give_up_unarrived(now, found)
         elif self._looks.found:
             self._looks.found = False
             self._job.do(SetTimer(Timer.JOIN, ACTIVE_PAUSE_S))
         else:
-            self._looks.serial = self._job.next_serial()
+            self._looks.begin(self._job.next_serial())
             self._fleet.tell_nodes(p.InspectRanks(serial=self._looks.serial))
             self._job.do(SetTimer(Timer.JOIN, LOOK_S))
 
-    def on_inspected(self, message: p.RanksInspected) -> None:
+    def on_inspected(self, node: int, message: p.RanksInspected) -> None:
         """Handle a node's answer to a look at ranks that have not arrived."""
         if message.serial == self._looks.serial:
+            if not message.error:
+                self._looks.seen.add(node)
             late = {rank.rank for rank in self._unarrived()}
             active = any(
                 look.busy and not look.stopped for look in message.looks if look.rank in late

@@ -275,7 +275,7 @@ class Machine:
 
     def _on_inspected(self, node: int, message: p.RanksInspected, now: float) -> None:
         self.hangs.on_inspected(node, message, now)
-        self.losses.on_inspected(message)
+        self.losses.on_inspected(node, message)
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)

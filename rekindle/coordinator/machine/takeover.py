@@ -57,6 +57,7 @@ class Takeover:
             self._job.restarts = inherited.restarts
             self._job.resumed, self._job.newest = inherited.resumed, inherited.newest
             self._job.met = inherited.met
+            self._job.sessions_seen = inherited.sessions_seen
             if inherited.incident is not None:
                 self._incidents.inherit(inherited.incident)
             self._fleet.to_reset = set(inherited.to_reset)
@@ -122,5 +123,7 @@ class Takeover:
                 self._taken_over = True
                 text = "the coordinator ended unexpectedly, and a new coordinator replaced it"
                 self._recovery.report(Fault(kind=FaultKind.COORDINATOR, message=text))
+        if self._job.session and self._roster.any_is(Status.STARTING):
+            self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         if self._roster.all_are(Status.EXITED):
             self._endings.on_good_exit()  # the earlier coordinator did not receive the last end

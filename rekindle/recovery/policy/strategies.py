@@ -134,8 +134,10 @@ def _in_row(policy: Policy, situation: Situation, strategy: Strategy) -> int:
 def _restart(policy: Policy, situation: Situation) -> Option | None:
     fault = situation.fault
     apart = _is_lost_apart(situation)
-    if fault.kind is FaultKind.HANG or (fault.kind in _NEEDS_NO_START and not apart):
+    if fault.kind in _NEEDS_NO_START and not apart:
         return None
+    if fault.kind is FaultKind.HANG and Strategy.HANG_RESTART in policy.strategies:
+        return None  # it does the same, with a limit of its own
     pods = policy.max_pod_reschedules and Strategy.RESCHEDULE_POD in policy.strategies
     if fault.kind is FaultKind.NODE_LOST and pods:
         return None  # the platform places its pod again

@@ -38,7 +38,13 @@ def test_a_rank_that_does_not_leave_its_step_is_replaced() -> None:
 
 def look(job: Driver, *active: int) -> None:
     """Let the agents look at ranks, of which these are active, and let the next limit expire."""
-    for node, order in job.sent_by_node(p.InspectRanks).items():
+    answer(job, job.sent_by_node(p.InspectRanks), *active)
+    job.fire("join")
+
+
+def answer(job: Driver, orders: dict[int, p.InspectRanks], *active: int) -> None:
+    """Let the agents answer the orders to look at their ranks, of which these are active."""
+    for node, order in orders.items():
         own = [rank for rank in job.ranks if job.node_of(rank) == node and rank in job.pids]
         results = tuple(
             p.RankInspection(
@@ -52,7 +58,6 @@ def look(job: Driver, *active: int) -> None:
             for rank in own
         )
         job.say(node, p.RanksInspected(serial=order.serial, looks=results))
-    job.fire("join")
 
 
 def idle(job: Driver) -> None:
@@ -116,6 +121,60 @@ def test_the_limit_begins_with_the_first_rank_that_arrives() -> None:
     job.arrive([1])
     idle(job)
     assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+
+
+def test_a_node_that_answers_a_look_late_is_not_idle() -> None:
+    """A look waits for late answers. A look without an answer does not count as idle."""
+    job = Driver(processes=2)
+    job.start()
+    job.arrive([1])
+    job.fire("join")
+    for _ in range(IDLE_LOOKS):
+        orders = job.sent_by_node(p.InspectRanks)
+        job.fire("join")
+        assert not job.sent_by_node(p.InspectRanks)
+        answer(job, orders, 0)
+        job.fire("join")
+        assert not job.sent_by_node(p.Kill)
+        job.fire("join")
+    for _ in range(IDLE_LOOKS):
+        look(job)
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+
+
+@pytest.mark.parametrize("error", ["", "no file descriptors"])
+def test_a_node_that_never_shows_its_ranks_has_a_limit(error: str) -> None:
+    """Its rank may be active, so it has the time of an active rank, and then it is replaced."""
+    job = Driver(processes=2)
+    job.start()
+    job.arrive([1])
+    job.fire("join")
+    for _ in range(ACTIVE_LOOKS):
+        assert not job.sent_by_node(p.Kill)
+        for node, order in job.sent_by_node(p.InspectRanks).items():
+            if error:
+                job.say(node, p.RanksInspected(serial=order.serial, looks=(), error=error))
+        job.fire("join")
+        job.fire("join")
+    assert job.sent_by_node(p.Kill)[0].ranks == (0,)
+    assert "looks got no answer about it" in job.last(journal.FaultSeen).fault.message
+
+
+def test_a_coordinator_takes_over_with_a_rank_before_its_session() -> None:
+    """The rank has a limit, as before: it is replaced if it does nothing."""
+    job = trained(5)
+    job.exits(1, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.lose_coordinator()
+    live = (
+        p.LiveRank(rank=0, pid=job.pids[0], training=True),
+        p.LiveRank(rank=1, pid=job.pids[1]),
+    )
+    job.hello(0, ranks=live, generation=1)
+    job.store_up() if job.stores else None
+    job.arrive([0], finished=5)
+    idle(job)
+    assert job.sent_by_node(p.Kill)[0].ranks == (1,)
 
 
 def test_a_started_rank_that_does_not_reach_its_session_is_replaced() -> None:

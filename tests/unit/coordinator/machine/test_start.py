@@ -18,7 +18,7 @@ from rekindle.recovery.policy.policy import RESTARTS_APART, Policy, Strategy
 
 
 def starts(**world: Any) -> Driver:
-    """Return a job whose ranks run a script that names Rekindle. None has reached its Session."""
+    """Return a job whose ranks run a script that imports Rekindle. None has reached its Session."""
     job = Driver(**world)
     for node in range(job.machine.job.spec.nodes):
         job.hello(node, session=True)
@@ -118,6 +118,31 @@ def test_a_coordinator_that_takes_over_counts_the_restarts_before() -> None:
     assert strategies(job)[-1] is Strategy.FAIL
 
 
+def test_the_incident_of_a_script_that_never_has_a_session_closes() -> None:
+    """A script may import Rekindle without a Session: all its ranks run again."""
+    job = starts()
+    job.exits(0, signal=SIGKILL)
+    restart(job)
+    assert all(incident.closed for incident in journal.incidents(job.history))
+    for rank in job.ranks:
+        job.exits(rank, code=0)
+    assert job.outcome is True
+
+
+def test_a_coordinator_takes_over_while_trained_ranks_restart() -> None:
+    """It knows that the script has a Session, so the incident closes when the ranks train."""
+    job = trained(5, policy=Policy(max_restarts=1))
+    job.raises(0)
+    job.killed()
+    assert job.phase is Phase.GATHERING
+    job.lose_coordinator()
+    job.hello(0)
+    job.store_up()
+    job.spawned()
+    assert not journal.incidents(job.history)[-1].closed
+    train(job)
+
+
 def test_an_error_of_the_script_in_the_start_is_final() -> None:
     """An exception of the script uses the restarts of the policy, as at any other time."""
     job = starts()
@@ -139,7 +164,7 @@ def test_memory_that_ran_out_in_the_start_is_final(ranks: str) -> None:
     assert strategies(job) == [Strategy.FAIL]
 
 
-def test_a_script_that_does_not_name_rekindle_is_not_restarted() -> None:
+def test_a_script_that_does_not_import_rekindle_is_not_restarted() -> None:
     """Nothing shows when the ranks of another script have met, so the policy alone decides."""
     job = Driver()
     job.start()
@@ -163,7 +188,7 @@ def test_mindspore_restarts_all_ranks() -> None:
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_rank_is_killed_while_another_one_waits(victim: int, known: bool) -> None:
-    """Only the rank restarts, also if the script's text does not name Rekindle."""
+    """Only the rank restarts, also if the script does not import Rekindle."""
     job = starts(nodes=2) if known else Driver(nodes=2)
     if not known:
         job.start()
@@ -345,6 +370,52 @@ def test_a_rank_is_stopped_while_it_takes_its_state() -> None:
     job.store_up() if job.stores else None
     job.spawned()
     train(job)
+
+
+def test_a_rank_is_stopped_again_after_it_restarted() -> None:
+    """The stop of the next process is a fault of its own, also before a generation is formed."""
+    job = starts()
+    job.arrive([0])
+    for _ in range(2):
+        stopped(job, 1)
+        job.killed()
+        job.spawned()
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE] * 2
+    train(job)
+
+
+def test_a_rank_stays_stopped_while_a_decision_waits_for_a_user() -> None:
+    """The agent reports the rank again and again, and it stays one fault with one decision."""
+    job = trained(5, nodes=2, policy=Policy(approve=(Strategy.RECOVER,)))
+    job.lose(1)
+    for _ in range(5):
+        stopped(job, 0)
+    hangs = [e for e in job.recorded(journal.FaultSeen) if e.fault.kind is FaultKind.HANG]
+    assert len(hangs) == 1
+    incident = job.machine.job.incidents.open
+    job.machine.recovery.approve(p.Approval(incident=incident, granted=True, by="ann"))
+    job.collect()
+    assert strategies(job) == [Strategy.RECOVER, Strategy.RECOVER_IN_PLACE]
+
+
+def test_a_user_is_asked_once_about_a_rank_that_stays_stopped() -> None:
+    """The same applies if the decision about the stopped rank itself waits."""
+    job = starts(policy=Policy(approve=(Strategy.HANG_RESTART,)))
+    for _ in range(5):
+        stopped(job, 0)
+    assert len(job.recorded(journal.FaultSeen)) == 1
+    assert not job.machine.job.incidents.held
+
+
+def test_a_rank_is_stopped_in_the_start_of_a_job_without_hang_restart() -> None:
+    """All ranks restart as after the loss of a rank, and then with the policy's restarts."""
+    job = starts(policy=Policy(strategies=(Strategy.RESTART,), max_restarts=1))
+    for _ in range(RESTARTS_APART + 1):
+        stopped(job, 0)
+        restart(job)
+    stopped(job, 0)
+    assert strategies(job) == [Strategy.RESTART] * (RESTARTS_APART + 1) + [Strategy.FAIL]
+    assert [each.apart for each in job.recorded(journal.Decided)][:4] == [True] * 3 + [False]
 
 
 def test_a_stopped_rank_of_another_script_or_in_training_is_left_to_other_rules() -> None:

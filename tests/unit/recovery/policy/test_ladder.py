@@ -28,6 +28,7 @@ XID_13 = [
     for at in range(3)
 ]
 NOT_RESET = Fault(kind=Kind.DEVICE, message="no use", rank=0, node=0, reset_failed=True)
+STARTING = {"session": False, "starting": True, "formed": False}
 
 TABLE = {
     # name: (policy, fault, past, special settings of the situation, strategy, words of the reason)
@@ -220,6 +221,21 @@ TABLE = {
         Policy(max_restarts=9, strategies=(HANG_RESTART, RESTART)), fault(Kind.HANG),
         [(fault(Kind.HANG), HANG_RESTART), (fault(Kind.USER_CODE, 1), RESTART)] * 3, {},
         HANG_RESTART, "the agents restart all processes",
+    ),
+    "a hang in the start": (
+        NO_RESTART, fault(Kind.HANG), [], STARTING, HANG_RESTART, "restart all processes",
+    ),
+    "a hang in the start, hang-restart spent": (
+        Policy(max_restarts=9, max_hangs_in_row=1), fault(Kind.HANG),
+        [(fault(Kind.HANG), HANG_RESTART)], STARTING, FAIL, "it hung 1 consecutive times",
+    ),
+    "a hang in the start, hang-restart not allowed": (
+        Policy(strategies=(RESTART,), max_restarts=0), fault(Kind.HANG), [], STARTING,
+        RESTART, "because they do not train together (restart 1 of 3",
+    ),
+    "a hang without a Session, hang-restart not allowed": (
+        Policy(strategies=(RESTART,), max_restarts=9), fault(Kind.HANG), [], {"session": False},
+        FAIL, "hang-restart is not allowed",
     ),
     "a device that could not be reset, of which no code is known": (
         Policy(max_restarts=9), NOT_RESET, [], {}, RECOVER, "a reset cannot repair its device; ",
