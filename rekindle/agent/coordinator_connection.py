@@ -152,20 +152,26 @@ class CoordinatorSilence:
 
 
 class Link:
-    """The newest connection to a coordinator. heard_at: the loop's time of its last message."""
+    """The newest connection to a coordinator.
+
+    answered_at: the loop's time of its last answer to a ping. job_ends: whether that answer said
+    that the coordinator ends the job.
+    """
 
     def __init__(self) -> None:
         self.connection: Websocket | None = None
-        self.heard_at = 0.0
+        self.answered_at = 0.0
+        self.job_ends = False
 
     @property
     def is_open(self) -> bool:
         """Return whether there is a connection that nobody has closed."""
         return self.connection is not None and not self.connection.closed
 
-    def note_message(self) -> None:
-        """Note that the coordinator lives."""
-        self.heard_at = asyncio.get_running_loop().time()
+    def note_answer(self, data: bytes) -> None:
+        """Note the answer to a ping."""
+        self.answered_at = asyncio.get_running_loop().time()
+        self.job_ends = data == names.ENDING
 
     async def ask(self) -> None:
         """Send a ping."""

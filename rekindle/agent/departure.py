@@ -21,10 +21,11 @@ from rekindle.console import say
 from rekindle.job.lifeline import catches
 from rekindle.supervised import in_background, within
 
-# The time that a coordinator may take to end the job after the agent got its signal. The ranks
-# train meanwhile. An order may wait 10 s for the journal (HANGS_S in coordinator/event_log.py).
-# Kubernetes kills all processes 30 s after the signal.
-ORDERS_S = 12.0
+# A coordinator that got the same signal says so in its answers within this time. The ranks train
+# meanwhile. Kubernetes kills all processes 30 s after the signal.
+CONTINUES_S = 3.0
+SILENT_S = 8.0  # a coordinator that has not answered for so long ends no job
+ASK_EVERY_S = 0.5
 GRACE_S = 10.0  # between SIGTERM and SIGKILL, if no coordinator orders the end
 _TICK_S = 0.05
 
@@ -84,12 +85,19 @@ class Departure:
 
     async def _wait(self) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = asked_at = loop.time()
         in_background(self._link.ask(), self._background)
         while self._link.is_open:
-            if loop.time() > began + ORDERS_S and not self._ranks.job_ends:
-                # A coordinator that answers continues the job without this node.
-                self.is_alone = self._link.heard_at < began
+            now = loop.time()
+            if now > asked_at + ASK_EVERY_S:
+                asked_at = now
+                in_background(self._link.ask(), self._background)
+            answers = self._link.answered_at > began
+            ends = self._ranks.job_ends or (answers and self._link.job_ends)
+            if answers and not ends and now > began + CONTINUES_S:
+                break  # only this node ends
+            if not answers and not ends and now > began + SILENT_S:
+                self.is_alone = True
                 break
             await asyncio.sleep(_TICK_S)
         else:

@@ -246,11 +246,11 @@ class Agent:
         with contextlib.suppress(ConnectionError):  # the connection was cut during a pong
             async for frame in connection:
                 silence.note_message()
-                self._link.note_message()
                 if frame.type is aiohttp.WSMsgType.PING:
                     await connection.pong(frame.data)
                     continue
                 if frame.type is aiohttp.WSMsgType.PONG:
+                    self._link.note_answer(frame.data)
                     continue
                 if frame.type is not aiohttp.WSMsgType.BINARY:
                     break

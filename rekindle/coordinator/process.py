@@ -231,7 +231,8 @@ class Coordinator:
             if frame.type is WSMsgType.PONG:
                 continue
             if frame.type is WSMsgType.PING:
-                agent_connection.answer(frame.data)
+                ends = self.machine.job.phase in state.ENDING
+                agent_connection.answer(names.ENDING if ends else frame.data)
                 continue
             try:
                 if frame.type is not WSMsgType.BINARY:

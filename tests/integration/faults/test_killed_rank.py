@@ -14,9 +14,10 @@ from training_jobs.plans import Attempt, Plan, Row, each_row
 from training_jobs.rows import EVERY, killed, patient
 
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.policy import Strategy
+from rekindle.recovery.policy.policy import Policy, Strategy
 
 LAST = LONG - 1
+WITHOUT_RESTART = tuple(each for each in Policy().strategies if each is not Strategy.RESTART)
 
 
 def crashed(how: str, step: int) -> Row:
@@ -80,6 +81,7 @@ DDP = Plan(
                     strategies=(Strategy.DUMP,),
                 ),
             ),
+            settings={"policy": patient(strategies=WITHOUT_RESTART)},
             outcome="failed",
             reason="rank 1 was ended by signal 9",
         ),

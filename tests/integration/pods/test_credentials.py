@@ -15,6 +15,7 @@ from cluster.manifests import rules
 from servers import between
 from stores.servers import certificate
 
+from rekindle.engines.client import ANSWER_S
 from rekindle.engines.kubernetes.client.api import Api, load
 from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
 from rekindle.engines.kubernetes.client.informer import Informer
@@ -99,7 +100,7 @@ def loaded() -> Iterator[Callable[[str], Api]]:
 def every_way(api: Api, path: str) -> list[int]:
     """Return the server's answers to a request, to a direct connection, and to a watch."""
     found = [len(api.get(path)["items"])]
-    connection = api.way_to(path).connect()
+    connection = api.way_to(path).connect(ANSWER_S)
     connection.request("GET", "", None, {})
     found.append(connection.getresponse().status)
     connection.close()
@@ -136,7 +137,7 @@ def test_a_token_that_changes(
 
 
 def _status(way: Any) -> int:
-    connection = way.connect()
+    connection = way.connect(ANSWER_S)
     connection.request("GET", "", None, {})
     try:
         return int(connection.getresponse().status)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pod_rows import Row, Story, let_go, loss, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from training_jobs.selection import soak_but
@@ -32,7 +32,8 @@ ISOLATED, SAME = Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB
 def a_pod_is_deleted(run: PodJob) -> SimpleNamespace:
     """Delete the pod of node 1."""
     doomed, other = (run.pod_of(node)["metadata"] for node in (1, 0))
-    run.cluster.delete(f"{run.objects_path}/pods/{doomed['name']}")
+    with loss(run):
+        run.cluster.delete(f"{run.objects_path}/pods/{doomed['name']}")
     let_go(run)
     return SimpleNamespace(uid=doomed["uid"], other=other["uid"])
 

@@ -10,7 +10,7 @@ import pytest
 from cluster.launch import Simulated
 from mindcluster import RESOURCE, card, device_info
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pod_rows import Row, Story, let_go, loss, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 
@@ -158,7 +158,8 @@ def test_the_end(story: Story, baseline: Record) -> None:
 def a_pod_is_deleted(run: PodJob) -> set[int]:
     """Delete the pod of node 1 while a spare waits; return the spares' processes."""
     run.wait(lambda: len(run.events_of(journal.NodeJoined)) == 3, "the spare")
-    run.cluster.delete(f"{run.objects_path}/pods/{run.pod_of(1)['metadata']['name']}")
+    with loss(run):
+        run.cluster.delete(f"{run.objects_path}/pods/{run.pod_of(1)['metadata']['name']}")
     let_go(run)
     return {e.pid for e in run.events_of(journal.NodeJoined, node=names.SPARE)}
 

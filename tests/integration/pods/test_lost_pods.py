@@ -11,7 +11,7 @@ import pytest
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
 from training_jobs.injection import Fault
-from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pod_rows import Row, Story, let_go, loss, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.processes import dead
 from training_jobs.record import Record
@@ -107,7 +107,8 @@ def a_pod_is_deleted(run: PodJob) -> Path:
     name, uid = (run.pod_of(1)["metadata"][key] for key in ("name", "uid"))
     lost = run.directory.path / "logs" / f"{name}-{uid[:8]}.log"
     run.wait(lost.exists, "its output")
-    run.cluster.delete(f"{run.objects_path}/pods/{name}")
+    with loss(run):
+        run.cluster.delete(f"{run.objects_path}/pods/{name}")
     let_go(run)
     return lost
 

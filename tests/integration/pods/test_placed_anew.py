@@ -10,7 +10,7 @@ import pytest
 from cluster import role
 from cluster.launch import Simulated
 from training_jobs.checks import assert_same_training, assert_samples_once
-from training_jobs.pod_rows import Row, Story, let_go, pauses, run_rows
+from training_jobs.pod_rows import Row, Story, let_go, loss, pauses, run_rows
 from training_jobs.pods import PodJob, new_namespace, pod_job
 from training_jobs.record import Record
 from waiting import bound_s
@@ -35,7 +35,8 @@ def there_is_no_room(run: PodJob) -> SimpleNamespace:
     """Delete the pod of node 1 while all hosts are cordoned; start the next attempt."""
     doomed, before = run.pod_of(1)["metadata"]["name"], run.workload()["metadata"]["uid"]
     cordon(run.cluster, True)
-    run.cluster.delete(f"{run.objects_path}/pods/{doomed}")
+    with loss(run):
+        run.cluster.delete(f"{run.objects_path}/pods/{doomed}")
     let_go(run)
     outcome = run.end().outcome
     fault = run.events_of(journal.FaultSeen)[-1].fault
@@ -77,7 +78,8 @@ def the_workload_is_removed(run: PodJob) -> SimpleNamespace:
     """Delete the Job together with its pods."""
     before = run.workload()["metadata"]["uid"]
     jobs = f"/apis/batch/v1/namespaces/{run.namespace}/jobs"
-    run.cluster.delete(f"{jobs}/job", propagationPolicy="Background")
+    with loss(run):
+        run.cluster.delete(f"{jobs}/job", propagationPolicy="Background")
     let_go(run)
     assert run.end().outcome == "succeeded", run.story()
     return SimpleNamespace(before=before, after=run.workload()["metadata"]["uid"])

@@ -7,7 +7,8 @@ the cluster. If the job fails at a row, the rows before it still have their fact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -83,6 +84,17 @@ class Story:
 def pauses(rows: Iterable[Row]) -> list[Fault]:
     """Return the first faults of a job, which pause all ranks in the step of each row."""
     return [each for row in rows for each in pause_all(row.step, life=0)]
+
+
+@contextlib.contextmanager
+def loss(job: PodJob) -> Iterator[None]:
+    """Wait until the journal has the loss that the block causes. All ranks pause meanwhile.
+
+    The agent in a pod that is to end waits some seconds for orders of the coordinator.
+    """
+    count = len(job.events_of(journal.FaultSeen))
+    yield
+    job.wait_event(journal.FaultSeen, count=count + 1)
 
 
 def let_go(job: PodJob) -> None:

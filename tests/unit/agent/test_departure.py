@@ -24,7 +24,9 @@ class Node:
         self, *, job_ends: bool = False, connected: bool = True, answers: bool = True
     ) -> None:
         self.answers = answers
-        self.link = SimpleNamespace(is_open=connected, heard_at=0.0, ask=self._ask)
+        self.link = SimpleNamespace(
+            is_open=connected, answered_at=0.0, job_ends=False, ask=self._ask
+        )
         self.ended: list[bool] = []
         self.signals: list[int] = []
         rank = SimpleNamespace(pid=1, signal=self.signals.append)
@@ -39,7 +41,7 @@ class Node:
 
     async def _ask(self) -> None:
         if self.answers:
-            self.link.heard_at = asyncio.get_running_loop().time()
+            self.link.answered_at = asyncio.get_running_loop().time()
 
     async def _all_gone(self) -> None:
         self.ranks.live = []
@@ -52,7 +54,8 @@ class Node:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departure, "_TICK_S", 0.001)
-    monkeypatch.setattr(departure, "ORDERS_S", 0.002)
+    for name in ("CONTINUES_S", "SILENT_S", "ASK_EVERY_S"):
+        monkeypatch.setattr(departure, name, 0.002)
 
 
 async def _after_demand(node: Node) -> None:
@@ -71,6 +74,22 @@ def test_a_node_whose_coordinator_does_not_answer_is_alone() -> None:
     """A coordinator that hangs gives no orders, so the agent keeps the state itself."""
     node = Node(answers=False)
     asyncio.run(finished(_after_demand(node)))
+    assert node.departure.is_alone
+
+
+def test_a_coordinator_that_ends_the_job_gives_orders() -> None:
+    """Its orders may wait for the journal, so the agent waits while the answers say that."""
+
+    async def run(node: Node) -> None:
+        node.link.job_ends = True
+        node.departure.demand()
+        await turns(200)
+        assert node.ended == []
+        node.link.is_open = False
+        await turn_until(lambda: node.ended, "the end of the agent")
+
+    node = Node()
+    asyncio.run(finished(run(node)))
     assert node.departure.is_alone
 
 
