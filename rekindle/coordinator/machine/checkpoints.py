@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Send
-from rekindle.coordinator.machine.roster import Status
+from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.errors import ProtocolError
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as p
@@ -178,8 +178,8 @@ StoreNews = (
 class Checkpoints:
     """Follows the checkpoints of all nodes, and orders new ones.
 
-    interval: steps between two checkpoints. committing: nodes that commit one, with its step.
-    total: the number of steps of the script; 0: unknown. metrics: the newest metrics of a rank.
+    interval: steps between two checkpoints. total: the number of steps of the script; 0: unknown.
+    metrics: the newest metrics of a rank.
     """
 
     def __init__(self, job: JobState, fleet: Fleet, interval: Interval) -> None:
@@ -187,9 +187,8 @@ class Checkpoints:
         self._fleet = fleet
         self.interval = interval
         self._roster = job.roster
-        self._soon = False  # the ranks write a checkpoint after their next step
+        self._soon: int | None = None  # the ranks write a checkpoint of a step after this one
         self.assembly = ShardedCheckpoints()
-        self.committing: dict[int, int] = {}
         self.total = 0
         self.metrics: dict[str, float] = {}
 
@@ -217,7 +216,7 @@ class Checkpoints:
         self.assembly.backlog.done(state)
         if self._job.phase is Phase.ENDED:
             return
-        self._written()
+        self._written(message.step)
         if message.error:
             self._note_failure(node, message.step, message.error, now)
             return
@@ -234,23 +233,32 @@ class Checkpoints:
         )
         self._tell_interval(self.interval.written(stall_s=message.stall_s, write_s=message.seconds))
 
-    def lose(self, node: int, now: float) -> None:
-        """Record the checkpoint that is lost with a node, although its ranks ended well."""
-        lost = self.assembly.backlog.lose(node)
-        step = self.committing.pop(node, None if lost is None else lost.step)
-        if step is not None:
-            self._note_failure(node, step, "its node is lost", now)
+    @property
+    def are_written(self) -> bool:
+        """Return whether no checkpoint is ready, being written, or being committed."""
+        commits = any(node.committing >= 0 for node in self._roster.nodes.values())
+        return not commits and self.assembly.backlog.is_empty
+
+    def lose(self, agent: Node, now: float) -> None:
+        """Record the checkpoint that is lost with an agent, although its ranks ended well."""
+        lost = self.assembly.backlog.lose(agent.node)
+        step = agent.committing if lost is None else lost.step
+        if step >= 0:
+            self._note_failure(agent.node, step, "its node is lost", now)
         self.write_next()
 
     def write_soon(self) -> None:
         """Let the ranks write a checkpoint after their next step."""
-        self._soon = True
+        self._soon = self._job.newest
         self._fleet.change_settings(checkpoint_every=1)
 
-    def _written(self) -> None:
-        """Return to the usual interval, because an extra checkpoint was written or failed."""
-        if self._soon:
-            self._soon = False
+    def _written(self, step: int) -> None:
+        """Return to the usual interval if the extra checkpoint was written or failed.
+
+        A checkpoint that was under way already when it was ordered does not count.
+        """
+        if self._soon is not None and step > self._soon:
+            self._soon = None
             self._fleet.change_settings(checkpoint_every=self.interval.steps)
 
     def _note_failure(self, node: int, step: int, error: str, now: float) -> None:
@@ -309,7 +317,7 @@ class Checkpoints:
             if self.assembly.fail(message):
                 self._note_failure(node, message.step, message.error, now)
         elif order := self.assembly.add(message, self._roster.owners):
-            self.committing[node] = message.step
+            self._roster.nodes[node].committing = message.step
             self._job.do(Send(self._roster.nodes[node].connection, order))
 
     def _on_left_out(self, message: p.WriteLeftOut) -> None:

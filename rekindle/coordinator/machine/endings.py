@@ -87,6 +87,8 @@ class Endings:
         self._job.enter(phase)
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(CancelTimer(Timer.JOIN))
+        if phase is Phase.RESTARTING:
+            self._fleet.release_prepared()
         self._fleet.kill(self._roster.ranks, grace_s, last=phase is Phase.STOPPING)
         self.go_on_ending()
 
@@ -107,6 +109,7 @@ class Endings:
             rank.status = Status.ABSENT
         self._roster.take_in(*self._roster.outside)
         self._job.newcomers = set()
+        self._job.paused_for = None
         self._incidents.doubted = ()  # all ranks start again, also their ranks
         self._incidents.answered()
         self._job.restarts += 1
@@ -197,13 +200,12 @@ class Endings:
     def _on_stored(self, node: int, message: StoreNews) -> None:
         """Handle a checkpoint that was committed or failed. The job's end may wait for it."""
         if isinstance(message, p.CheckpointWritten):
-            self._checkpoints.committing.pop(node, None)
+            self._roster.nodes[node].committing = -1
         if self._roster.all_are(Status.EXITED) and self._job.phase not in ENDING:
             self.on_good_exit()
 
     def on_good_exit(self) -> None:
-        stored = not self._checkpoints.committing and self._checkpoints.assembly.backlog.is_empty
-        if self._roster.all_are(Status.EXITED) and not stored:
+        if self._roster.all_are(Status.EXITED) and not self._checkpoints.are_written:
             return
         if self._roster.all_are(Status.EXITED):
             why = f"all {self._roster.world_size} ranks ended with exit status 0"

@@ -52,12 +52,40 @@ class Fleet:
         self._pause_s = ASK_AGAIN_S  # before the next repeated request
 
     def promote(self) -> None:
-        """Ask spares to become the vacant nodes."""
+        """Ask spares to become the vacant nodes. A lost node comes before a planned move."""
         for node in sorted(self._roster.vacant - self._roster.promised.keys()):
             spare = self._roster.spare_for(node)
+            moves = self._roster.prepared.keys() - self._roster.vacant
+            if spare is None and moves:
+                spare = self.release(max(moves))
             if spare is not None:
                 self._roster.promised[node] = spare
-                self._job.do(Send(spare, p.Promote(node=node)))
+                if spare not in self._roster.clearing:
+                    self._job.do(Send(spare, p.Promote(node=node)))
+
+    def release(self, node: int) -> int:
+        """End the ranks of a node on the spare that prepared them. Return the spare.
+
+        It becomes another node or prepares another move when they have ended.
+        """
+        spare = self._roster.prepared.pop(node)
+        ranks = self._roster.numbers_of([node])
+        self._roster.clearing[spare] = set(ranks)
+        self._job.do(Send(spare, p.Kill(ranks=ranks)))
+        self._job.do(SetTimer(Timer.PREPARE, self._spec.policy.join_timeout_s))
+        return spare
+
+    def release_prepared(self) -> None:
+        """Release all prepared spares, because no rank from before a restart can join."""
+        for node in self._roster.prepared.keys() - self._roster.promised.keys():
+            self.release(node)
+
+    def on_cleared(self, connection: int) -> None:
+        """Promote a spare whose prepared ranks have ended, if a node waits for it."""
+        del self._roster.clearing[connection]
+        for node, taker in self._roster.promised.items():
+            if taker == connection:
+                self._job.do(Send(connection, p.Promote(node=node)))
 
     def fill(self, node: int) -> None:
         """Find an agent for a node without one: a spare, or a new agent from the engine."""
@@ -188,6 +216,11 @@ class Fleet:
         agent = self.vacate(node, reason, replaced=replaced)
         self._job.send_home(agent.connection, p.EndAgent(status=1 if replaced else 0))
 
+    def hand_over(self, node: int, reason: str) -> Node:
+        """Take the place of a node from its agent, whose ranks all wait, and return the agent."""
+        self._injections.give_back(self._roster.ranks_of(node))
+        return self.vacate(node, reason, replaced=True)
+
     def vacate(self, node: int, reason: str, *, replaced: bool = False) -> Node:
         """Take the place of a node from its agent, and return the agent."""
         agent = self._roster.nodes[node]
@@ -207,19 +240,24 @@ class Fleet:
                 self._job.send_home(connection, p.EndAgent(status=1))
                 self.on_spare_lost(connection)
 
-    def on_spare_lost(self, connection: int) -> None:
-        """Handle the loss of a spare. Find other agents for the nodes that it was to become."""
+    def on_spare_lost(self, connection: int) -> bool:
+        """Handle the loss of a spare. Find other agents for the nodes that it was to become.
+
+        Return whether the engine was asked for another spare.
+        """
         lost = self._roster.lose_spare(connection)
         if lost is None or self._job.phase in ENDING:
-            return
+            return False
         spare, promised = lost
         left = len(self._roster.free_spares)
         self._job.record(journal.SpareLost(address=spare.address, pid=spare.pid, left=left))
         for node in promised:
             self.fill(node)
         self.spares_lost += 1
-        if not promised and self.spares_lost <= self._spec.policy.max_recoveries:
+        asked = not promised and self.spares_lost <= self._spec.policy.max_recoveries
+        if asked:
             self._job.record(journal.NodeWanted(node=SPARE))
+        return asked
 
     def let_in(self, node: int) -> bool:
         """Take a node into the world if no rank trains. Return whether this was possible."""

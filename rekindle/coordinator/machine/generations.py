@@ -177,7 +177,7 @@ class Generations:
 
     def differ(self) -> bool:
         """Report a fault if ranks run different texts of a file. Return whether there is one."""
-        found = self._roster.different_source()
+        found = self._roster.different_source(self._job.newcomers)
         if found is None:
             return False
         rank, other, file = found
@@ -202,6 +202,7 @@ class Generations:
             self._fleet.dismiss_agent(node, "training is over")
         self._job.session = self._job.formed = False
         self._job.newcomers = set()
+        self._job.paused_for = None
         self._job.enter(Phase.REGROUPING)
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(CancelTimer(Timer.JOIN))

@@ -121,6 +121,18 @@ def moves(own: Iterable[journal.Event]) -> tuple[journal.MoveRequested, ...]:
     return tuple(found.values())
 
 
+def late(own: Iterable[journal.Event]) -> frozenset[int]:
+    """Return the moves whose deadline has passed, and after it the ranks wrote a checkpoint."""
+    passed, written = set[int](), frozenset[int]()
+    for event in own:
+        match event:
+            case journal.MoveLate(incident=incident):
+                passed.add(incident)
+            case journal.Checkpointed():
+                written = frozenset(passed)
+    return written
+
+
 Placement = tuple[int, str, int]  # an agent: attempt, address and process; process numbers recur
 
 
@@ -225,8 +237,8 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
 
     met: whether all ranks have trained together since the last restart. sessions_seen: whether
     they have ever done so in this attempt.
-    moves: planned moves that are not over. moved_away: agents (address, process) that a move has
-    replaced.
+    moves: planned moves that are not over. late: incidents of moves whose deadline has passed.
+    moved_away: agents (address, process) that a move has replaced.
 
     left_out: nodes outside the newest world. stopping: how and why the attempt was ending, if it
     was.
@@ -245,6 +257,7 @@ class TakeoverState(msgspec.Struct, frozen=True, kw_only=True):
     isolated: tuple[str, ...] = ()
     leaving: frozenset[int] = frozenset()
     moves: tuple[journal.MoveRequested, ...] = ()
+    late: frozenset[int] = frozenset()
     moved_away: frozenset[tuple[str, int]] = frozenset()
     left_out: tuple[int, ...] = ()
     stopping: journal.Stopping | None = None
@@ -273,6 +286,7 @@ def inheritance(events: Iterable[journal.Event], attempt: int) -> TakeoverState 
         isolated=tuple(event.host for event in own if isinstance(event, journal.Isolated)),
         leaving=leaving(own),
         moves=moves(own),
+        late=late(own),
         moved_away=frozenset((e.address, e.pid) for e in own if isinstance(e, journal.Moved)),
         left_out=formed[-1].left_out if formed else (),
         stopping=stopping[-1] if stopping else None,

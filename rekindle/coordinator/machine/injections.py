@@ -38,6 +38,16 @@ class Injections:
             if pid != rank.pid or (order.step or 0) > rank.finished
         ]
 
+    def give_back(self, ranks: Iterable[Rank]) -> None:
+        """Let other processes of these ranks, which all wait, get the orders of later steps."""
+        for rank in ranks:
+            orders = self.orders.get(rank.rank, [])
+            if orders:
+                left = [
+                    order for order, pid in orders if not pid or (order.step or 0) >= rank.finished
+                ]
+                self.orders[rank.rank] = [(order, 0) for order in left]
+
     def lost(self, ranks: Iterable[Rank]) -> None:
         """Drop the orders of a lost node: its ranks may have finished further steps."""
         for rank in ranks:

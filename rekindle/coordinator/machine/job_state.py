@@ -152,6 +152,7 @@ class Timer(str, enum.Enum):
     EXAMINATION = "examination"  # the same, while ranks wait
     EXAMINATION_BEGINS = "examination-begins"
     MOVE = "move"  # the next deadline of a planned move
+    PREPARE = "prepare"  # ranks on a prepared spare that do not reach their Session, or do not end
 
 
 class SetTimer(msgspec.Struct, frozen=True):

@@ -133,8 +133,8 @@ class Losses:
         self._job.sent_home.discard(connection)
         lost = self._roster.by_connection(connection)
         if lost is None:
-            self._fleet.on_spare_lost(connection)
-            self._moves.on_lost(connection)
+            asked = self._fleet.on_spare_lost(connection)
+            self._moves.on_lost(connection, asked=asked)
             return
         text = f"the job lost node {lost.node} ({lost.address}) with its agent and all its ranks"
         self._on_node_lost(lost, text, now)
@@ -157,7 +157,6 @@ class Losses:
         if self._is_finished(lost.node):
             self._on_finished_lost(lost, now)
             return
-        self._checkpoints.committing.pop(lost.node, None)
         finished = self._roster.lose(lost)
         self._job.store.node_lost(lost.node)
         if self._job.is_on_trial(lost.node):
@@ -202,7 +201,7 @@ class Losses:
         self._job.record(
             journal.NodeLeft(node=lost.node, address=lost.address, pid=lost.pid, reason=why)
         )
-        self._checkpoints.lose(lost.node, now)
+        self._checkpoints.lose(lost, now)
         self._endings.on_good_exit()
 
     def _nothing_to_lose(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rekindle.coordinator.machine.admission import Admission
-from rekindle.coordinator.machine.checkpoints import Checkpoints
+from rekindle.coordinator.machine.checkpoints import Checkpoints, StoreNews
 from rekindle.coordinator.machine.elasticity import Elasticity
 from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
@@ -168,6 +168,8 @@ class Machine:
         elif (node := self.job.roster.prepares(connection)) is not None:
             self.moves.on_message(connection, node, message)
             self.pauses.request()
+        elif connection in self.job.roster.clearing:
+            self.moves.on_message_of_released(connection, message)
         else:
             raise ProtocolError("the agent is not a node of the job, so it may only send Hello")
 
@@ -193,7 +195,7 @@ class Machine:
             table[timer](now)
 
     def _message_handlers(self) -> dict[type[p.Message], Callable[[int, Any, float], None]]:
-        generations, losses, stored = self.generations, self.losses, self.endings.on_store_news
+        generations, losses, stored = self.generations, self.losses, self._on_store_news
         return {
             p.Arrived: self._on_arrived,
             p.Heartbeat: lambda node, message, now: self.checkpoints.on_beat(message, now),
@@ -237,6 +239,7 @@ class Machine:
             Timer.LOOK: self.hangs.judge,
             Timer.MOVE: self.moves.on_deadline,
             Timer.NODE: self.admission.on_nodes_missed,
+            Timer.PREPARE: lambda now: self.moves.on_preparation_late(),
             Timer.WANTED: lambda now: self.fleet.ask_again(),
             Timer.HEALTH_EVENTS: self.health.check_events,
         }
@@ -268,6 +271,10 @@ class Machine:
         if self.job.phase is Phase.TRAINING and self.job.roster.all_stepped:
             self.moves.on_stepped()
         self.pauses.request()
+
+    def _on_store_news(self, node: int, message: StoreNews, now: float) -> None:
+        self.endings.on_store_news(node, message, now)
+        self.pauses.request()  # a planned move may have waited for the checkpoint
 
     def _on_step_timings(self, node: int, message: p.StepTimings, now: float) -> None:
         self.stragglers.on_step_timings(message)

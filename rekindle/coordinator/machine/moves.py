@@ -7,7 +7,7 @@ other ranks. The earlier agent ends when all ranks have finished a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.fleet import Fleet
@@ -30,7 +30,7 @@ class Move:
 
     restart: the restart whose ranks the spare has started. arrived: those that wait at their
     Session. failures: spares that could not prepare it. asked: there was no spare, so the engine
-    was asked for one.
+    was asked for one. awaits: its spare was lost or taken, and the engine brings another one.
 
     left: the agent has left the place. began: when training paused for that; 0: for another reason.
     late: the deadline has passed.
@@ -44,7 +44,7 @@ class Move:
         self.arrived: set[int] = set()
         self.failures = 0
         self.began = 0.0
-        self.asked = self.left = self.late = False
+        self.asked = self.awaits = self.left = self.late = False
 
 
 class Moves:
@@ -131,9 +131,11 @@ class Moves:
         elsewhere = {rank.shard for rank in world if rank.node not in nodes}
         return all(rank.shard in elsewhere for rank in world if rank.node in nodes)
 
-    def inherit(self, wanted: Iterable[journal.MoveRequested]) -> None:
-        """Continue the moves of an earlier coordinator."""
+    def inherit(self, wanted: Iterable[journal.MoveRequested], late: Collection[int]) -> None:
+        """Continue the moves of an earlier coordinator. late: incidents with a passed deadline."""
         self._moves = {each.fault.node: Move(each) for each in wanted}
+        for move in self._moves.values():
+            move.late = move.wanted.incident in late
         if self._moves:
             self._job.do(SetTimer(Timer.MOVE, 0.0))
 
@@ -147,27 +149,40 @@ class Moves:
 
     def _prepare(self, move: Move) -> None:
         roster = self._roster
-        if move.spare >= 0 and roster.prepared.get(move.node) != move.spare:
-            self._spare_failed(move, "its spare was lost")
-        elif move.spare >= 0 and move.restart != self._job.restarts:
-            self._dismiss(move, "all ranks have restarted")
-        if move.spare >= 0 or move.node not in self._moves:
+        if self._holds(move) and move.restart != self._job.restarts:
+            self._fleet.release(move.node)
+        if move.spare >= 0 and not self._holds(move):  # all ranks restarted, or a node was lost
+            self._forget_spare(move, awaits=move.spare not in roster.free_spares)
+        if move.spare >= 0:
             return
         spare = self._free_spare(move)
         if spare is None:
-            if not move.asked:
+            if not (move.asked or move.awaits):
                 move.asked = True
                 self._job.record(journal.NodeWanted(node=SPARE))
         else:
-            move.spare, move.restart, move.arrived = spare.connection, self._job.restarts, set()
-            roster.prepared[move.node] = spare.connection
+            self._hold(move, spare.connection)
             order = self._fleet.spawn_order(move.node, roster.ranks_of(move.node))
             self._job.do(Send(spare.connection, p.Prepare(node=move.node, spawn=order)))
+
+    def _holds(self, move: Move) -> bool:
+        """Return whether the spare of a move still prepares it."""
+        return self._roster.prepared.get(move.node, -1) == move.spare >= 0
+
+    def _hold(self, move: Move, spare: int) -> None:
+        move.spare, move.restart, move.arrived = spare, self._job.restarts, set()
+        move.awaits = False
+        self._roster.prepared[move.node] = spare
+        self._job.do(SetTimer(Timer.PREPARE, self._spec.policy.join_timeout_s))
+
+    def _forget_spare(self, move: Move, *, awaits: bool = False) -> None:
+        move.spare, move.arrived, move.asked, move.awaits = -1, set(), False, awaits
 
     def _free_spare(self, move: Move) -> Node | None:
         """Return a free spare, if possible on another host. The old host may be about to end."""
         host = move.wanted.fault.host
-        free = [self._roster.spares[connection] for connection in self._roster.free_spares]
+        roster = self._roster
+        free = [roster.spares[each] for each in roster.free_spares if each not in roster.clearing]
         here = [spare for spare in free if spare.host == host]
         others = [spare for spare in free if spare not in here]
         usable = others or (here if self._spec.keeps_off is KeepsOff.NEVER else [])
@@ -182,8 +197,8 @@ class Moves:
         taken = hello.node in self._roster.prepared
         if move is None or taken or hello.restart != self._job.restarts:
             return False
-        move.spare, move.restart, move.arrived, move.asked = connection, hello.restart, set(), False
-        self._roster.prepared[move.node] = connection
+        move.asked = False
+        self._hold(move, connection)
         return True
 
     def on_message(self, connection: int, node: int, message: p.Message) -> None:
@@ -193,17 +208,72 @@ class Moves:
         """
         if not self._roster.owns(node, message.ranks_named):
             raise ProtocolError(f"a spare for node {node} sent a message for ranks of other nodes")
+        if self._job.phase in ENDING:
+            return
         move = self._moves[node]
         if isinstance(message, p.Arrived):
-            shard = self._roster.ranks[message.rank].shard
-            if message.shard != shard:
-                why = f"rank {message.rank} has shard {message.shard} there, and {shard} here"
-                self._dismiss(move, why)
-            else:
-                move.arrived.add(message.rank)
+            self._on_arrived(move, message)
+        elif isinstance(message, p.RankStalled) and message.stopped:
+            self._dismiss(move, f"rank {message.rank} is stopped by a signal there")
         elif isinstance(message, _ENDED):
             how = message.exit if isinstance(message, p.Exited) else message.error
             self._dismiss(move, f"rank {message.rank} could not start there: {how}")
+
+    def _on_arrived(self, move: Move, message: p.Arrived) -> None:
+        """Note a rank that waits at its Session, if it can join the others."""
+        shard = self._roster.ranks[message.rank].shard
+        if message.shard != shard:
+            why = f"rank {message.rank} has shard {message.shard} there, and {shard} here"
+            self._dismiss(move, why)
+        elif why := self._other_text(message):
+            # Each further spare has the same text. This one can still replace a lost node.
+            self._fleet.release(move.node)
+            self._give_up(move, why)
+        else:
+            move.arrived.add(message.rank)
+
+    def _other_text(self, message: p.Arrived) -> str:
+        """Return that a rank runs another text of a file than the world, or an empty text."""
+        for rank in self._roster.world:
+            known = rank.arrived.sources if rank.arrived else {}
+            for file, digest in message.sources.items():
+                if known.get(file, digest) != digest:
+                    return (
+                        f"rank {message.rank} would run another text of {file} there than rank "
+                        f"{rank.rank}; the file has changed, or differs between nodes"
+                    )
+        return ""
+
+    def on_message_of_released(self, connection: int, message: p.Message) -> None:
+        """Handle a message of a spare that ends the ranks that it has prepared.
+
+        A rank that ends with status 0 before that counts as one of the node, so the agent is
+        useless.
+        """
+        if self._job.phase in ENDING or not isinstance(message, _ENDED):
+            return
+        if isinstance(message, p.Exited) and message.exit.code == 0:
+            self._lose_released(connection)
+            return
+        left = self._roster.clearing[connection]
+        left.discard(message.rank)
+        if not left:
+            self._fleet.on_cleared(connection)
+            self.advance()
+
+    def _lose_released(self, connection: int) -> None:
+        self._job.send_home(connection, p.EndAgent(status=1))
+        self._fleet.on_spare_lost(connection)
+
+    def on_preparation_late(self) -> None:
+        """Dismiss the spares whose ranks did not reach their Session or did not end in time."""
+        limit_s = self._spec.policy.join_timeout_s
+        awaited = [move for move in self._moves.values() if self._holds(move)]
+        for move in awaited:
+            if len(move.arrived) < self._spec.processes_per_node:
+                self._dismiss(move, f"its ranks did not reach their Session within {limit_s:g} s")
+        for connection in list(self._roster.clearing):
+            self._lose_released(connection)
 
     def _dismiss(self, move: Move, why: str) -> None:
         """End the spare of a move, because its ranks cannot join the world."""
@@ -211,12 +281,18 @@ class Moves:
         left = journal.NodeLeft(node=SPARE, address=spare.address, pid=spare.pid, reason=why)
         self._job.record(left)
         self._job.send_home(move.spare, p.EndAgent(status=1))
-        self._roster.lose_spare(move.spare)
-        self._spare_failed(move, why)
+        lost = self._roster.lose_spare(move.spare)
+        promised = lost[1] if lost else []
+        for node in promised:
+            self._fleet.fill(node)
+        if promised:  # another agent becomes the node, and that ends the move
+            self._forget_spare(move)
+        else:
+            self._spare_failed(move, why)
         self.advance()
 
-    def _spare_failed(self, move: Move, why: str) -> None:
-        move.spare, move.arrived, move.asked = -1, set(), False
+    def _spare_failed(self, move: Move, why: str, *, awaits: bool = False) -> None:
+        self._forget_spare(move, awaits=awaits)
         move.failures += 1
         if move.failures > self._spec.policy.max_in_row:
             self._give_up(move, f"{move.failures} spares could not take its place; the last: {why}")
@@ -234,17 +310,16 @@ class Moves:
         found: list[Move] = []
         for move in self._moves.values():
             nodes = [each.node for each in (*found, move)]
-            if (
-                self._waits(move)
-                and move.node in self._roster.nodes
-                and self._others_have_state(*nodes)
-            ):
+            agent = self._roster.nodes.get(move.node)
+            can_leave = agent is not None and agent.committing < 0
+            if can_leave and self._waits(move) and self._others_have_state(*nodes):
                 found.append(move)
         return found
 
     def _waits(self, move: Move) -> bool:
         """Return whether all new ranks of a move wait for a pause."""
-        return len(move.arrived) == self._spec.processes_per_node and not move.left
+        valid = self._holds(move) and move.restart == self._job.restarts
+        return valid and len(move.arrived) == self._spec.processes_per_node and not move.left
 
     @property
     def pause_cause(self) -> p.Cause | None:
@@ -274,7 +349,7 @@ class Moves:
 
     def _leave(self, move: Move, began: float) -> None:
         reason = f"it moves to another agent ({move.wanted.fault.message})"
-        agent = self._fleet.vacate(move.node, reason, replaced=True)
+        agent = self._fleet.hand_over(move.node, reason)
         self._job.sent_home.add(agent.connection)  # its later messages have no effect
         self._roster.leaving[agent.connection] = agent
         move.left, move.began = True, began
@@ -303,7 +378,7 @@ class Moves:
                 pid=wanted.pid,
             )
         )
-        if move.spare >= 0 and agent.connection != move.spare and move.spare in self._roster.spares:
+        if self._holds(move):  # another agent was faster
             self._job.send_home(move.spare, p.EndAgent(status=1))
             self._fleet.on_spare_lost(move.spare)
 
@@ -320,9 +395,15 @@ class Moves:
         self._taken = 0
         self.advance()
 
-    def on_lost(self, connection: int) -> None:
-        """Handle the loss of an agent: a spare may have prepared a move, or an agent has left."""
+    def on_lost(self, connection: int, *, asked: bool) -> None:
+        """Handle the loss of an agent: a spare may have prepared a move, or an agent has left.
+
+        asked: the engine was asked for another spare.
+        """
         self._roster.leaving.pop(connection, None)
+        for move in list(self._moves.values()):
+            if move.spare == connection and not move.left:
+                self._spare_failed(move, "its spare was lost", awaits=asked)
         self.advance()
 
     def views(self) -> list[MoveView]:

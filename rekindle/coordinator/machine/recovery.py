@@ -182,7 +182,7 @@ class Recovery:
             resumed=self._job.resumed,
             older=self._older_checkpoint() is not None,
             dead=fault.rank >= 0 and not self._roster.ranks[fault.rank].pid,
-            spares=len(self._roster.free_spares) + (fault.node in self._roster.prepared),
+            spares=len(self._roster.spares.keys() - self._roster.promised.values()),
             left=self._roster.may_be_left_out(fault.node),
             engine=self._spec.engine,
             comes_back=self._spec.keeps_off is KeepsOff.RESTARTS,

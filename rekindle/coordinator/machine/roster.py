@@ -118,7 +118,8 @@ class Node(msgspec.Struct, kw_only=True):
     """One agent. checkpoints, snapshots: states that its node can restore.
 
     node: its node rank, or SPARE. host: the machine's name. copies: snapshots of ranks of other
-    nodes. replica_port: the port that serves them.
+    nodes. replica_port: the port that serves them. committing: the step of the checkpoint that it
+    commits, or -1.
     """
 
     node: int
@@ -130,6 +131,7 @@ class Node(msgspec.Struct, kw_only=True):
     copies: dict[int, tuple[StateId, ...]] = {}
     replica_port: int = 0
     host: str = ""
+    committing: int = -1
 
 
 class Roster:
@@ -142,7 +144,8 @@ class Roster:
 
     promised: by node rank, the connection of the spare that was asked to become the node.
     prepared: by node rank, the connection of the spare that starts the ranks of the node, which
-    still has another agent. leaving: by connection, agents that a prepared spare has replaced.
+    still has another agent. clearing: by connection of a spare, the live ranks that it prepared in
+    vain. leaving: by connection, agents that a prepared spare has replaced.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -153,6 +156,7 @@ class Roster:
         self.vacant: set[int] = set()
         self.promised: dict[int, int] = {}
         self.prepared: dict[int, int] = {}
+        self.clearing: dict[int, set[int]] = {}
         self.leaving: dict[int, Node] = {}
         self.obstacles: dict[int, str] = {}  # by missing node: why no agent joins
         per_node = spec.processes_per_node
@@ -299,7 +303,9 @@ class Roster:
 
     def spare_for(self, node: int) -> int | None:
         """Return the spare that becomes this node: the prepared one, or a free one."""
-        return self.prepared[node] if node in self.prepared else next(iter(self.free_spares), None)
+        if node in self.prepared:
+            return self.prepared[node]
+        return min(self.free_spares, key=self.clearing.__contains__, default=None)
 
     def admit(self, agent: Node) -> None:
         """Add an agent as a node or as a spare."""
@@ -319,6 +325,7 @@ class Roster:
         spare = self.spares.pop(connection, None)
         if spare is None:
             return None
+        self.clearing.pop(connection, None)
         promised = [node for node, taker in self.promised.items() if taker == connection]
         for node in promised:
             del self.promised[node]
@@ -393,27 +400,29 @@ class Roster:
         hosts = (self.nodes[rank.node].address for rank in self.world)
         return tuple(zip(hosts, ports, strict=True))
 
-    def different_source(self) -> tuple[Rank, Rank, str] | None:
+    def different_source(self, newcomers: set[int]) -> tuple[Rank, Rank, str] | None:
         """Return two ranks of the world with different texts of a file, and the file; or None.
 
-        The first rank has a text that fewer ranks have. A file that only some ranks have loaded
-        does not differ.
+        The first rank has a text that only newcomers have, or that fewer ranks have. A file that
+        only some ranks have loaded does not differ.
         """
         world = self.world
-        first = world[0].arrived.sources if world[0].arrived else {}
+        one = next((rank for rank in world if rank.node not in newcomers), world[0])
+        first = one.arrived.sources if one.arrived else {}
         texts: dict[str, dict[str, list[Rank]]] = {}
         for rank in world:
             sources = rank.arrived.sources if rank.arrived else {}
-            if sources != first or rank is world[0]:
+            if sources != first or rank is one:
                 for file, digest in sources.items():
                     texts.setdefault(file, {}).setdefault(digest, []).append(rank)
         different = {file: found for file, found in texts.items() if len(found) > 1}
         if not different:
             return None
         file = min(different)
-        # The ranks with the sources of the first one stand for it alone in `texts`.
+        # In `texts`, `one` stands alone for the ranks with its sources.
         common = Counter(rank.arrived.sources.get(file) for rank in world if rank.arrived)
-        by_number = sorted(different[file], key=lambda digest: common[digest])
+        old = {d for d, own in different[file].items() if any(r.node not in newcomers for r in own)}
+        by_number = sorted(different[file], key=lambda digest: (digest in old, common[digest]))
         return different[file][by_number[0]][0], different[file][by_number[-1]][0], file
 
     def lose(self, node: Node) -> int:

@@ -70,7 +70,7 @@ class Takeover:
                 self._job.do(SetTimer(Timer.APPROVAL, self._spec.policy.approval_timeout_s))
             for node in inherited.left_out:
                 self._roster.leave_out(node)
-            self._moves.inherit(inherited.moves)
+            self._moves.inherit(inherited.moves, inherited.late)
             self._job.moved_away = inherited.moved_away
             if inherited.stopping is not None:
                 # Agents that come now are refused, and end their ranks. Late agents do this later.

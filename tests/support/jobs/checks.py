@@ -106,7 +106,7 @@ class Checks:
                 assert not twice, f"ranks {twice} are started twice"
                 self._alive |= set(spawn.ranks)
                 self._arrived -= set(spawn.ranks)
-            case Send(connection, p.Promote() | p.Prepare() | p.Welcome() | p.EndAgent()):
+            case Send(_, p.Promote() | p.Prepare() | p.Kill() | p.Welcome() | p.EndAgent()):
                 pass  # spares can also get these
             case Send(connection, message) if isinstance(message, p.CheckOrder):
                 pass  # agents without a node can also get this

@@ -172,7 +172,7 @@ class Driver:
                 self.stores.append((node, message))
             case p.Spawn():
                 self.unstarted.append((node, message))
-            case p.Kill(ranks=ranks):
+            case p.Kill(ranks=ranks) if node >= 0:  # otherwise a spare ends ranks that it prepared
                 self.doomed += ranks
 
     def sent_by_node(self, kind: type[M]) -> dict[int, M]:

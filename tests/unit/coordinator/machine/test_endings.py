@@ -428,7 +428,7 @@ def test_the_last_checkpoint_is_written_while_all_are_restarted() -> None:
     job.step_of([0, 1], 1)
     job.hello(2)
     job.spawned()
-    job.machine.checkpoints.committing[0] = 1
+    job.machine.job.roster.nodes[0].committing = 1
     job.exits(0, code=0)
     job.exits(1, code=0)
     job.machine.recovery.report(Fault(kind=FaultKind.PROCESS, message="a broken device", node=0))

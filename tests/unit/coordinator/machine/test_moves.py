@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from jobs.driver import Driver
+from jobs.moving import Moving
 
 from rekindle.coordinator.machine.job_state import Phase
 from rekindle.coordinator.machine.roster import Status
@@ -16,57 +17,6 @@ from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
-
-
-class Moving(Driver):
-    """A job of two nodes that trains, with spares. `spare`: the newest spare's connection."""
-
-    def __init__(self, *, spares: int = 1, processes: int = 1, **settings: Any) -> None:
-        super().__init__(nodes=2, processes=processes, **settings)
-        self.spare = -1
-        self.train()
-        for _ in range(spares):
-            self.spare = self.hello(spare=True)
-
-    def drain(self, node: int = 1, deadline_s: float = 0.0) -> str:
-        order = Drain(node=node, by="test", deadline_s=deadline_s)
-        refused = self.machine.moves.drain(order, self.now)
-        self.collect()
-        return refused
-
-    def tell(self, message: p.Message) -> None:
-        """Deliver a message of the spare."""
-        received = p.decode_from_agent(p.encode(message))
-        self.machine.on_message(self.spare, received, self.now)
-        self.collect()
-
-    def prepare(self, node: int = 1) -> None:
-        """Let the spare start the ranks of the node, which arrive at their Session."""
-        for rank in self.of(node):
-            self.tell(p.Spawned(ranks=(p.LiveRank(rank=rank, pid=900 + rank),), generation=2))
-        for rank in self.of(node):
-            self.tell(p.Arrived(rank=rank, generation=0))
-
-    def of(self, node: int) -> list[int]:
-        return [rank for rank in self.ranks if self.node_of(rank) == node]
-
-    def pause(self, finished: int = 1) -> None:
-        """Let the first rank pause, and all ranks leave their step."""
-        generation = self.machine.job.generation
-        self.say(0, p.Paused(rank=0, generation=generation, finished=finished))
-        self.arrive(self.ranks, finished)
-
-    def take_place(self, node: int = 1) -> None:
-        """Let the spare say hello as the node, with its live ranks."""
-        self._checks.gone(self.of(node))
-        live = tuple(p.LiveRank(rank=r, pid=900 + r, training=True) for r in self.of(node))
-        self.hello_again(self.spare, node, spare=True, ranks=live, host="new")
-        self.pids |= {rank: 900 + rank for rank in self.of(node)}
-        for rank in self.of(node):
-            self.arrive([rank], generation=0, state_generation=0)
-
-    def incident(self) -> journal.Incident:
-        return journal.incidents(self.history)[-1]
 
 
 def test_a_node_moves() -> None:
