@@ -52,6 +52,11 @@ def release_at_death(job: Job, number: int) -> None:
     job.release(number + 1)
 
 
+def starts_again(ended: Ended, incident: journal.Incident) -> None:
+    """Only the rank starts again if another rank has reached its Session; otherwise all ranks do."""
+    assert incident.strategies in ([Strategy.RECOVER_IN_PLACE], [Strategy.RESTART])
+
+
 DDP = Plan(
     "ddp",
     (
@@ -91,8 +96,9 @@ DDP = Plan(
                     "before the first generation",
                     LAST,
                     (Fault(1, "start", life=0, after=1),),
-                    strategies=(Strategy.RESTART,),
-                    replaced=EVERY,
+                    strategies=None,
+                    replaced=None,
+                    check=starts_again,
                 ),
                 Row(
                     "after all steps",
