@@ -53,7 +53,7 @@ def release_at_death(job: Job, number: int) -> None:
 
 
 def starts_again(ended: Ended, incident: journal.Incident) -> None:
-    """Only the rank starts again if another rank has reached its Session; otherwise all ranks do."""
+    """Only the rank starts again if another one has reached its Session; otherwise all ranks do."""
     assert incident.strategies in ([Strategy.RECOVER_IN_PLACE], [Strategy.RESTART])
 
 
