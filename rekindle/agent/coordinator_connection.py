@@ -165,7 +165,7 @@ class Link:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a connection that nobody has closed."""
+        """Return whether there is an open connection."""
         return self.connection is not None and not self.connection.closed
 
     def note_answer(self, data: bytes) -> None:

@@ -243,7 +243,7 @@ class Fleet:
     def on_spare_lost(self, connection: int) -> bool:
         """Handle the loss of a spare. Find other agents for the nodes that it was to become.
 
-        Return whether the engine was asked for another spare.
+        Return whether the coordinator has requested another spare.
         """
         lost = self._roster.lose_spare(connection)
         if lost is None or self._job.phase in ENDING:

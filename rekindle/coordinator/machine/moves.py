@@ -398,7 +398,7 @@ class Moves:
     def on_lost(self, connection: int, *, asked: bool) -> None:
         """Handle the loss of an agent: a spare may have prepared a move, or an agent has left.
 
-        asked: the engine was asked for another spare.
+        asked: the coordinator has requested another spare.
         """
         self._roster.leaving.pop(connection, None)
         for move in list(self._moves.values()):
