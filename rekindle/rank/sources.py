@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import ModuleType
 
 from rekindle.rank.error_origin import is_of_library
 
+MOST_BYTES = 32 << 10  # of paths and digests; a message of a rank has at most 128 KiB
 _BYTES = 8  # of a digest
 _read: dict[str, str] = {}  # the digest of each file, by its path
 
@@ -32,10 +34,21 @@ def note(path: str) -> None:
 
 @functools.cache
 def digests() -> dict[str, str]:
-    """Return the digest of each file by its path. Only the first call reads the modules."""
+    """Return the digest of each file by its path. Only the first call reads the modules.
+
+    The script is the first, and the modules follow in the order of their import. Files beyond
+    MOST_BYTES are left out, and so is a path that is not UTF-8.
+    """
     for file in _own_files():
         note(file)
-    return dict(_read)
+    found, size = dict[str, str](), 0
+    for path, digest in _read.items():
+        size += len(os.fsencode(path)) + len(digest)
+        if size > MOST_BYTES:
+            break
+        if path == path.encode(errors="replace").decode():
+            found[path] = digest
+    return found
 
 
 def _own_files() -> Iterator[str]:

@@ -114,7 +114,7 @@ def test_a_rank_arrives_forms_and_reports_its_first_step(rank: Rank) -> None:
     rank.member.step_done()
     rank.member.step_done()
     (arrived,) = rank.sent(protocol.Arrived)
-    assert __file__ in arrived.sources
+    assert arrived.sources
     arrived = msgspec.structs.replace(arrived, sources={})
     assert arrived == protocol.Arrived(rank=0, generation=0, shard=3, valid_steps=2, port=7)
     assert rank.sent(protocol.StateReady) == [protocol.StateReady(rank=0, generation=1, finished=4)]

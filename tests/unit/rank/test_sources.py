@@ -15,7 +15,21 @@ from rekindle.rank import sources
 @pytest.fixture
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_read", {})
+    monkeypatch.setattr(sources, "MOST_BYTES", 1 << 30)  # this process has modules of many tests
     sources.digests.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_the_digests_fit_into_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script is first. Files beyond the limit, and paths that are not UTF-8, are left out."""
+    monkeypatch.setattr(sources, "MOST_BYTES", 5 * (len(str(tmp_path)) + 30))
+    for name in ("train.py", "\udcff.py", *(f"{number}.py" for number in range(9))):
+        (tmp_path / name).write_text("")
+        sources.note(str(tmp_path / name))
+    names = [Path(path).name for path in sources.digests()]
+    assert names[0] == "train.py"
+    assert 1 < len(names) < 9
+    assert "\udcff.py" not in names
 
 
 @pytest.mark.usefixtures("_fresh")
