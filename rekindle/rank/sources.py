@@ -53,7 +53,8 @@ def digests() -> dict[str, str]:
 
 def _own_files() -> Iterator[str]:
     for name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType):
+        # isinstance() trusts __class__, and libraries of cffi have a wrong one.
+        if issubclass(type(module), ModuleType):
             # getattr() would import a module that is loaded at its first use.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and not is_of_library(name, file):

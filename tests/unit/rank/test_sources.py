@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,6 +31,21 @@ def test_the_digests_fit_into_a_message(tmp_path: Path, monkeypatch: pytest.Monk
     assert names[0] == "train.py"
     assert 1 < len(names) < 9
     assert "\udcff.py" not in names
+
+
+class Impostor:
+    """An object that says it is a module, as a library of cffi does."""
+
+    __class__ = ModuleType  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_an_object_that_is_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sys.modules` may hold any object."""
+    monkeypatch.setitem(sys.modules, "ours_impostor", Impostor())
+    monkeypatch.setitem(sys.modules, "ours_nothing", None)
+    assert isinstance(sys.modules["ours_impostor"], ModuleType)
+    sources.digests()
 
 
 @pytest.mark.usefixtures("_fresh")
