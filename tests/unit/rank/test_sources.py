@@ -36,7 +36,7 @@ def test_the_digests_fit_into_a_message(tmp_path: Path, monkeypatch: pytest.Monk
 class Impostor:
     """An object that says it is a module, as a library of cffi does."""
 
-    __class__ = ModuleType  # type: ignore[assignment]
+    __class__ = ModuleType
 
 
 @pytest.mark.usefixtures("_fresh")
