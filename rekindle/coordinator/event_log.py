@@ -40,7 +40,8 @@ class EventLog:
         self.recorded = self._earlier = self._written = len(self.events)
         self._file = file
         self._on_recorded = on_recorded
-        self._followers: set[asyncio.Queue[journal.Event]] = set()
+        # None ends a follower.
+        self._followers: set[asyncio.Queue[journal.Event | None]] = set()
         self._loop = asyncio.get_running_loop()
         self._hangs = False
         self._watch: asyncio.TimerHandle | None = None
@@ -71,7 +72,7 @@ class EventLog:
             await self._changed.wait()
 
     async def close(self) -> None:
-        """Wait until all events are written, at most HANGS_S, and close the file."""
+        """Wait until all events are written, at most HANGS_S; close the file, and end followers."""
         self._queue.put(None)
         try:
             await asyncio.wait_for(self._ended.wait(), HANGS_S)
@@ -80,15 +81,17 @@ class EventLog:
             self._file.report(
                 f"the file system does not answer; the coordinator ends, and loses events: {lost}"
             )
+        for follower in self._followers:
+            follower.put_nowait(None)
 
     async def follow(self, since: int, keepalive_s: float) -> AsyncIterator[bytes]:
-        """Yield every event after `since` as a JSON line, up to the end of this attempt.
+        """Yield every event after `since` as a JSON line, until the attempt ends or the log closes.
 
         Between events it yields a keepalive every `keepalive_s` seconds.
         """
-        queue: asyncio.Queue[journal.Event] = asyncio.Queue()
-        for event in self.events[since : self.recorded]:
-            queue.put_nowait(event)
+        queue: asyncio.Queue[journal.Event | None] = asyncio.Queue()
+        for earlier in self.events[since : self.recorded]:
+            queue.put_nowait(earlier)
         self._followers.add(queue)
         ended = False
         try:
@@ -103,6 +106,8 @@ class EventLog:
                 except asyncio.TimeoutError:
                     yield _KEEPALIVE
                     continue
+                if event is None:
+                    return
                 yield journal.encode(event)
                 # An end of an earlier attempt does not end the stream.
                 ended = isinstance(event, journal.Ended) and event.seq > self._earlier

@@ -7,6 +7,7 @@ next coordinator computes the state again.
 
 from __future__ import annotations
 
+import logging
 import time
 import traceback
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rekindle.console import say
 from rekindle.coordinator.machine.job_state import JobState
 from rekindle.errors import ProtocolError, UnexpectedError
 from rekindle.supervised import write_report
@@ -85,7 +87,7 @@ class Inputs:
         return result
 
     def fail(self, error: BaseException) -> None:
-        """Write a report of this error, and end the coordinator."""
+        """Write a line and a report of this error, and end the coordinator."""
         if self.bug is not None:
             return
         text = str(error) if isinstance(error, UnexpectedError) else repr(error)
@@ -98,6 +100,7 @@ class Inputs:
             traceback.print_exception(error)
         self.bug = UnexpectedError(f"the coordinator ends, because of a bug: {text}; {where}")
         self.bug.__cause__ = error
+        say(str(self.bug), logging.ERROR)  # at once: the launcher may kill a process that ends
         self._end()
 
 

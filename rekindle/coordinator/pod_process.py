@@ -34,7 +34,7 @@ from rekindle.coordinator.process import (
     load_tables,
     tune_memory,
 )
-from rekindle.errors import JobError, RekindleError, UsageError
+from rekindle.errors import JobError, RekindleError, UnexpectedError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 from rekindle.recovery.journal import attempts, journal
@@ -175,6 +175,8 @@ def main() -> None:
     tune_memory()
     try:
         asyncio.run(serve(options))
+    except UnexpectedError as error:  # `Inputs` has written a line about it
+        sys.exit(error.exit_status)
     except RekindleError as error:
         say(str(error), logging.ERROR)
         sys.exit(error.exit_status)

@@ -417,9 +417,11 @@ def main() -> None:
     tune_memory()
     try:
         status = asyncio.run(serve(options))
+    except UnexpectedError as error:  # `Inputs` has written a line about it
+        status = error.exit_status
     except RekindleError as error:
         say(str(error), logging.ERROR)
-        status = error.exit_status if isinstance(error, UnexpectedError) else 1
+        status = 1
     sys.exit(status)
 
 

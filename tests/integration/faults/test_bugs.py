@@ -75,11 +75,15 @@ class Live:
             checkpoint_store=str(folder / "checkpoints"),
         )
         self.directory.create(spec)
-        self.coordinator = Coordinator(self.directory, 0)
+        self.loop = asyncio.new_event_loop()
+        self.coordinator = self.loop.run_until_complete(self._create())
         self.machine = self.coordinator.machine
         self._client: aiohttp.ClientSession
         self._socket: aiohttp.ClientWebSocketResponse[bool]
         self._url = ""
+
+    async def _create(self) -> Coordinator:
+        return Coordinator(self.directory, 0)
 
     def break_down(self, *_: object, **__: object) -> None:
         """Change a half of the state, and raise an error."""
@@ -98,8 +102,11 @@ class Live:
         async with self._client.post(f"{self._url}{path}", data=body) as answer:
             assert answer.status == 503
 
-    async def run(self, act: Callable[[], Awaitable[object]]) -> UnexpectedError:
+    def run(self, act: Callable[[], Awaitable[object]]) -> UnexpectedError:
         """Run the coordinator, let the node join, act, and return the error of the coordinator."""
+        return self.loop.run_until_complete(self._run(act))
+
+    async def _run(self, act: Callable[[], Awaitable[object]]) -> UnexpectedError:
         listener = socket.create_server((names.LOOPBACK, 0))
         listener.setblocking(False)
         self._url = f"http://{names.LOOPBACK}:{listener.getsockname()[1]}"
@@ -113,7 +120,10 @@ class Live:
             processes=1,
         )
         running = asyncio.create_task(self.coordinator.run(listener))
-        headers = {"Authorization": bearer(self.directory.secret())}
+        headers = {
+            "Authorization": bearer(self.directory.secret()),
+            names.HEADER_WIRE: str(names.WIRE_VERSION),
+        }
         async with aiohttp.ClientSession(headers=headers) as self._client:
             self._socket = await self._client.ws_connect(f"{self._url}{names.PATH_AGENT}")
             await self.send(hello)
@@ -150,8 +160,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Live:
-    return Live(tmp_path)
+def live(tmp_path: Path) -> Iterator[Live]:
+    made = Live(tmp_path)
+    yield made
+    made.loop.close()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +182,7 @@ def test_a_bug_in_the_handler_of_a_message(
             monkeypatch.setitem(live.machine._handlers, kind, live.break_down)
         await live.send(message)
 
-    live.check(asyncio.run(live.run(act)), "message")
+    live.check(live.run(act), "message")
     assert msgspec.convert(live.report().inputs[-1]["content"], kind) == message
 
 
@@ -187,13 +199,13 @@ def test_a_bug_in_the_handler_of_a_timer(live: Live, timer: Timer, ending: bool)
             machine.job.phase = Phase.STOPPING
         live.coordinator._set_timer(timer, 0)
 
-    live.check(asyncio.run(live.run(act)), "timer")
+    live.check(live.run(act), "timer")
 
 
 def test_a_bug_in_the_handler_of_a_lost_agent(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator ends if the loss of an agent meets a bug."""
     monkeypatch.setattr(live.machine.losses, "on_agent_lost", live.break_down)
-    live.check(asyncio.run(live.run(live.close)), "loss")
+    live.check(live.run(live.close), "loss")
 
 
 ORDERS = {
@@ -212,7 +224,7 @@ def test_a_bug_in_the_handler_of_an_order(
     """The coordinator ends if an order of a person or a monitor meets a bug."""
     part, method, kind = ORDERS[path]
     monkeypatch.setattr(getattr(live.machine, part), method, live.break_down)
-    live.check(asyncio.run(live.run(lambda: live.order(path, example(kind)))), "order")
+    live.check(live.run(lambda: live.order(path, example(kind))), "order")
 
 
 def test_a_bug_at_a_stop(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +234,7 @@ def test_a_bug_at_a_stop(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act() -> None:
         live.coordinator.stop("stopped by SIGTERM")
 
-    live.check(asyncio.run(live.run(act)), "stop")
+    live.check(live.run(act), "stop")
 
 
 def test_an_error_of_a_message_does_not_hide_a_bug(live: Live) -> None:
@@ -233,7 +245,7 @@ def test_an_error_of_a_message_does_not_hide_a_bug(live: Live) -> None:
         raise ProtocolError("too late")
 
     live.machine._handlers[p.Heartbeat] = refuse_late
-    ended = asyncio.run(live.run(lambda: live.send(p.Heartbeat(finished={}))))
+    ended = live.run(lambda: live.send(p.Heartbeat(finished={})))
     assert "ProtocolError('too late')" in str(ended)
 
 
@@ -251,7 +263,7 @@ def test_a_bug_beside_the_machine(live: Live, monkeypatch: pytest.MonkeyPatch) -
     async def act() -> None:
         begin.set()
 
-    assert "the task 'progress' failed: KeyError('a bug')" in str(asyncio.run(live.run(act)))
+    assert "the task 'progress' failed: KeyError('a bug')" in str(live.run(act))
     assert "in fail" in live.report().traceback
 
 
@@ -268,7 +280,7 @@ def test_a_report_has_the_last_inputs(live: Live) -> None:
         await turn_until(lambda: noted() == steps[-1], "all heartbeats")
         live.coordinator.inputs.give("order", {1j: "no JSON"}, live.break_down)
 
-    live.check(asyncio.run(live.run(after_all)), "order")
+    live.check(live.run(after_all), "order")
     *messages, order = live.report().inputs
     assert [each["content"]["total"] for each in messages] == [*steps[1 - KEPT :]]
     assert order["content"] == "{1j: 'no JSON'}"
@@ -288,7 +300,7 @@ def test_rekindle_run_survives_a_bug(place: Place) -> None:
     (place.folder / "go").touch()
     run.end(0)
     [report] = run.directory.path.glob("coordinator-bug-*")
-    line = "rekindle coordinator: the coordinator ends, because of a bug: KeyError('a bug of"
+    line = " ERROR coordinator: the coordinator ends, because of a bug: KeyError('a bug of"
     assert run.stderr.count(line) == 1
     assert f"{report} has the stack and the last inputs" in run.stderr
     status = run_command(
@@ -309,7 +321,7 @@ def test_an_agent_that_loses_a_task_ends(place: Place) -> None:
     (place.folder / "go").touch()
     run.end(0)
     error = "the agent ends, because the task 'heartbeat' failed: KeyError('a bug of the test')"
-    assert run.stderr.count(f"rekindle agent: {error}") == 1
+    assert run.stderr.count(f" ERROR agent node=0: {error}") == 1
     assert "in broken" in run.stderr
     assert [event.node for event in run.events_of(journal.NodeWanted)] == [0]
 

@@ -302,14 +302,21 @@ def listener() -> Iterator[Listener]:
     made.close()
 
 
+@pytest.fixture
+def thread(request: pytest.FixtureRequest) -> threading.Thread:
+    """Return the thread of the fixture `listener`. Other tests may have left threads."""
+    before = listener_threads()
+    request.getfixturevalue("listener")
+    [made] = listener_threads() - before
+    return made
+
+
 def _newest_fd() -> int:
     return max(int(each.name) for each in Path("/proc/self/fd").iterdir())
 
 
-def thread_of(listener: Listener) -> threading.Thread:
-    """Return the thread that accepts connections; only one listener exists."""
-    [thread] = [each for each in threading.enumerate() if each.name == "rekindle-listener"]
-    return thread
+def listener_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "rekindle-listener"}
 
 
 def test_too_many_open_files_delay_a_connection(
@@ -340,17 +347,15 @@ def test_too_many_open_files_delay_a_connection(
 
 
 def test_a_listener_that_fails_is_no_silent_wait(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
+    thread: threading.Thread, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the thread ends with an error, the waiting rank and all later ones get it."""
 
     def fail() -> None:
         raise KeyError("a bug")
 
-    thread = thread_of(listener)
     monkeypatch.setattr(listener, "_accept_one", fail)
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
-    thread = thread_of(listener)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(listener.take, 1, 0, 0, lambda: False)
         with socket.create_connection(("127.0.0.1", listener.port)):
@@ -361,10 +366,9 @@ def test_a_listener_that_fails_is_no_silent_wait(
 
 
 def test_a_closed_listener_ends_its_thread(
-    listener: Listener, capfd: pytest.CaptureFixture[str]
+    thread: threading.Thread, listener: Listener, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The end of the listener is no error."""
-    thread = thread_of(listener)
     listener.close()
     join(thread)
     assert capfd.readouterr().err == ""

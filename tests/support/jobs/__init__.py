@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -157,8 +159,9 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.home = folder / "home"
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        # A path of a socket has at most 107 bytes, and sockets of DataLoader workers are in here.
+        self.temporary = Path(tempfile.mkdtemp(prefix="place-"))
         self.runs: list[Run] = []
 
     def __enter__(self) -> Place:
@@ -237,6 +240,7 @@ class Place:
             run.process.wait(bound_s())
         assert not left, f"processes were left: {left}"
         assert not list(self.temporary.glob("rekindle-*")), "temporary folders were left"
+        shutil.rmtree(self.temporary, ignore_errors=True)
         shared = [path.name for path in Path("/dev/shm").glob("*rekindle*")]
         assert not [name for name in shared if any(run.job_id in name for run in self.runs)]
 

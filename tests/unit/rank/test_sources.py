@@ -59,14 +59,14 @@ def test_own_files_have_digests_of_the_text_that_was_loaded(
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("ours_now", "ours_later"):
         (tmp_path / f"{name}.py").write_text("A = 1\n")
-    script = tmp_path / "train.py"
+    script = tmp_path / "ours_script.py"
     script.write_text("print(1)\n")
     sources.note(str(script))
     script.write_text("print(2)\n")  # changed while the script runs
     importlib.import_module("ours_now")
     found = sources.digests()
     own = {Path(path).name: digest for path, digest in found.items()}
-    assert own.keys() >= {"train.py", "ours_now.py"}
+    assert own.keys() >= {"ours_script.py", "ours_now.py"}
     assert "ours_later.py" not in own
     assert not [path for path in found if "site-packages" in path or "/rekindle/rank/" in path]
     assert not [path for path in found if path == importlib.__file__]
@@ -77,7 +77,7 @@ def test_own_files_have_digests_of_the_text_that_was_loaded(
     monkeypatch.setattr(sources, "_read", {})
     sources.note(str(script))
     changed = {Path(path).name: digest for path, digest in sources.digests().items()}
-    assert changed["train.py"] != own["train.py"]
+    assert changed["ours_script.py"] != own["ours_script.py"]
     assert changed["ours_now.py"] != own["ours_now.py"]
     for name in ("ours_now", "ours_later"):
         del sys.modules[name]
