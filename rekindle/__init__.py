@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rekindle.recovery.policy.policy import Policy
     from rekindle.tasks.hooks.rerun import recovery_hooks, retry_condition
 
-__version__ = "0.1.0"
+__version__: str
 __all__ = [
     "Policy",
     "TrainingJob",
@@ -51,6 +51,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from rekindle.names import VERSION
+
+        return VERSION
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -62,4 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -9,8 +9,8 @@
     │   ├── JobFailedError
     │   ├── RejectedError
     │   ├── HopelessError         engines.kubernetes.engine
-    │   ├── DamagedError          engines.kubernetes.client.errors
-    │   ├── ApiError              engines.kubernetes.client.errors
+    │   ├── DamagedError          engines.kubernetes.client.api_errors
+    │   ├── ApiError              engines.kubernetes.client.api_errors
     │   │   ├── MissingObjectError
     │   │   ├── ConflictError
     │   │   ├── ForbiddenError
@@ -22,9 +22,9 @@
     │   ├── CorruptError
     │   │   └── MissingError
     │   ├── NewerFormatError
-    │   └── S3Error               checkpoints.s3.errors
+    │   └── S3Error               checkpoints.s3.request_failures
     ├── SessionError
-    ├── CheckerError              agent.node_check
+    ├── CheckerError              agent.checkers
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
     ├── UnexpectedError

@@ -3,6 +3,8 @@
 A change of one of them is a change of the wire contract.
 """
 
+VERSION = "0.1.0"  # of Rekindle; checkpoints, reports and `rekindle --version` have it
+
 # The agent sets these for each rank, in addition to torchrun's own variables.
 ENV_JOB_ID = "REKINDLE_JOB_ID"
 ENV_AGENT = "REKINDLE_AGENT"  # identifies the agent; the processes that ranks start inherit it

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rekindle import __version__, names
+from rekindle import names
 from rekindle.errors import UnexpectedError
 
 _AGAIN_S = 1.0  # asyncio may lose a cancellation, so a failed block gets it again after this time
@@ -186,7 +186,7 @@ def write_report(folder: Path, process: str, error: BaseException, inputs: list[
     """Write a report of a bug to a new file, which only the owner may read. Return its path."""
     report = BugReport(
         at=time.time(),
-        rekindle=__version__,
+        rekindle=names.VERSION,
         pid=os.getpid(),
         error=str(error) if isinstance(error, UnexpectedError) else repr(error),
         traceback="".join(traceback.format_exception(error)),

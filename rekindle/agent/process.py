@@ -24,6 +24,7 @@ import aiohttp
 import msgspec
 
 from rekindle import names
+from rekindle.agent.checkers import NodeCheckRunner
 from rekindle.agent.coordinator_connection import (
     CONNECT_S,
     CoordinatorSilence,
@@ -39,7 +40,6 @@ from rekindle.agent.devices import tools as device_tools
 from rekindle.agent.devices.tools import DeviceMonitor, read_condition
 from rekindle.agent.fork_server import agent_environment
 from rekindle.agent.leftovers import end_descendants
-from rekindle.agent.node_check import NodeCheckRunner
 from rekindle.agent.node_state import NodeState
 from rekindle.agent.profiling_files import ProfilingFiles, ProfilingReader
 from rekindle.agent.rank_process import names_session
@@ -49,7 +49,6 @@ from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
-from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.store import CheckpointStore
 from rekindle.console import Process, at_node, say, start
@@ -66,7 +65,7 @@ from rekindle.profiling.files import records_folder
 from rekindle.profiling.switch import limits_in
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.heartbeat_page import beat_interval
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 from rekindle.supervised import stack_of, supervised, write_report
 from rekindle.writer import flush, take_streams
 
@@ -221,14 +220,13 @@ class Agent:
             for skipped in found.passed_over:
                 self.send(protocol.CheckpointInvalid(path=skipped.location, reason=skipped.reason))
             if found.checkpoint is not None:
-                newest = found.checkpoint.manifest
-                at_most = (newest.step, newest.generation)
+                at_most = found.checkpoint.manifest.state
                 self._offer(await in_thread(functools.partial(self._store.keys, at_most=at_most)))
         except CheckpointError as error:
             self._hello = _unable(self._hello, error)
 
-    def _offer(self, checkpoints: list[Key]) -> None:
-        offers = tuple(StateId(*key) for key in checkpoints[: names.OFFERS])
+    def _offer(self, checkpoints: list[StateId]) -> None:
+        offers = tuple(checkpoints[: names.OFFERS])
         self._hello = msgspec.structs.replace(self._hello, checkpoints=offers)
 
     async def _listen(

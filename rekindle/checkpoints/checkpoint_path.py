@@ -15,14 +15,12 @@ from rekindle.checkpoints import manifest as manifests
 from rekindle.checkpoints.files import check_size
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 # Matches only the form that name_of() writes, so that a step and generation have one path.
 _NAME = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})-g([0-9]{6}|[1-9][0-9]{6,})")
 
 UNFINISHED: Final = "there is no manifest, because the write did not finish"
-
-# A checkpoint's step and generation. A higher key is newer.
-Key = tuple[int, int]
 
 # Name, inode, bytes and time of change of each file. Any change of a file changes one of them.
 Traces = tuple[tuple[str, int, int, int], ...]
@@ -32,13 +30,13 @@ def name_of(step: int, generation: int) -> str:
     return f"step-{step:010d}-g{generation:06d}"
 
 
-def key_of(name: str) -> Key | None:
+def key_of(name: str) -> StateId | None:
     """Return the step and generation in this name, or None if it is not a checkpoint's name."""
     match = _NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
+    return StateId(int(match[1]), int(match[2])) if match else None
 
 
-def is_outdated(unfinished: Key, finished: Iterable[Key]) -> bool:
+def is_outdated(unfinished: StateId, finished: Iterable[StateId]) -> bool:
     """Return whether a newer checkpoint is finished, so that no process needs the unfinished one.
 
     A finished checkpoint of an earlier generation does not outdate it. If a job cannot use that
@@ -60,14 +58,14 @@ def read_manifest(path: Path) -> Manifest:
     return manifest_of(key_of(path.name), data)
 
 
-def manifest_of(key: Key | None, data: bytes) -> Manifest:
+def manifest_of(key: StateId | None, data: bytes) -> Manifest:
     """Return the manifest in these bytes.
 
     Raises CorruptError: they are not a manifest of this step and generation. NewerFormatError: a
     later version of Rekindle wrote it.
     """
     manifest = manifests.decode(data)
-    if key != (manifest.step, manifest.generation):
+    if key != manifest.state:
         raise CorruptError(
             f"the manifest belongs to step {manifest.step}, generation {manifest.generation}; "
             "this location belongs to another checkpoint"

@@ -29,7 +29,6 @@ from rekindle.checkpoints import multi_writer as shared
 from rekindle.checkpoints import pins
 from rekindle.checkpoints.block_checksums import check_range
 from rekindle.checkpoints.checkpoint_path import (
-    Key,
     Traces,
     check_sizes,
     committed,
@@ -68,6 +67,7 @@ from rekindle.checkpoints.store import (
     newest_of,
 )
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 
 class DirectoryCheckpoint(msgspec.Struct, frozen=True):
@@ -124,7 +124,7 @@ class DirectoryStore:
         path.
         Raises CheckpointError if it cannot be written. Nothing of this checkpoint remains then.
         """
-        path = self._place((manifest.step, manifest.generation))
+        path = self._place(manifest.state)
         check_writable(manifest, parts)
         with explained("write the checkpoint", path):
             make_directories(self.root)
@@ -146,7 +146,7 @@ class DirectoryStore:
         Raises CheckpointError if it cannot be written, or if the checkpoint has been committed
         without such a part. Nothing of this part remains then, and the other parts are unchanged.
         """
-        path = self._place((step, generation))
+        path = self._place(StateId(step, generation))
         shared.check_part(step, generation, name, part.ranks)
         with explained("write", path / name):
             return shared.write_part(path, name, _reported_chunks(part), part.ranks)
@@ -160,7 +160,7 @@ class DirectoryStore:
         Raises CheckpointError if a part is missing or has another size or other bytes, or if the
         manifest cannot be written. All parts are unchanged then.
         """
-        path = self._place((manifest.step, manifest.generation))
+        path = self._place(manifest.state)
         if not manifest.files:
             raise CheckpointError(f"cannot commit {path}: the manifest does not list a file")
         with explained("commit", path):
@@ -193,12 +193,12 @@ class DirectoryStore:
         The method checks the sizes of the files, not their bytes. read() verifies the bytes.
         Raises CheckpointError if its directory exists but cannot be read.
         """
-        path = self._place((step, generation))
+        path = self._place(StateId(step, generation))
         with explained("read", path):
             manifest = committed(path)
         return DirectoryCheckpoint(path, manifest) if manifest else None
 
-    def keys(self, *, at_most: Key | None = None) -> list[Key]:
+    def keys(self, *, at_most: StateId | None = None) -> list[StateId]:
         """Return step and generation of all finished checkpoints, newest first. No file is read.
 
         at_most: the newest key that is allowed.
@@ -218,9 +218,9 @@ class DirectoryStore:
 
     def at(self, manifest: Manifest) -> DirectoryCheckpoint:
         """Return the checkpoint of this manifest in this store. The method reads no file."""
-        return DirectoryCheckpoint(self._place((manifest.step, manifest.generation)), manifest)
+        return DirectoryCheckpoint(self._place(manifest.state), manifest)
 
-    def prune(self, retention: Retention) -> tuple[Key, ...]:
+    def prune(self, retention: Retention) -> tuple[StateId, ...]:
         """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
         The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
@@ -265,10 +265,10 @@ class DirectoryStore:
         with explained("read the pins of", self.root):
             return pins.listed(self.root)
 
-    def _place(self, key: Key) -> Path:
+    def _place(self, key: StateId) -> Path:
         return self.root / name_of(*key)
 
-    def _keys(self, at_most: int | None = None) -> list[Key]:
+    def _keys(self, at_most: int | None = None) -> list[StateId]:
         """Return the keys of the directories that have a checkpoint's name, newest first."""
         keys = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
@@ -278,11 +278,11 @@ class DirectoryStore:
                     keys.append(key)
         return sorted((key for key in keys if at_most is None or key[0] <= at_most), reverse=True)
 
-    def _finished(self, at_most: Key | None = None) -> list[Key]:
+    def _finished(self, at_most: StateId | None = None) -> list[StateId]:
         keys = [key for key in self._keys() if at_most is None or key <= at_most]
         return [key for key in keys if not is_unfinished(self._place(key))]
 
-    def _first_valid(self, listed: Sequence[Key]) -> NewestCheckpoint:
+    def _first_valid(self, listed: Sequence[StateId]) -> NewestCheckpoint:
         passed_over: list[SkippedCheckpoint] = []
         for path in map(self._place, listed):
             try:
@@ -324,7 +324,7 @@ class DirectoryStore:
         except (OSError, NewerFormatError):
             return False
 
-    def _remove(self, key: Key) -> bool:
+    def _remove(self, key: StateId) -> bool:
         """Remove a checkpoint. Return False if it is pinned now, or a later version wrote it."""
         path = self._place(key)
         if is_newer(path) or not pins.revoke(self.root, path, key, time.time()):
@@ -369,7 +369,7 @@ def _reported_chunks(part: CheckpointFile) -> Iterator[Bytes]:
         part.on_bytes(memoryview(chunk).nbytes)
 
 
-def _checkpoint_info(path: Path, key: Key) -> CheckpointInfo:
+def _checkpoint_info(path: Path, key: StateId) -> CheckpointInfo:
     """Describe the checkpoint in this directory by its manifest and the sizes of its files."""
     manifest, reason, newer = None, "", False
     try:

@@ -14,6 +14,7 @@ import msgspec
 
 from rekindle.checkpoints.format import checksum
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 FORMAT: Final = 1
 MANIFEST_FILE: Final = "manifest.json"
@@ -98,6 +99,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created: float
     writer: str
     rekindle: str
+
+    @property
+    def state(self) -> StateId:
+        """Return the state that the checkpoint holds."""
+        return StateId(self.step, self.generation)
 
 
 class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.files import (
     explained,
@@ -20,6 +19,7 @@ from rekindle.checkpoints.files import (
 from rekindle.checkpoints.location import parse
 from rekindle.checkpoints.store import Checkpoint, CheckpointStore
 from rekindle.errors import CheckpointError, UsageError
+from rekindle.states import StateId
 
 
 class Pointer(Protocol):
@@ -92,7 +92,7 @@ def open_store(location: str, environment: Mapping[str, str] = os.environ) -> Ch
     return S3Store(where, connect(where, environment))
 
 
-def find_checkpoint(location: str, key: Key) -> tuple[CheckpointStore, Checkpoint]:
+def find_checkpoint(location: str, key: StateId) -> tuple[CheckpointStore, Checkpoint]:
     """Open a store and find its checkpoint of this step and generation.
 
     Raises CheckpointError: the store does not have it, or cannot be read.

@@ -6,36 +6,27 @@ shows all pins. This module has the pins of a directory:
     pins/<checkpoint>.<name>            until a user or process removes it
     pins/<checkpoint>.<name>@<until>    at most until then, in seconds since the epoch
 
-A reader pins its checkpoint for LEASE_S, and renews the pin while it reads. The pin of a killed
-reader therefore expires. The clocks of all machines must agree within LEASE_S / 2.
+A reader pins its checkpoint for LEASE_S (`reading` in `store.py`), and renews the pin while it
+reads. The pin of a killed reader therefore expires. The clocks of all machines must agree within
+LEASE_S / 2.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
 import re
-import secrets
-import socket
-import threading
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key, is_unfinished, key_of, name_of
+from rekindle.checkpoints.checkpoint_path import is_unfinished, key_of, name_of
 from rekindle.checkpoints.files import locked, make_directories, sync_directory
 from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from rekindle.checkpoints.store import CheckpointStore
+from rekindle.states import StateId
 
 PINS: Final = "pins"
-LEASE_S: Final = 600.0  # duration of a reader's pin; the reader renews it three times as often
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1,20}))?")
 
@@ -43,7 +34,7 @@ _MARKER = re.compile(r"(step-[0-9]+-g[0-9]+)\.([A-Za-z0-9_-]{1,100})(?:@([0-9]{1
 class Pin(msgspec.Struct, frozen=True):
     """Protects a checkpoint. until: seconds since the epoch; None: until it is removed."""
 
-    key: Key
+    key: StateId
     name: str
     until: int | None = None
 
@@ -76,62 +67,14 @@ def check_name(name: str) -> str:
     return name
 
 
-def in_use(pins: Collection[Pin], now: float) -> set[Key]:
+def in_use(pins: Collection[Pin], now: float) -> set[StateId]:
     """Return the checkpoints that are pinned now."""
     return {pin.key for pin in pins if pin.holds(now)}
 
 
-def expired(pins: Collection[Pin], finished: Collection[Key], now: float) -> list[Pin]:
+def expired(pins: Collection[Pin], finished: Collection[StateId], now: float) -> list[Pin]:
     """Return the pins that have expired, and the pins of checkpoints that do not exist."""
     return [pin for pin in pins if not pin.holds(now) or pin.key not in finished]
-
-
-@contextlib.contextmanager
-def reading(store: CheckpointStore, key: Key, *, lease_s: float = LEASE_S) -> Iterator[None]:
-    """Protect a checkpoint from pruning while this process reads it.
-
-    If the process cannot write to the store, it reads without a pin. A pruned checkpoint then
-    causes an error of the read.
-    Raises CheckpointError: the checkpoint does not exist.
-    """
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60]
-    name = f"read-{host}-{os.getpid()}-{secrets.token_hex(4)}"
-    over = threading.Event()
-    pins = [Pin(key, name, _end(lease_s))]
-
-    def renew() -> None:
-        while not over.wait(lease_s / 3):
-            longer = Pin(key, name, _end(lease_s))
-            if longer == pins[-1]:
-                continue
-            pins.append(longer)
-            # A failed renewal is repeated before the lease ends. A lasting failure also shows in
-            # the reads.
-            with contextlib.suppress(CheckpointError):
-                store.pin(longer)
-                store.unpin(pins.pop(0))
-
-    try:
-        there = store.pin(pins[0])
-    except CheckpointError:
-        yield
-        return
-    if not there:
-        raise CheckpointError(f"{store.location} has no checkpoint {name_of(*key)}")
-    renewing = threading.Thread(target=renew, name="rekindle-reading", daemon=True)
-    renewing.start()
-    try:
-        yield
-    finally:
-        over.set()
-        renewing.join()
-        for pin in pins:
-            with contextlib.suppress(CheckpointError):  # the pin expires
-                store.unpin(pin)
-
-
-def _end(lease_s: float) -> int:
-    return math.ceil(time.time() + lease_s)
 
 
 def listed(root: Path) -> list[Pin]:
@@ -161,7 +104,7 @@ def remove(root: Path, pin: Pin) -> None:
     (root / PINS / pin.marker).unlink(missing_ok=True)
 
 
-def revoke(root: Path, path: Path, key: Key, now: float) -> bool:
+def revoke(root: Path, path: Path, key: StateId, now: float) -> bool:
     """Remove the manifest of a checkpoint. Return False, without a change, if it is pinned.
 
     The function holds the lock of the pins, so no process can pin the checkpoint in between.
@@ -175,7 +118,7 @@ def revoke(root: Path, path: Path, key: Key, now: float) -> bool:
     return True
 
 
-def sweep(root: Path, finished: Collection[Key], now: float) -> None:
+def sweep(root: Path, finished: Collection[StateId], now: float) -> None:
     """Remove expired pins, and pins of checkpoints that do not exist."""
     for pin in expired(listed(root), finished, now):
         remove(root, pin)

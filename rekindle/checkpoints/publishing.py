@@ -101,7 +101,7 @@ def publish(
     manifest = checkpoint.manifest
     where = below(to, manifest.job_id)
     written = copy(checkpoint, open_store(where, environment), on_bytes)
-    name = name_of(manifest.step, manifest.generation)
+    name = name_of(*manifest.state)
     return Published(
         reference=f"{below(where, name)}#{identity(manifest)}",
         location=written.location,

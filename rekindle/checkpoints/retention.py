@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.pins import Pin, in_use
 from rekindle.errors import CorruptError, NewerFormatError
 from rekindle.settings import check_limits
+from rekindle.states import StateId
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Kept(msgspec.Struct, frozen=True):
     """The facts of a finished checkpoint for the rules. created: seconds since the epoch."""
 
-    key: Key
+    key: StateId
     created: float
     metrics: Mapping[str, float]
 
@@ -84,11 +84,11 @@ class Kept(msgspec.Struct, frozen=True):
 def superfluous(
     finished: Collection[Kept],
     *,
-    proven: Sequence[Key],
-    in_use: Collection[Key],
+    proven: Sequence[StateId],
+    in_use: Collection[StateId],
     retention: Retention,
     now: float,
-) -> tuple[Key, ...]:
+) -> tuple[StateId, ...]:
     """Return the checkpoints that the job may remove, newest first.
 
     proven: the newest checkpoints with all bytes verified, newest first: as many as `last`, and at
@@ -112,21 +112,21 @@ def superfluous(
     return tuple(sorted(old, reverse=True))
 
 
-def _young(finished: Collection[Kept], hours: float, now: float) -> set[Key]:
+def _young(finished: Collection[Kept], hours: float, now: float) -> set[StateId]:
     return {each.key for each in finished if hours and now - each.created <= hours * 3600}
 
 
-def _spaced(finished: Collection[Kept], every: int) -> set[Key]:
+def _spaced(finished: Collection[Kept], every: int) -> set[StateId]:
     """Return the lowest step of each interval of `every` steps, in its newest generation."""
-    first: dict[int, Key] = {}
-    for step, generation in (each.key for each in finished) if every else ():
-        known = first.get(step // every, (step, generation))
-        newer = (step, -generation) <= (known[0], -known[1])
-        first[step // every] = (step, generation) if newer else known
+    first: dict[int, StateId] = {}
+    for state in (each.key for each in finished) if every else ():
+        known = first.get(state.step // every, state)
+        newer = (state.step, -state.generation) <= (known.step, -known.generation)
+        first[state.step // every] = state if newer else known
     return set(first.values())
 
 
-def _best(finished: Collection[Kept], retention: Retention) -> set[Key]:
+def _best(finished: Collection[Kept], retention: Retention) -> set[StateId]:
     """Return the checkpoints with the best metric. If two are equal, the newer one is better."""
     sign = -1.0 if retention.highest else 1.0
     known = [each for each in finished if retention.metric in each.metrics]
@@ -136,14 +136,14 @@ def _best(finished: Collection[Kept], retention: Retention) -> set[Key]:
 
 
 def may_go(
-    finished: Sequence[Key],
+    finished: Sequence[StateId],
     retention: Retention,
     *,
-    is_valid: Callable[[Key], bool],
-    manifest_of: Callable[[Key], Manifest],
+    is_valid: Callable[[StateId], bool],
+    manifest_of: Callable[[StateId], Manifest],
     pins: Collection[Pin],
     now: float,
-) -> tuple[Key, ...]:
+) -> tuple[StateId, ...]:
     """Return the checkpoints that neither a rule nor a pin keeps, newest first.
 
     finished: newest first. is_valid: whether all bytes are valid; called as rarely as the rules
@@ -154,7 +154,7 @@ def may_go(
     if retention.keeps_all:
         return ()
 
-    def kept(key: Key) -> Kept:
+    def kept(key: StateId) -> Kept:
         # A damaged checkpoint is old, and has no metric.
         created, metrics = 0.0, {}
         if retention.best or retention.hours:

@@ -6,18 +6,29 @@ last: without it the checkpoint does not exist. No process changes a committed c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, TypeVar
+import contextlib
+import math
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key, entry_of
+from rekindle.checkpoints.checkpoint_path import entry_of, name_of
 from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.format import Bytes, checksum
 from rekindle.checkpoints.manifest import FileEntry, Manifest, encode
 from rekindle.checkpoints.pins import Pin
 from rekindle.checkpoints.retention import Retention
 from rekindle.errors import CheckpointError
+from rekindle.states import StateId
+
+LEASE_S: Final = 600.0  # duration of a reader's pin; the reader renews it three times as often
 
 L = TypeVar("L", bound=Collection[object])
 
@@ -130,6 +141,11 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     unfinished: bool = False
     newer: bool = False
 
+    @property
+    def state(self) -> StateId:
+        """Return the state that the checkpoint holds."""
+        return StateId(self.step, self.generation)
+
 
 class CheckpointStore(Protocol):
     """All checkpoints of one job, in one place.
@@ -176,7 +192,7 @@ class CheckpointStore(Protocol):
         store cannot be read.
         """
 
-    def keys(self, *, at_most: Key | None = None) -> list[Key]:
+    def keys(self, *, at_most: StateId | None = None) -> list[StateId]:
         """Return step and generation of all finished checkpoints, newest first. No file is read.
 
         at_most: the newest key that is allowed. Raises CheckpointError: the store cannot be read.
@@ -191,7 +207,7 @@ class CheckpointStore(Protocol):
     def at(self, manifest: Manifest) -> Checkpoint:
         """Return the checkpoint of this manifest in this store. The method reads no file."""
 
-    def prune(self, retention: Retention) -> tuple[Key, ...]:
+    def prune(self, retention: Retention) -> tuple[StateId, ...]:
         """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
         The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
@@ -212,6 +228,54 @@ class CheckpointStore(Protocol):
 
     def pins(self) -> list[Pin]:
         """Return all pins, also expired ones. Raises CheckpointError: they cannot be read."""
+
+
+@contextlib.contextmanager
+def reading(store: CheckpointStore, key: StateId, *, lease_s: float = LEASE_S) -> Iterator[None]:
+    """Protect a checkpoint from pruning while this process reads it.
+
+    If the process cannot write to the store, it reads without a pin. A pruned checkpoint then
+    causes an error of the read.
+    Raises CheckpointError: the checkpoint does not exist.
+    """
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:60]
+    name = f"read-{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    over = threading.Event()
+    pins = [Pin(key, name, _end(lease_s))]
+
+    def renew() -> None:
+        while not over.wait(lease_s / 3):
+            longer = Pin(key, name, _end(lease_s))
+            if longer == pins[-1]:
+                continue
+            pins.append(longer)
+            # A failed renewal is repeated before the lease ends. A lasting failure also shows in
+            # the reads.
+            with contextlib.suppress(CheckpointError):
+                store.pin(longer)
+                store.unpin(pins.pop(0))
+
+    try:
+        there = store.pin(pins[0])
+    except CheckpointError:
+        yield
+        return
+    if not there:
+        raise CheckpointError(f"{store.location} has no checkpoint {name_of(*key)}")
+    renewing = threading.Thread(target=renew, name="rekindle-reading", daemon=True)
+    renewing.start()
+    try:
+        yield
+    finally:
+        over.set()
+        renewing.join()
+        for pin in pins:
+            with contextlib.suppress(CheckpointError):  # the pin expires
+                store.unpin(pin)
+
+
+def _end(lease_s: float) -> int:
+    return math.ceil(time.time() + lease_s)
 
 
 def existing(location: str, there: Manifest, job_id: str) -> Written:

@@ -139,8 +139,7 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, on_bytes: OnBytes) -> Writ
     cannot be read or written, or the target has another checkpoint of the same step and generation.
     """
     manifest = checkpoint.manifest
-    place = (manifest.step, manifest.generation)
-    there = to.find(*place)
+    there = to.find(*manifest.state)
     if there is not None:
         existing(there.location, there.manifest, manifest.job_id)
         if identity(there.manifest) != identity(manifest):
@@ -156,7 +155,7 @@ def copy(checkpoint: Checkpoint, to: CheckpointStore, on_bytes: OnBytes) -> Writ
             on_bytes(entry.bytes)
             continue
         part = CheckpointFile(_Chunks(checkpoint, entry), entry.ranks, on_bytes)
-        files[index] = written = to.write_part(*place, entry.name, part)
+        files[index] = written = to.write_part(*manifest.state, entry.name, part)
         if (written.bytes, written.checksum) != (entry.bytes, entry.checksum):
             raise CorruptError(
                 f"{entry.name} of {checkpoint.location} changed during the copy; Rekindle did "

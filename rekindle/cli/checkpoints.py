@@ -15,17 +15,24 @@ from typing import Any
 
 import msgspec
 
-from rekindle.checkpoints.checkpoint_path import Key, key_of
+from rekindle.checkpoints.checkpoint_path import key_of
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.pins import Pin, check_name, reading
+from rekindle.checkpoints.pins import Pin, check_name
 from rekindle.checkpoints.publishing import is_reference, resolve
 from rekindle.checkpoints.retention import Retention, may_go
-from rekindle.checkpoints.store import Checkpoint, CheckpointInfo, CheckpointStore, bytes_of
+from rekindle.checkpoints.store import (
+    Checkpoint,
+    CheckpointInfo,
+    CheckpointStore,
+    bytes_of,
+    reading,
+)
 from rekindle.checkpoints.verifying import Damage, check_intact, copy, verify
 from rekindle.cli.terminal_output import clock, progress, table
 from rekindle.console import say
 from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.job.spec import JobDirectory, check_job_id, job_directory
+from rekindle.states import StateId
 from rekindle.words import size
 
 MOST_HOURS = 24 * 3660  # ten years; a pin without an end lasts longer
@@ -43,11 +50,10 @@ def pin(options: argparse.Namespace) -> None:
             until = None
             if options.hours is not None:
                 until = math.ceil(time.time() + options.hours * 3600)
-            key = (each.step, each.generation)
-            new = Pin(key, options.name, until)
+            new = Pin(each.state, options.name, until)
             if store.pin(new):
                 for old in store.pins():
-                    if (old.key, old.name) == (key, options.name) and old != new:
+                    if (old.key, old.name) == (each.state, options.name) and old != new:
                         store.unpin(old)
                 end = "until it is unpinned" if until is None else f"until {clock(until)}"
                 print(f"{each.location}: pinned {end} ({options.name})")
@@ -111,8 +117,8 @@ def import_state(options: argparse.Namespace) -> None:
     names = ", ".join(imported.tree)
     print(f"step {step}, {size(written.bytes)}: {verb}: {names}: {written.location}")
     usable = [each for each in store.survey() if each.manifest and not each.reason]
-    newest = max(usable, key=lambda each: (each.step, each.generation))
-    if (newest.step, newest.generation) > (step, 0):
+    newest = max(usable, key=lambda each: each.state)
+    if newest.state > (step, 0):
         say(
             "the store has a newer checkpoint, and a job continues from that one: "
             f"{newest.location}"
@@ -151,9 +157,7 @@ def _ls(options: argparse.Namespace) -> None:
     checkpoints = store.survey()
     found, now = store.pins(), time.time()
     pins = {
-        s.location: sorted(
-            {p.name for p in found if p.key == (s.step, s.generation) and p.holds(now)}
-        )
+        s.location: sorted({p.name for p in found if p.key == s.state and p.holds(now)})
         for s in checkpoints
     }
     if options.json:
@@ -176,7 +180,7 @@ def _verify(options: argparse.Namespace) -> int:
         with progress(f"verify {len(checkpoints)} checkpoints", _bytes(checkpoints)) as on_bytes:
             for each in checkpoints:
                 try:
-                    with reading(store, (each.manifest.step, each.manifest.generation)):
+                    with reading(store, each.manifest.state):
                         damages[each.location] = verify(each, on_bytes)
                 except CheckpointError as error:
                     say(f"not verified: {error}")
@@ -217,9 +221,7 @@ def _prune(options: argparse.Namespace) -> None:
     keep = Retention(last=options.keep)
     going = _would_go(store, checkpoints, keep) if options.dry_run else store.prune(keep)
     rows = [
-        (s.step, s.generation, *_facts(s)[:2], s.location)
-        for s in checkpoints
-        if (s.step, s.generation) in going
+        (s.step, s.generation, *_facts(s)[:2], s.location) for s in checkpoints if s.state in going
     ]
     if rows:
         table(
@@ -241,17 +243,17 @@ def _prune(options: argparse.Namespace) -> None:
 
 def _would_go(
     store: CheckpointStore, checkpoints: Sequence[CheckpointInfo], retention: Retention
-) -> tuple[Key, ...]:
+) -> tuple[StateId, ...]:
     """Return the finished checkpoints that CheckpointStore.prune() would remove."""
-    finished = [(s.step, s.generation) for s in checkpoints if not s.unfinished]
-    manifests = {(s.step, s.generation): s.manifest for s in checkpoints if s.manifest}
-    usable = {(s.step, s.generation) for s in checkpoints if s.manifest and not s.reason}
+    finished = [s.state for s in checkpoints if not s.unfinished]
+    manifests = {s.state: s.manifest for s in checkpoints if s.manifest}
+    usable = {s.state for s in checkpoints if s.manifest and not s.reason}
 
-    def is_valid(key: Key) -> bool:
+    def is_valid(key: StateId) -> bool:
         if key not in usable:
             return False
         checkpoint = store.at(manifests[key])
-        with progress(f"verify step {key[0]}", _bytes([checkpoint])) as on_bytes:
+        with progress(f"verify step {key.step}", _bytes([checkpoint])) as on_bytes:
             return not verify(checkpoint, on_bytes)
 
     going = may_go(
@@ -262,7 +264,7 @@ def _would_go(
         pins=store.pins(),
         now=time.time(),
     )
-    newer = {(s.step, s.generation) for s in checkpoints if s.newer}
+    newer = {s.state for s in checkpoints if s.newer}
     return tuple(key for key in going if key not in newer)
 
 
@@ -368,7 +370,7 @@ def chosen(source: str, step: int | None) -> Iterator[Checkpoint]:
             skipped.append(f"{info.location}: {info.reason}")
             continue
         checkpoint = store.at(info.manifest)
-        with reading(store, (info.step, info.generation)):
+        with reading(store, info.state):
             try:
                 _check(checkpoint)
             except CorruptError as error:

@@ -16,7 +16,7 @@ import msgspec
 from rekindle.cli.terminal_output import clock, table
 from rekindle.console import say
 from rekindle.engines.kubernetes.client.api import Api, Object, load
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.engines.kubernetes.labels import Names
 from rekindle.engines.kubernetes.mindcluster import clusterd
 from rekindle.engines.kubernetes.placement.host_log import ClusterHostLog

@@ -10,10 +10,10 @@ import select
 import signal
 import sys
 
-from rekindle import __version__
+from rekindle import names
 from rekindle.cli import options as declare
+from rekindle.cli.local_options import DIAGNOSIS, POLICY, RUN, SIMULATION
 from rekindle.cli.options import Command
-from rekindle.cli.run_options import DIAGNOSIS, POLICY, RUN, SIMULATION
 from rekindle.console import say
 from rekindle.errors import RekindleError, extra_of
 
@@ -184,7 +184,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rekindle", description="Keep distributed training runs alive."
     )
-    parser.add_argument("--version", action="version", version=f"rekindle {__version__}")
+    parser.add_argument("--version", action="version", version=f"rekindle {names.VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for each in COMMANDS:
         _add(commands, each)

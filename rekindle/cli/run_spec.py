@@ -17,7 +17,7 @@ import msgspec
 from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.run_options import MAX_RESTARTS
+from rekindle.cli.local_options import MAX_RESTARTS
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec, job_directory
 from rekindle.recovery.node_check.evidence import NodeCheckLimits

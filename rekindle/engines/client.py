@@ -43,7 +43,7 @@ _ON_THE_WAY = (
 T = TypeVar("T")
 
 
-class Answer(Protocol):
+class HttpAnswer(Protocol):
     """An answer, read at once or in parts. A broken connection raises OSError or HTTPException."""
 
     @property
@@ -65,7 +65,7 @@ class Connection(Protocol):
     ) -> None:
         """Send the request."""
 
-    def getresponse(self) -> Answer:
+    def getresponse(self) -> HttpAnswer:
         """Wait for the start of the answer."""
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ from rekindle.protocol.rank import (
     encode,
 )
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 __all__ = [  # also the messages of other modules, because this module is the whole protocol
     "Arrived",

@@ -6,7 +6,7 @@ import msgspec
 
 from rekindle.checkpoints.manifest import FileEntry, StateOrigin
 from rekindle.protocol.rank import Message
-from rekindle.recovery.policy.plan import StateId, Suspicion
+from rekindle.states import StateId, Suspicion
 
 # ---- agent -> coordinator
 

@@ -107,4 +107,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
 
 
 Task = DeviceWork | Meet
-Answer = Open | Done
+CheckerAnswer = Open | Done

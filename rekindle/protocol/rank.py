@@ -14,7 +14,8 @@ import msgspec
 from rekindle.errors import ProtocolError
 from rekindle.profiling.switch import Switch
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.policy.plan import RankPlan, StateId, Suspicion
+from rekindle.recovery.policy.plan import RankPlan
+from rekindle.states import StateId, Suspicion
 
 
 def _tag(name: str) -> str:

@@ -20,7 +20,7 @@ import xxhash
 
 from rekindle.checkpoints.format import BlockDigests
 from rekindle.errors import CorruptError
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks switch threads too often
 

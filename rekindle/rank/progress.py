@@ -18,7 +18,8 @@ from rekindle.console import say
 from rekindle.errors import ProtocolError, SessionError
 from rekindle.protocol.agent import FormGeneration
 from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
-from rekindle.recovery.policy.plan import StateId, StateSource
+from rekindle.recovery.policy.plan import StateSource
+from rekindle.states import StateId
 
 STEP_LIMIT_S = 0.1  # seconds; the data that the step still needs may be lost with a node
 

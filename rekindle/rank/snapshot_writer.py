@@ -23,7 +23,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS, BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.channel import Channel
 from rekindle.rank.progress import RankPlace
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 STEP = "step"
 METADATA_SKELETON = "skeleton"

@@ -25,11 +25,10 @@ from rekindle import names
 from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.publishing import Latest, Published, announce
 from rekindle.checkpoints.publishing import publish as publish_checkpoint
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import Checkpoint
+from rekindle.checkpoints.store import Checkpoint, reading
 from rekindle.checkpoints.verifying import copy
 from rekindle.errors import CheckpointError, JobError, RejectedError, UsageError
 from rekindle.file_lock import locked
@@ -216,7 +215,7 @@ def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpo
             newest.step,
             why or "training ended early, or the job could not write the last checkpoint",
         )
-    with reading(store, (newest.step, newest.generation)):
+    with reading(store, newest.state):
         yield _brought(found.checkpoint, directory)
 
 
@@ -226,7 +225,7 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
         return checkpoint
     here = DirectoryStore(directory.path / names.BROUGHT_DIRECTORY)
     copy(checkpoint, here, lambda count: None)
-    found = here.find(checkpoint.manifest.step, checkpoint.manifest.generation)
+    found = here.find(*checkpoint.manifest.state)
     assert found is not None  # it was committed
     here.prune(Retention(last=1))
     return found

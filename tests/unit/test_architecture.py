@@ -1,7 +1,9 @@
 """Properties of all source files: imports, names, and lengths."""
 
 import ast
+import enum
 import graphlib
+import importlib
 import json
 import re
 import subprocess
@@ -10,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 from repository import ROOT
 
@@ -105,11 +108,28 @@ def imported(nodes: Iterable[ast.AST], known: dict[str, Path]) -> set[str]:
 
 
 def test_no_modules_import_each_other() -> None:
-    """The imports at the start of modules have no cycle."""
+    """The imports have no circle, including those in functions and those for types alone."""
     known = modules()
-    trees = {name: ast.parse(path.read_text()) for name, path in known.items()}
-    graph = {name: imported(tree.body, known) - {name} for name, tree in trees.items()}
+    graph = {
+        name: imported(ast.walk(ast.parse(path.read_text())), known) - {name}
+        for name, path in known.items()
+    }
     assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_the_protocol_takes_only_records_of_other_folders() -> None:
+    """All that `protocol` imports from `recovery` and `profiling` is a type of a value."""
+    taken = {
+        (node.module, alias.name)
+        for path in (ROOT / "rekindle" / "protocol").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and package_of(str(node.module)) in ("recovery", "profiling")
+        for alias in node.names
+    }
+    kinds = [getattr(importlib.import_module(str(module)), name) for module, name in taken]
+    assert kinds
+    assert all(issubclass(kind, msgspec.Struct | enum.Enum) for kind in kinds)
 
 
 # Each framework has its own class with the same interface.

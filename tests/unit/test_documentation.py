@@ -21,8 +21,8 @@ from reference_tables.pages import FOLDER, PAGES
 from repository import ROOT
 
 from rekindle.blocks.job import TrainingJob
+from rekindle.cli.local_options import MAX_RESTARTS
 from rekindle.cli.main import command_parser
-from rekindle.cli.run_options import MAX_RESTARTS
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.policy import Policy
 

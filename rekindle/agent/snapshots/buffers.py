@@ -23,7 +23,7 @@ from rekindle.job.spec import JobSpec
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId, is_clean
+from rekindle.states import StateId, is_clean
 from rekindle.supervised import in_background
 
 _ROOM = 65536  # bytes that a buffer has in addition to the request
@@ -31,7 +31,7 @@ _TICK_S = 0.005
 MAKERS = 8  # threads that make memory; more are not faster
 
 _Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
-Answer = Callable[[protocol.BufferGrant, list[int]], None]
+SendGrant = Callable[[protocol.BufferGrant, list[int]], None]
 
 
 class NodeSnapshots:
@@ -63,7 +63,7 @@ class NodeSnapshots:
         self._asking: set[asyncio.Task[None]] = set()  # requests of ranks; no job waits for them
         self._due = DueCheckpoints(self._files, self._writes, self._tell, self._start)
 
-    def room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
+    def room(self, wanted: protocol.BufferRequest, answer: SendGrant) -> None:
         """Answer a rank with its buffers; make larger ones if they are too small.
 
         If the rank wants a copy, one of the buffers first gets the replica that another node keeps.
@@ -75,7 +75,7 @@ class NodeSnapshots:
         else:
             self._start(self._room(wanted, answer), self._asking)
 
-    async def _room(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
+    async def _room(self, wanted: protocol.BufferRequest, answer: SendGrant) -> None:
         error = ""
         try:
             await self._have(wanted, wanted.bytes)
@@ -84,7 +84,7 @@ class NodeSnapshots:
             self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
         self._offer(wanted, answer, error)
 
-    def _offer(self, wanted: protocol.BufferRequest, answer: Answer, error: str = "") -> None:
+    def _offer(self, wanted: protocol.BufferRequest, answer: SendGrant, error: str = "") -> None:
         fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
         error = error or ("" if fds else f"there is no snapshot of rank {wanted.rank}")
         answer(protocol.BufferGrant(error=error, serial=wanted.serial), fds)
@@ -156,7 +156,7 @@ class NodeSnapshots:
             raise CheckpointError(text) from error
         return held
 
-    async def _fetch(self, wanted: protocol.BufferRequest, answer: Answer) -> None:
+    async def _fetch(self, wanted: protocol.BufferRequest, answer: SendGrant) -> None:
         error = ""
         with contextlib.ExitStack() as used:
             make_room = functools.partial(self._room_for_copy, wanted, used)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rekindle import __version__
+from rekindle import names
 from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.format import (
     METADATA_METRICS,
@@ -31,7 +31,7 @@ from rekindle.errors import CheckpointError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 
 class CheckpointFiles:
@@ -123,7 +123,7 @@ class CheckpointFiles:
                 f"logged {known}); retention never counts such a checkpoint among the best"
             )
         try:
-            removed = tuple(StateId(*key) for key in self._store.prune(keep))
+            removed = self._store.prune(keep)
         except CheckpointError as error:
             amiss = f"Rekindle could not remove old checkpoints: {error}"
         news, self._amiss = "" if amiss == self._amiss else amiss, amiss
@@ -143,7 +143,7 @@ class CheckpointFiles:
             metrics=notes.metrics,
             created=time.time(),
             writer=f"{socket.gethostname()}:{os.getpid()}",
-            rekindle=__version__,
+            rekindle=names.VERSION,
         )
 
 

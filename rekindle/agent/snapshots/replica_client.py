@@ -14,7 +14,7 @@ from rekindle.console import say
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 REST_S = 30.0  # the pause after another node failed; each try delays ranks
 

@@ -17,10 +17,10 @@ from rekindle.agent.snapshots.replica_transport import (
     ANSWERS,
     REQUESTS,
     SILENCE_S,
-    Answer,
     Credentials,
     Fetch,
     Put,
+    ReplicaAnswer,
     ReplicaConnection,
     patience_s,
 )
@@ -29,7 +29,7 @@ from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleE
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId, Suspicion, is_clean
+from rekindle.states import StateId, Suspicion, is_clean
 from rekindle.supervised import in_background, within
 
 KEPT = 2  # states of each rank, because ranks may differ by one snapshot
@@ -149,7 +149,7 @@ class ReplicaServer:
             request = await within(_first(connection), connection.silence_s)
             error = self._refusal(request)
             if error:
-                await connection.say(Answer(error=error))
+                await connection.say(ReplicaAnswer(error=error))
             elif isinstance(request, Put):
                 async with self._busy[request.rank]:
                     await self._take(connection, request)
@@ -170,17 +170,19 @@ class ReplicaServer:
         try:
             async with self.reading(request.rank, StateId(*request.state)) as buffer:
                 with buffer.file as content:
-                    await connection.say(Answer(bytes=len(content), checksum=buffer.checksum))
+                    await connection.say(
+                        ReplicaAnswer(bytes=len(content), checksum=buffer.checksum)
+                    )
                     # The caller first makes its memory.
                     connection.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
                     await connection.send(content)
         except CheckpointError as error:
-            await connection.say(Answer(error=str(error)))
+            await connection.say(ReplicaAnswer(error=str(error)))
 
     async def _take(self, connection: ReplicaConnection, put: Put) -> None:
         self._forget_after(put.rank, put.generation, put.since)  # `formed` may be later
         if self._has(put):
-            await connection.say(Answer())
+            await connection.say(ReplicaAnswer())
             return
         try:
             copy = await self._make_room(put)
@@ -189,16 +191,16 @@ class ReplicaServer:
                 f"the node does not have memory for a replica of {put.bytes} bytes: "
                 f"{error.strerror}"
             )
-            await connection.say(Answer(error=text))
+            await connection.say(ReplicaAnswer(error=text))
             return
-        answer = Answer(error="the transfer was interrupted")
+        answer = ReplicaAnswer(error="the transfer was interrupted")
         try:
-            await connection.say(Answer(bytes=put.bytes))
+            await connection.say(ReplicaAnswer(bytes=put.bytes))
             with copy.buffer.data[: put.bytes] as content:
                 arrived = await connection.receive(content)
             answer = self._judge(put, arrived)
         finally:
-            if answer == Answer():
+            if answer == ReplicaAnswer():
                 copy.buffer.commit(StateId(*put.state), put.bytes, put.checksum)
                 self._keep(put, copy)
             else:
@@ -230,11 +232,13 @@ class ReplicaServer:
         copy.buffer.begin()
         return copy
 
-    def _judge(self, put: Put, arrived: str) -> Answer:
+    def _judge(self, put: Put, arrived: str) -> ReplicaAnswer:
         """Return the answer for the received bytes: to keep them, or an error."""
         if arrived != put.checksum:
-            return Answer(error=f"the received bytes have checksum {arrived}, not {put.checksum}")
-        return Answer(stale=put.generation < self._generation)
+            return ReplicaAnswer(
+                error=f"the received bytes have checksum {arrived}, not {put.checksum}"
+            )
+        return ReplicaAnswer(stale=put.generation < self._generation)
 
     def _keep(self, put: Put, copy: _Copy) -> None:
         """Keep a snapshot, and drop the oldest, or one of the same state."""
@@ -342,7 +346,7 @@ async def _called(
         raise CheckpointError(f"the agent at {at.host}:{at.port}: {error}") from error
 
 
-async def _answer(connection: ReplicaConnection, limit_s: float) -> Answer:
+async def _answer(connection: ReplicaConnection, limit_s: float) -> ReplicaAnswer:
     """Wait for the answer. Raises CheckpointError or StaleError: it is a refusal."""
     answer = await connection.receive_message(ANSWERS, limit_s=limit_s)
     if answer.error:

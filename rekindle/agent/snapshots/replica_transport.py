@@ -67,7 +67,7 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     state: tuple[Count, Count]
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the transfer, or an error. stale: the snapshot is from an earlier generation."""
 
     bytes: int = 0
@@ -77,7 +77,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 REQUESTS: msgspec.msgpack.Decoder[Put | Fetch] = msgspec.msgpack.Decoder(Put | Fetch)
-ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+ANSWERS: msgspec.msgpack.Decoder[ReplicaAnswer] = msgspec.msgpack.Decoder(ReplicaAnswer)
 
 
 def patience_s(size: int) -> float:

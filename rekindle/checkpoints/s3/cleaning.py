@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.manifest import MANIFEST_FILE
 from rekindle.checkpoints.pins import PINS, Pin, expired, in_use, pin_of
 from rekindle.checkpoints.s3.client import Bucket, Slice, Upload
-from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
+from rekindle.checkpoints.s3.parallel_transfer import in_parallel
 from rekindle.checkpoints.s3.place import (
     ABANDONED,
     Inventory,
@@ -19,8 +18,9 @@ from rekindle.checkpoints.s3.place import (
     step_of,
     unreferenced,
 )
-from rekindle.checkpoints.s3.transfer import in_parallel
+from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind
 from rekindle.errors import CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 
 def listed(bucket: Bucket) -> list[Pin]:
@@ -47,7 +47,7 @@ def remove(bucket: Bucket, pin: Pin) -> None:
     bucket.delete(_root(bucket) + pin.marker)
 
 
-def revoke(bucket: Bucket, key: Key, now: float) -> bool:
+def revoke(bucket: Bucket, key: StateId, now: float) -> bool:
     """Remove the manifest of a checkpoint. Return False, without a change, if it is pinned.
 
     The function lists the pins again after the removal. If a process has pinned the checkpoint in
@@ -66,7 +66,7 @@ def revoke(bucket: Bucket, key: Key, now: float) -> bool:
     return False
 
 
-def sweep(bucket: Bucket, finished: Callable[[], Collection[Key]], now: float) -> None:
+def sweep(bucket: Bucket, finished: Callable[[], Collection[StateId]], now: float) -> None:
     """Remove expired pins, and pins of checkpoints that do not exist.
 
     finished: called after the pins were listed, so it contains the checkpoint of each valid pin.

@@ -18,7 +18,7 @@ import msgspec
 
 from rekindle.checkpoints.format import Bytes
 from rekindle.checkpoints.location import S3Location
-from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind, judge
+from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind, judge
 
 # Least number of bytes that read() returns, if the chunk has them. http.client requests 16 KiB at a
 # time, and each request wakes the interpreter. A slow line cannot send larger pieces within the

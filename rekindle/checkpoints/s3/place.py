@@ -8,7 +8,6 @@ from typing import Final, TypeAlias
 from rekindle.checkpoints.block_checksums import check_range
 from rekindle.checkpoints.checkpoint_path import (
     UNFINISHED,
-    Key,
     entry_of,
     is_outdated,
     key_of,
@@ -17,14 +16,15 @@ from rekindle.checkpoints.checkpoint_path import (
 )
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest, encode
 from rekindle.checkpoints.s3.client import Bucket, Slice, Stored
-from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
-from rekindle.checkpoints.s3.transfer import Source, read_into, read_range, verify
+from rekindle.checkpoints.s3.parallel_transfer import Source, read_into, read_range, verify
+from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind
 from rekindle.checkpoints.store import CheckpointInfo
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 # The objects of one checkpoint, by the rest of their key; and the objects of all checkpoints.
 Objects: TypeAlias = dict[str, Stored]
-Inventory: TypeAlias = dict[Key, Objects]
+Inventory: TypeAlias = dict[StateId, Objects]
 
 
 def stored_name(name: str, checksum: str) -> str:
@@ -38,7 +38,7 @@ def stored_name(name: str, checksum: str) -> str:
     return f"{stem}-{digest}.{suffix}" if dot else f"{name}-{digest}"
 
 
-def step_of(root: str, key: str) -> tuple[Key, str] | None:
+def step_of(root: str, key: str) -> tuple[StateId, str] | None:
     """Return the object's checkpoint and its name there, or None for another object."""
     place, _, name = key.removeprefix(root).partition("/")
     step = key_of(place)
@@ -69,7 +69,7 @@ def check_sizes(manifest: Manifest, objects: Objects) -> None:
             raise CorruptError(f"{entry.name} has {actual} bytes, the manifest has {entry.bytes}")
 
 
-def outdated(inventory: Inventory, places: Iterable[Key]) -> list[Key]:
+def outdated(inventory: Inventory, places: Iterable[StateId]) -> list[StateId]:
     """Return the places that no process writes to, because a newer checkpoint is finished."""
     finished = [key for key, objects in inventory.items() if is_finished(objects)]
     return [key for key in places if is_outdated(key, finished)]
@@ -93,7 +93,7 @@ ABANDONED_S: Final = 600.0
 class S3Place:
     """The place of one checkpoint, which may not exist yet."""
 
-    def __init__(self, bucket: Bucket, key: Key) -> None:
+    def __init__(self, bucket: Bucket, key: StateId) -> None:
         self.bucket = bucket
         self.step = key
         self._prefix = f"{bucket.location.root}{name_of(*key)}/"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from rekindle.checkpoints.block_checksums import summed
-from rekindle.checkpoints.checkpoint_path import Key, entry_of
+from rekindle.checkpoints.checkpoint_path import entry_of
 from rekindle.checkpoints.location import S3Location
 from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.multi_writer import check_part
@@ -25,7 +25,7 @@ from rekindle.checkpoints.retention import Retention, may_go
 from rekindle.checkpoints.s3 import cleaning as s3_pins
 from rekindle.checkpoints.s3.cleaning import remove_checkpoint, remove_left_over
 from rekindle.checkpoints.s3.client import Body, Bucket, Slice
-from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
+from rekindle.checkpoints.s3.parallel_transfer import is_intact, upload
 from rekindle.checkpoints.s3.place import (
     Inventory,
     Objects,
@@ -37,7 +37,7 @@ from rekindle.checkpoints.s3.place import (
     seen_at,
     stored_name,
 )
-from rekindle.checkpoints.s3.transfer import is_intact, upload
+from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind
 from rekindle.checkpoints.store import (
     CheckpointFile,
     CheckpointInfo,
@@ -50,6 +50,7 @@ from rekindle.checkpoints.store import (
     newest_of,
 )
 from rekindle.errors import CheckpointError, CorruptError, NewerFormatError
+from rekindle.states import StateId
 
 
 class S3Store:
@@ -60,7 +61,7 @@ class S3Store:
         self._bucket = bucket
         # prune() does not read checkpoints again that this process wrote or verified, if they are
         # unchanged.
-        self._proven: dict[Key, Objects] = {}
+        self._proven: dict[StateId, Objects] = {}
         # Checkpoints without left-over objects next to their files, as they were at the last check.
         self._tidy: Inventory = {}
 
@@ -77,7 +78,7 @@ class S3Store:
         Raises CheckpointError if it cannot be written. The checkpoint does not exist then, and the
         next attempt reuses the parts that were sent.
         """
-        place = self._place((manifest.step, manifest.generation))
+        place = self._place(manifest.state)
         check_writable(manifest, parts)
         if there := self._valid(place, place.objects()):
             return existing(place.url, there, manifest.job_id)
@@ -93,7 +94,7 @@ class S3Store:
         without such a part. The next attempt reuses the parts that were sent.
         """
         check_part(step, generation, name, part.ranks)
-        place = self._place((step, generation))
+        place = self._place(StateId(step, generation))
         if there := place.committed(place.objects()):
             held = entry_of(place.url, there, name)
             if is_intact(place.source(held)):
@@ -110,7 +111,7 @@ class S3Store:
         Raises CheckpointError if a part is missing or has another size, or if the manifest cannot
         be written. All parts are unchanged then.
         """
-        place = self._place((manifest.step, manifest.generation))
+        place = self._place(manifest.state)
         if not manifest.files:
             raise CheckpointError(f"cannot commit {place.url}: the manifest does not list a file")
         return self._commit(place, manifest)
@@ -129,11 +130,11 @@ class S3Store:
         The method returns None unless all files exist with their sizes. read() verifies the bytes.
         Raises CheckpointError: the bucket cannot be read.
         """
-        place = self._place((step, generation))
+        place = self._place(StateId(step, generation))
         manifest = place.committed(place.objects())
         return S3Checkpoint(place, manifest) if manifest else None
 
-    def keys(self, *, at_most: Key | None = None) -> list[Key]:
+    def keys(self, *, at_most: StateId | None = None) -> list[StateId]:
         """Return step and generation of all finished checkpoints, newest first. No object is read.
 
         at_most: the newest key that is allowed. Raises CheckpointError: the bucket cannot be read.
@@ -150,9 +151,9 @@ class S3Store:
 
     def at(self, manifest: Manifest) -> S3Checkpoint:
         """Return the checkpoint of this manifest in this store. The method reads no object."""
-        return S3Checkpoint(self._place((manifest.step, manifest.generation)), manifest)
+        return S3Checkpoint(self._place(manifest.state), manifest)
 
-    def prune(self, retention: Retention) -> tuple[Key, ...]:
+    def prune(self, retention: Retention) -> tuple[StateId, ...]:
         """Remove the checkpoints that the retention does not keep. Return them, newest first.
 
         The method never removes the newest valid checkpoint or a pinned one. If a newer checkpoint
@@ -197,7 +198,7 @@ class S3Store:
         """Return all pins, also expired ones. Raises CheckpointError: they cannot be read."""
         return s3_pins.listed(self._bucket)
 
-    def _place(self, key: Key) -> S3Place:
+    def _place(self, key: StateId) -> S3Place:
         return S3Place(self._bucket, key)
 
     def _inventory(self, at_most: int | None = None) -> Inventory:

@@ -14,7 +14,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.moves import Moves
-from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun
+from rekindle.coordinator.machine.node_check_run import CheckedAgent, NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.coordinator.machine.takeover import Takeover
@@ -79,9 +79,14 @@ class Admission:
         self.check.on_message(connection, message)
         self._take_verdicts(now)
 
-    def on_check_timer(self, timer: Timer, now: float) -> None:
-        """Continue the check after a time limit for answers, or for further agents."""
-        self.check.on_timer(timer)
+    def on_gathering_over(self, now: float) -> None:
+        """Begin the check after the time limit for further agents."""
+        self.check.on_gathering_over()
+        self._take_verdicts(now)
+
+    def on_answers_late(self, now: float) -> None:
+        """Continue the check after the time limit for answers."""
+        self.check.on_answers_late()
         self._take_verdicts(now)
 
     def on_lost(self, connection: int, now: float) -> bool:
@@ -285,7 +290,7 @@ class Admission:
         self._fleet.start_missing()
         self._proceed()
 
-    def on_store_up(self, node: int, message: p.StoreUp) -> None:
+    def on_store_up(self, node: int, message: p.StoreUp, now: float) -> None:
         """Handle the start of the ranks' store, or its failure."""
         starting = self._job.phase in (Phase.GATHERING, Phase.REGROUPING)
         asked = (node, message.serial) == (self._job.store.asked, self._job.store.serial)
@@ -312,7 +317,7 @@ class Admission:
             text += f": {why}" if why else ""
             self._recovery.report(Fault(kind=FaultKind.SCHEDULING, message=text, at=now))
 
-    def on_late(self) -> None:
+    def on_late(self, now: float) -> None:
         """Request the nodes that did not join. Leave them out if the world may shrink.
 
         A coordinator that takes over first requests these nodes and spares, and waits a second

@@ -16,7 +16,7 @@ from rekindle.protocol.agent import Commit, ShardReady, ShardWritten
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
-from rekindle.recovery.policy.plan import StateId, is_clean
+from rekindle.states import StateId, is_clean
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class SnapshotSet(msgspec.Struct, frozen=True, kw_only=True):
     places: dict[int, dict[int, int]]
 
 
-class DueCheckpoints:
+class CheckpointBacklog:
     """At most one checkpoint that is ready to be written, and one that is being written."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class ShardedCheckpoints:
 
     def __init__(self) -> None:
         self._generation = 0
-        self.backlog = DueCheckpoints()
+        self.backlog = CheckpointBacklog()
         # By step, generation, and whether it is the final checkpoint.
         self._parts: dict[tuple[int, int, bool], dict[int, ShardWritten]] = {}
         self._failed = (0, 0)
@@ -352,7 +352,7 @@ class Checkpoints:
                 journal.CheckpointsPruned(removed=message.removed, error=message.error)
             )
 
-    def on_beat(self, beat: p.Heartbeat, now: float) -> None:
+    def on_beat(self, node: int, beat: p.Heartbeat, now: float) -> None:
         """Handle the heartbeat of a node: the finished steps of its ranks."""
         reached: list[int] = []
         for number, finished in beat.finished.items():
@@ -368,7 +368,7 @@ class Checkpoints:
         self.total = max(self.total, beat.total)
         self.metrics = beat.metrics or self.metrics
 
-    def on_snapshots(self, node: int, message: p.Snapshots) -> None:
+    def on_snapshots(self, node: int, message: p.Snapshots, now: float) -> None:
         """Note a node's newest snapshots, or its replicas of other nodes' snapshots.
 
         Raises ProtocolError: a replica belongs to a rank that the job does not have.

@@ -93,7 +93,7 @@ class Elasticity:
             self._fleet.start_missing()
             self._proceed()
 
-    def on_outside_late(self) -> None:
+    def on_outside_late(self, now: float) -> None:
         """Dismiss the nodes whose ranks did not reach their Session in time."""
         late = (Status.SPAWNING, Status.STARTING)
         for node in self._roster.waiting_nodes:

@@ -173,12 +173,12 @@ class Endings:
         self._speechless.add(node)
         self._write_final_checkpoint()
 
-    def on_late(self) -> None:
+    def on_late(self, now: float) -> None:
         """Continue to end the job. No more agents come."""
         if self._job.phase is Phase.STOPPING:
             self.go_on_ending()
 
-    def on_unkillable(self) -> None:
+    def on_unkillable(self, now: float) -> None:
         """Give up ranks that SIGKILL does not end. Their agents can write a final checkpoint."""
         if self._job.phase is Phase.STOPPING:
             for rank in self._roster.ranks:
@@ -186,7 +186,7 @@ class Endings:
                     rank.status, rank.pid = Status.ABSENT, 0
             self.go_on_ending()
 
-    def on_final_checkpoint_late(self) -> None:
+    def on_final_checkpoint_late(self, now: float) -> None:
         """Ask other nodes for the final checkpoint, because its time limit has passed."""
         if self._job.phase is Phase.FINAL_CHECKPOINT:
             limit_s = self._spec.policy.dump_timeout_s

@@ -96,7 +96,7 @@ class Fleet:
         self._pause_s = ASK_AGAIN_S
         self._job.do(SetTimer(Timer.WANTED, self._pause_s))
 
-    def ask_again(self) -> None:
+    def ask_again(self, now: float) -> None:
         """Repeat the requests for agents that did not join."""
         awaited = sorted(self._roster.vacant - self._roster.promised.keys())
         for node in awaited:

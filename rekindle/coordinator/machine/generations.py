@@ -25,15 +25,8 @@ from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import (
-    AvailableState,
-    Plan,
-    RankPlan,
-    StateId,
-    StateSource,
-    is_clean,
-    make_plan,
-)
+from rekindle.recovery.policy.plan import AvailableState, Plan, RankPlan, StateSource, make_plan
+from rekindle.states import StateId, is_clean
 
 
 class Generations:
@@ -335,7 +328,7 @@ class Generations:
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
         )
 
-    def on_store_down(self, node: int, message: p.StoreDown) -> None:
+    def on_store_down(self, node: int, message: p.StoreDown, now: float) -> None:
         """Handle the end of the ranks' store. The next generation gets a new store."""
         if (node, message.serial) != (self._job.store.node, self._job.store.serial):
             return
@@ -346,7 +339,7 @@ class Generations:
             return
         self._job.store.drop()
 
-    def on_state_ready(self, message: p.StateReady) -> None:
+    def on_state_ready(self, node: int, message: p.StateReady, now: float) -> None:
         """Handle a rank that has its state, or failed to get it."""
         rank = self._roster.ranks[message.rank]
         if message.generation != self._job.generation or rank.status is not Status.RESTORING:

@@ -73,7 +73,7 @@ class Hangs:
         self._roster = job.roster
         self._pause = InspectionBackoff()  # after the newest inspection
 
-    def on_stalled(self, message: p.RankStalled, now: float) -> None:
+    def on_stalled(self, node: int, message: p.RankStalled, now: float) -> None:
         """Handle a late rank. The others become late when they wait for it."""
         if message.stopped:
             self._on_stopped(self._roster.ranks[message.rank], now)
@@ -84,7 +84,7 @@ class Hangs:
         if busy or stale or not self._may_hang() or not self._pause.is_over(at, message.rank, now):
             return
         self._pause = self._pause.begun(at, message.rank, now)
-        self.inspect()
+        self.inspect(now)
 
     def _on_stopped(self, rank: Rank, now: float) -> None:
         """Report a stopped rank before and between generations, where no inspection finds it.
@@ -99,7 +99,7 @@ class Hangs:
             text = f"the job hangs: rank {rank.rank} is stopped by a signal"
             self._recovery.report(self._job.fault(FaultKind.HANG, rank, text, now))
 
-    def inspect(self) -> None:
+    def inspect(self, now: float) -> None:
         """Order an inspection of all ranks."""
         serial = self._job.next_serial()
         members = {node.node for node in self._roster.members}

@@ -19,8 +19,8 @@ from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
 from rekindle.recovery.policy.history import Past, besides, reset_helps
 from rekindle.recovery.policy.interval import Interval
-from rekindle.recovery.policy.plan import Suspicion
 from rekindle.recovery.policy.policy import INNER, RESET_BY
+from rekindle.states import Suspicion
 
 # More orders with a number than one coordinator gives between two events of the journal.
 _SERIALS = 1_000_000

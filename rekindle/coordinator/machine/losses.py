@@ -214,7 +214,7 @@ class Losses:
         self._left_early += 1
         return True
 
-    def on_exited(self, message: p.Exited, now: float) -> None:
+    def on_exited(self, node: int, message: p.Exited, now: float) -> None:
         """Handle the end of a rank's process."""
         rank = self._roster.ranks[message.rank]
         if message.pid != rank.pid:
@@ -253,7 +253,7 @@ class Losses:
             rank.status = Status.ABSENT
             self._recovery.report(fault)
 
-    def on_spawn_failed(self, node: int, message: p.SpawnFailed) -> None:
+    def on_spawn_failed(self, node: int, message: p.SpawnFailed, now: float) -> None:
         """Handle a rank that could not be started."""
         text = f"the agent could not start rank {message.rank}: {message.error}"
         rank = self._roster.ranks[message.rank]
@@ -266,7 +266,7 @@ class Losses:
         kind = FaultKind.PROCESS if self._job.formed else FaultKind.LAUNCH
         self._recovery.report(Fault(kind=kind, message=text, rank=message.rank, node=node))
 
-    def on_step_failed(self, message: p.StepFailed, now: float) -> None:
+    def on_step_failed(self, node: int, message: p.StepFailed, now: float) -> None:
         """Handle a rank whose step failed. Its message shows which states may be wrong.
 
         Raises ProtocolError: a step cannot fail with the message's kind of fault.

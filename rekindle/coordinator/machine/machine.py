@@ -42,6 +42,10 @@ OF_ANY_AGENT = (p.Hello, p.CheckpointInvalid, p.ProfilingSwitchRead)  # also of 
 _WAITS = (Timer.LATE, Timer.NODE, Timer.WANTED)  # limits for agents to join
 _NOTHING = JobHistory()
 
+# One signature, so that the tables below name methods: the node, the message, and the time.
+MessageHandler = Callable[[int, Any, float], None]
+TimerHandler = Callable[[float], None]  # the time
+
 
 class Machine:
     """The state of one attempt of a job. `job.drain()` returns the commands.
@@ -194,70 +198,67 @@ class Machine:
         if timer in table:
             table[timer](now)
 
-    def _message_handlers(self) -> dict[type[p.Message], Callable[[int, Any, float], None]]:
+    def _message_handlers(self) -> dict[type[p.Message], MessageHandler]:
         generations, losses, stored = self.generations, self.losses, self._on_store_news
         return {
             p.Arrived: self._on_arrived,
-            p.Heartbeat: lambda node, message, now: self.checkpoints.on_beat(message, now),
+            p.Heartbeat: self.checkpoints.on_beat,
             p.Checked: self.stragglers.on_check_news,
             p.CheckReady: self.stragglers.on_check_news,
             p.WriteLeftOut: stored,
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
-            p.Exited: lambda node, message, now: losses.on_exited(message, now),
-            p.DeviceResetFailed: lambda node, message, now: self.recovery.on_reset_failed(
-                node, message
-            ),
-            p.Paused: lambda node, message, now: self.pauses.on_paused(message, now),
+            p.Exited: losses.on_exited,
+            p.DeviceResetFailed: self.recovery.on_reset_failed,
+            p.Paused: self.pauses.on_paused,
             p.RanksInspected: self._on_inspected,
             p.ShardReady: stored,
             p.ShardWritten: stored,
             p.Pruned: stored,
             p.SnapshotRefused: stored,
-            p.Snapshots: lambda node, message, now: self.checkpoints.on_snapshots(node, message),
-            p.SpawnFailed: lambda node, message, now: losses.on_spawn_failed(node, message),
+            p.Snapshots: self.checkpoints.on_snapshots,
+            p.SpawnFailed: losses.on_spawn_failed,
             p.Spawned: self._on_spawned,
-            p.RankStalled: lambda node, message, now: self.hangs.on_stalled(message, now),
-            p.StateReady: lambda node, message, now: generations.on_state_ready(message),
+            p.RankStalled: self.hangs.on_stalled,
+            p.StateReady: generations.on_state_ready,
             p.StepDone: self._on_step_done,
-            p.StepFailed: lambda node, message, now: losses.on_step_failed(message, now),
-            p.StoreDown: lambda node, message, now: generations.on_store_down(node, message),
-            p.StoreUp: lambda node, message, now: self.admission.on_store_up(node, message),
+            p.StepFailed: losses.on_step_failed,
+            p.StoreDown: generations.on_store_down,
+            p.StoreUp: self.admission.on_store_up,
             p.StepTimings: self._on_step_timings,
         }
 
-    def _timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
+    def _timer_handlers(self) -> dict[Timer, TimerHandler]:
         return self._check_timer_handlers() | {
-            Timer.AGAIN: lambda now: self.hangs.inspect(),
-            Timer.APPROVAL: lambda now: self.recovery.on_approval_late(),
-            Timer.COME: lambda now: self.elasticity.on_outside_late(),
-            Timer.DOUBT: lambda now: self.recovery.on_explanation_late(),
+            Timer.AGAIN: self.hangs.inspect,
+            Timer.APPROVAL: self.recovery.on_approval_late,
+            Timer.COME: self.elasticity.on_outside_late,
+            Timer.DOUBT: self.recovery.on_explanation_late,
             Timer.END: self.losses.on_unkillable,
             Timer.JOIN: self.losses.on_join_late,
-            Timer.LATE: lambda now: self.admission.on_late(),
+            Timer.LATE: self.admission.on_late,
             Timer.LEAVE: self.losses.on_leave_late,
             Timer.LOOK: self.hangs.judge,
             Timer.MOVE: self.moves.on_deadline,
             Timer.NODE: self.admission.on_nodes_missed,
-            Timer.PREPARE: lambda now: self.moves.on_preparation_late(),
-            Timer.WANTED: lambda now: self.fleet.ask_again(),
+            Timer.PREPARE: self.moves.on_preparation_late,
+            Timer.WANTED: self.fleet.ask_again,
             Timer.HEALTH_EVENTS: self.health.check_events,
         }
 
-    def _ending_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
+    def _ending_timer_handlers(self) -> dict[Timer, TimerHandler]:
         return self._check_timer_handlers() | {
-            Timer.FINAL_CHECKPOINT: lambda now: self.endings.on_final_checkpoint_late(),
-            Timer.END: lambda now: self.endings.on_unkillable(),
-            Timer.LATE: lambda now: self.endings.on_late(),
+            Timer.FINAL_CHECKPOINT: self.endings.on_final_checkpoint_late,
+            Timer.END: self.endings.on_unkillable,
+            Timer.LATE: self.endings.on_late,
         }
 
-    def _check_timer_handlers(self) -> dict[Timer, Callable[[float], None]]:
-        admission, stragglers = self.admission.on_check_timer, self.stragglers.on_check_timer
+    def _check_timer_handlers(self) -> dict[Timer, TimerHandler]:
         return {
-            Timer.CHECK: lambda now: admission(Timer.CHECK, now),
-            Timer.CHECK_BEGINS: lambda now: admission(Timer.CHECK_BEGINS, now),
-            Timer.EXAMINATION: lambda now: stragglers(Timer.EXAMINATION, now),
-            Timer.EXAMINATION_BEGINS: lambda now: stragglers(Timer.EXAMINATION_BEGINS, now),
+            Timer.CHECK: self.admission.on_answers_late,
+            Timer.CHECK_BEGINS: self.admission.on_gathering_over,
+            Timer.EXAMINATION: self.stragglers.on_answers_late,
+            Timer.EXAMINATION_BEGINS: self.stragglers.on_gathering_over,
         }
 
     def _on_arrived(self, node: int, message: p.Arrived, now: float) -> None:

@@ -265,7 +265,7 @@ class Moves:
         self._job.send_home(connection, p.EndAgent(status=1))
         self._fleet.on_spare_lost(connection)
 
-    def on_preparation_late(self) -> None:
+    def on_preparation_late(self, now: float) -> None:
         """Dismiss the spares whose ranks did not reach their Session or did not end in time."""
         limit_s = self._spec.policy.join_timeout_s
         awaited = [move for move in self._moves.values() if self._holds(move)]

@@ -54,7 +54,7 @@ class Pauses:
         pause = p.PauseRequest(rank=first.rank, generation=job.generation)
         job.do(Send(self._roster.nodes[first.node].connection, pause))
 
-    def on_paused(self, message: p.Paused, now: float) -> None:
+    def on_paused(self, node: int, message: p.Paused, now: float) -> None:
         """End the generation, because its first rank stands between two steps."""
         if message.generation != self._job.generation or self._job.phase is not Phase.TRAINING:
             return

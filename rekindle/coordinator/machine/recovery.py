@@ -29,9 +29,9 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
 from rekindle.recovery.policy.history import Situation, besides, reset_helps
-from rekindle.recovery.policy.plan import is_clean
 from rekindle.recovery.policy.policy import INNER, RESET_BY, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
+from rekindle.states import is_clean
 
 # After such a fault, all ranks restart on another node than before.
 LEAVES_ITS_NODE = (FaultKind.NODE_LOST, FaultKind.NODE, FaultKind.EVICTION)
@@ -163,7 +163,7 @@ class Recovery:
             and (self._job.devices or self._job.health_events.has_reports)
         )
 
-    def on_explanation_late(self) -> None:
+    def on_explanation_late(self, now: float) -> None:
         """Decide about the doubted faults, because no health event has explained them in time."""
         doubted, self._incidents.doubted = self._incidents.doubted, ()
         for fault in doubted:
@@ -224,7 +224,7 @@ class Recovery:
                 self.decide(other)
         self._proceed()
 
-    def on_approval_late(self) -> None:
+    def on_approval_late(self, now: float) -> None:
         if self._incidents.awaiting is not None:
             self._on_answer(False, f"anybody within {self._spec.policy.approval_timeout_s:g} s")
 
@@ -316,7 +316,7 @@ class Recovery:
             )
         )
 
-    def on_reset_failed(self, node: int, message: p.DeviceResetFailed) -> None:
+    def on_reset_failed(self, node: int, message: p.DeviceResetFailed, now: float) -> None:
         """Handle a failed reset of a rank's device. Report the fault again, as not resettable."""
         rank = self._roster.ranks[message.rank]
         rank.status = Status.ABSENT

@@ -11,7 +11,7 @@ import msgspec
 from rekindle.job.spec import JobSpec
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 
 class Status(str, enum.Enum):

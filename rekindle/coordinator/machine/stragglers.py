@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
-from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed, Timer
-from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun
+from rekindle.coordinator.machine.job_state import ENDING, JobState, Phase, Proceed
+from rekindle.coordinator.machine.node_check_run import CheckedAgent, NodeCheckRun
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.errors import UsageError
 from rekindle.profiling.detector import OnlineDetector
@@ -252,9 +252,14 @@ class StragglerCheck:
             self.check.on_message(connection, message)
             self.end_check(now)
 
-    def on_check_timer(self, timer: Timer, now: float) -> None:
-        """Handle the time limit of the check."""
-        self.check.on_timer(timer)
+    def on_gathering_over(self, now: float) -> None:
+        """Begin the check after the time limit for further agents."""
+        self.check.on_gathering_over()
+        self.end_check(now)
+
+    def on_answers_late(self, now: float) -> None:
+        """Continue the check after the time limit for answers."""
+        self.check.on_answers_late()
         self.end_check(now)
 
     def end_check(self, now: float) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.client import ANSWER_S, JobClient, straight
 from rekindle.engines.kubernetes.client.api import Api, Object, load
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.engines.kubernetes.client.objects import wait_until
 from rekindle.engines.kubernetes.client.pod_status import pod_status
 from rekindle.engines.kubernetes.labels import Role, selector

@@ -13,7 +13,7 @@ from typing import Any
 from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.rank.injection import break_process, due
 from rekindle.rank.step_vote import LOST
-from rekindle.training.mindio import controller, exceptions, framework, update_times
+from rekindle.training.mindio import controller, exception_handler, framework, update_times
 from rekindle.training.mindio import enums as words
 
 
@@ -76,7 +76,7 @@ def install() -> bool:
     if importlib.util.find_spec(NAME) is not None:
         return False
     _put(NAME, {})
-    names = vars(framework) | framework.registering | vars(exceptions)
+    names = vars(framework) | framework.registering | vars(exception_handler)
     _put(f"{NAME}.framework_ttp", names)
     # Adaptors import some names from the module that has them in MindIO.
     _put(f"{NAME}.framework_ttp.ttp_decorator", names)

@@ -22,8 +22,8 @@ from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindio import enums as words
 from rekindle.training.mindio.enums import ReportState
-from rekindle.training.mindio.generations import Generations
 from rekindle.training.mindio.handlers import Handlers, for_mindspore
+from rekindle.training.mindio.mindio_generations import MindIOGenerations
 from rekindle.training.mindio.repairs import replicas_of
 
 _KINDS = {
@@ -53,7 +53,7 @@ class Processor:
         self._page = rank_environment.page()
         self.progress = ProgressReporter(self._page)
         self._state = HeldState()
-        self.generations = Generations(
+        self.generations = MindIOGenerations(
             rank_environment.slot_of_world(rank)[0],
             handlers,
             self._state,

@@ -32,7 +32,7 @@ from rekindle.rank.progress import HeldState, ProgressReporter, Records, phase_o
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
 from rekindle.rank.step_vote import LOST, RunIdentity
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.training.mindspore.generations import Generations
+from rekindle.training.mindspore.mindspore_generations import MindSporeGenerations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
 
@@ -94,7 +94,7 @@ class Session:
         self._progress = ProgressReporter(page)
         self._state = HeldState()
         channel = Channel.from_environment()
-        self._generations = Generations(
+        self._generations = MindSporeGenerations(
             slot, self._parameters, channel, self._state, self._progress
         )
         self._member: Member | None = None

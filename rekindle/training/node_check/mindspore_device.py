@@ -5,12 +5,16 @@ The code follows the source of MindSpore 2.10. It ran on MindSpore's CPU device,
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from rekindle.training.node_check.numpy_device import Matrix, Numbers
 from rekindle.training.node_check.serving import timed
+
+Matrix = np.ndarray[Any, np.dtype[Any]]  # float32, or a device's result for it
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def knows_ascend() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,15 @@ from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Rec
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.sampler import StepSampler
+from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.injection import inject
 from rekindle.training.torch.faults.repairs import kind_of, may_come_from_peers
-from rekindle.training.torch.generations import Generations
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
-
-if TYPE_CHECKING:
-    from rekindle.training.torch.session import Arguments
+from rekindle.training.torch.torch_generations import TorchGenerations
 
 
 class Loop:
@@ -55,7 +53,7 @@ class Loop:
         self.state = HeldState()
         self._step = CurrentStep()
         channel = Channel.from_environment()
-        self.generations = Generations(
+        self.generations = TorchGenerations(
             given,
             self.data,
             channel=channel,

@@ -19,10 +19,10 @@ from jobs.replicas import (
 
 from rekindle.agent.snapshots import replica_transport
 from rekindle.agent.snapshots.replica_server import fetch, put
-from rekindle.agent.snapshots.replica_transport import Answer, Put
+from rekindle.agent.snapshots.replica_transport import Put, ReplicaAnswer
 from rekindle.errors import CheckpointError, StaleError
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 
 def test_a_copy_is_kept_and_given_back() -> None:
@@ -76,7 +76,7 @@ def test_what_is_there_is_not_sent_again() -> None:
             checksum=checksum,
         )
         await connection.say(request)
-        assert await connection.receive_message(replica_transport.ANSWERS) == Answer()
+        assert await connection.receive_message(replica_transport.ANSWERS) == ReplicaAnswer()
         connection._socket.close()
         kept.server.formed(form_of(9, 4))  # the snapshot was also sent for this generation
         assert kept.steps == {2: (5,)}

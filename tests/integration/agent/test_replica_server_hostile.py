@@ -31,7 +31,7 @@ from rekindle.errors import CheckpointError, CorruptError
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 
 @pytest.mark.parametrize(

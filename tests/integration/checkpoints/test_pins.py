@@ -15,9 +15,9 @@ from waiting import wait_until
 
 from rekindle.checkpoints import pins
 from rekindle.checkpoints.directory import DirectoryStore
-from rekindle.checkpoints.pins import Pin, check_name, pin_of, reading
+from rekindle.checkpoints.pins import Pin, check_name, pin_of
 from rekindle.checkpoints.retention import Retention
-from rekindle.checkpoints.store import read_file
+from rekindle.checkpoints.store import read_file, reading
 from rekindle.errors import CheckpointError
 
 LAST = Retention(last=1)
@@ -105,7 +105,7 @@ def test_what_is_read_stays(store: DirectoryStore, root: Path) -> None:
 
 
 READER = """
-from rekindle.checkpoints.pins import reading
+from rekindle.checkpoints.store import reading
 with reading(store, (1, 1), lease_s=float(sys.argv[2])):
     print("reads", flush=True)
     sys.stdin.read()

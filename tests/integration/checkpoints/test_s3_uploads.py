@@ -21,8 +21,8 @@ from rekindle.checkpoints.location import S3Location, parse
 from rekindle.checkpoints.open_store import open_store
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import transfer as s3_transfer
-from rekindle.checkpoints.s3.transfer import in_parallel
+from rekindle.checkpoints.s3 import parallel_transfer as s3_transfer
+from rekindle.checkpoints.s3.parallel_transfer import in_parallel
 from rekindle.checkpoints.store import CheckpointFile, CheckpointStore
 from rekindle.errors import CheckpointError
 
@@ -140,7 +140,7 @@ def test_a_big_file_is_sent_and_proved_in_little_memory(bucket: S3Place) -> None
 # A fork for each step imports boto3 only once. Small parts give many moments for SIGKILL.
 KILLED = """
 from rekindle.checkpoints.s3 import client as s3_client
-from rekindle.checkpoints.s3 import transfer as s3_transfer
+from rekindle.checkpoints.s3 import parallel_transfer as s3_transfer
 s3_transfer.PART = 50_000
 store.keys()
 print("ready", flush=True)

@@ -14,7 +14,7 @@ from mindspore_jobs.job import PYTHON, ROOT, needs_mindspore
 from repository import SUPPORT
 
 from rekindle import names
-from rekindle.protocol.node_check import Answer, DeviceWork, Done, Open
+from rekindle.protocol.node_check import CheckerAnswer, DeviceWork, Done, Open
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.node_check.evidence import Measurement, lacks_memory
 
@@ -23,10 +23,10 @@ SCRIPT = SUPPORT / "mindspore_jobs" / "check.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
 CHOICE = """
 import sys
-from rekindle.training.node_check import numpy_device
+from rekindle.training.node_check import numpy_checker
 
-numpy_device.count_npus = lambda: int(sys.argv[1])
-device = numpy_device.device_for(0)
+numpy_checker.count_npus = lambda: int(sys.argv[1])
+device = numpy_checker.device_for(0)
 print(type(device).__name__, "mindspore" in sys.modules, device.note, sep="|")
 """
 
@@ -58,9 +58,9 @@ def lines() -> Iterator[Lines]:
         yield own
 
 
-def receive(connection: socket.socket) -> Answer:
+def receive(connection: socket.socket) -> CheckerAnswer:
     """Return the checker's next message."""
-    return msgspec.msgpack.decode(connection.recv(MAX_MESSAGE), type=Answer)
+    return msgspec.msgpack.decode(connection.recv(MAX_MESSAGE), type=CheckerAnswer)
 
 
 def answer(connection: socket.socket) -> Done:

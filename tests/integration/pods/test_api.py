@@ -11,7 +11,7 @@ from cluster.launch import Simulated
 from waiting import bound_s
 
 from rekindle.engines.kubernetes.client.api import Api, load
-from rekindle.engines.kubernetes.client.errors import (
+from rekindle.engines.kubernetes.client.api_errors import (
     ApiError,
     ConflictError,
     ForbiddenError,

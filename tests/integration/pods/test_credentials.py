@@ -17,7 +17,7 @@ from stores.servers import certificate
 
 from rekindle.engines.client import ANSWER_S
 from rekindle.engines.kubernetes.client.api import Api, load
-from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
+from rekindle.engines.kubernetes.client.api_errors import ApiError, ForbiddenError
 from rekindle.engines.kubernetes.client.informer import Informer
 from rekindle.errors import UsageError
 

@@ -15,7 +15,7 @@ from waiting import join
 
 from rekindle.cli.main import main
 from rekindle.engines.kubernetes.client.api import Api, load
-from rekindle.engines.kubernetes.client.errors import ForbiddenError
+from rekindle.engines.kubernetes.client.api_errors import ForbiddenError
 from rekindle.engines.kubernetes.labels import HOSTS, ISOLATED
 from rekindle.engines.kubernetes.manifests.settings import IsolationMode, KubernetesSettings
 from rekindle.engines.kubernetes.placement.quarantine import (

@@ -15,7 +15,7 @@ from rekindle.protocol import agent as protocol
 from rekindle.rank.snapshot_schedule import Moment
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
-from rekindle.training.mindio import begin_step, exceptions, framework
+from rekindle.training.mindio import begin_step, exception_handler, framework
 from rekindle.training.mindio import enums as words
 from rekindle.training.mindio.enums import RepairType, ReportState
 from rekindle.training.mindio.processor import Processor
@@ -378,7 +378,7 @@ def test_words_of_one_loop_are_not_taken_for_those_of_another(pair: World) -> No
         "ForceStopError": NORMAL,
     }
     for state, error in errors.items():
-        assert exceptions.state_of(str(error)) is state
+        assert exception_handler.state_of(str(error)) is state
         assert next(mindspore[word] for word in mindspore if word in str(error)) is state
 
 

@@ -15,8 +15,8 @@ from jobs import Place, Run
 from waiting import run_command
 
 from rekindle import names
+from rekindle.cli.local_options import RUN
 from rekindle.cli.options import add
-from rekindle.cli.run_options import RUN
 
 TELL = """
 import json, os, sys, threading

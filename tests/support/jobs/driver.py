@@ -24,7 +24,7 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.coordinator.machine.node_check import NodeCheckRun
+from rekindle.coordinator.machine.node_check_run import NodeCheckRun
 from rekindle.coordinator.machine.roster import Status
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.names import WIRE_VERSION

@@ -20,7 +20,7 @@ from rekindle.agent.snapshots.replica_transport import Credentials, ReplicaConne
 from rekindle.names import LOOPBACK
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 KNOWN = Credentials("simulated", 0, "the secret")
 CONTENT = os.urandom(50_000)

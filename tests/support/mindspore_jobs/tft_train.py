@@ -24,8 +24,8 @@ from mindspore.train.callback import _train_fault_tolerance as native
 
 from mindspore_jobs.train import EPOCHS, PER_EPOCH, Net, Watch, add_watched, dataset, digest
 from rekindle.training import mindio
+from rekindle.training.mindspore.mindspore_generations import receive_state, send_state
 from rekindle.training.mindspore.state import Parameters
-from rekindle.training.mindspore.transfer import receive_state, send_state
 
 
 class FaultTolerance(TrainFaultTolerance):

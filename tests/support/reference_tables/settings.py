@@ -18,7 +18,7 @@ from rekindle.blocks.job_fields import CheckpointDirectory, NodeCheck
 from rekindle.blocks.retraining import Retraining
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.checkpoints.retention import Retention
-from rekindle.cli.run_options import MAX_RESTARTS
+from rekindle.cli.local_options import MAX_RESTARTS
 from rekindle.engines.kubernetes.manifests.ascend import Ascend
 from rekindle.engines.kubernetes.manifests.settings import (
     Coordinator,

@@ -262,16 +262,16 @@ class Injector:
         """Add fault places to the rank's snapshots and transfers."""
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
         from rekindle.rank.snapshot_schedule import SnapshotSchedule
-        from rekindle.training.torch import generations
+        from rekindle.training.torch import torch_generations
         from rekindle.training.torch.faults.repairs import BufferGuard
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
-            (generations, "receive_state", "receive"),
+            (torch_generations, "receive_state", "receive"),
             (BufferGuard, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (SnapshotSchedule, "keep", "keep state"),
-            (generations, "send_state", "send"),
+            (torch_generations, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
         _have_snapshots_sealed()

@@ -39,7 +39,7 @@ ALLOWED = {
     "memory_limits._number": _KERNEL,
     "memory_limits.memory_cgroups": _KERNEL,
     "memory_limits.read_lines": _KERNEL,
-    "node_check.NodeCheckRunner._start": "it opens no file: `open` waits for a message",
+    "checkers.NodeCheckRunner._start": "it opens no file: `open` waits for a message",
     "output.open_logs": _THREAD,
     "process_activity._io_bytes": _THREAD,
     "process_activity._process": _THREAD,

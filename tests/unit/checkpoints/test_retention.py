@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.checkpoint_path import Key
 from rekindle.checkpoints.retention import Kept, Retention, superfluous
+from rekindle.states import StateId
 
 NOW = 1_000_000.0
 
@@ -16,7 +16,7 @@ def kept(step: int, generation: int = 1, *, hours: float = 0.0, **metrics: float
     return Kept((step, generation), NOW - hours * 3600, metrics)
 
 
-def gone(finished: list[Kept], in_use: tuple[Key, ...] = (), **rules: object) -> list[Key]:
+def gone(finished: list[Kept], in_use: tuple[StateId, ...] = (), **rules: object) -> list[StateId]:
     """Return the keys that may be removed if every checkpoint is valid."""
     keys = sorted((each.key for each in finished), reverse=True)
     retention = Retention(**rules)
@@ -25,7 +25,7 @@ def gone(finished: list[Kept], in_use: tuple[Key, ...] = (), **rules: object) ->
     return sorted(found)
 
 
-def steps(keys: list[Key]) -> list[int]:
+def steps(keys: list[StateId]) -> list[int]:
     return [step for step, _ in keys]
 
 
@@ -133,7 +133,7 @@ some_rules = st.builds(
     some_rules,
 )
 def test_any_store(
-    finished: list[Kept], damaged: set[Key], used: set[Key], rules: Retention
+    finished: list[Kept], damaged: set[StateId], used: set[StateId], rules: Retention
 ) -> None:
     """The newest valid checkpoints and those in use stay, and a second removal changes nothing."""
     order = sorted((each.key for each in finished), reverse=True)

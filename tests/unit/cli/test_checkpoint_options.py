@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from rekindle.checkpoints.retention import Retention
+from rekindle.cli.local_options import RUN
 from rekindle.cli.options import add
-from rekindle.cli.run_options import RUN
 from rekindle.cli.run_spec import read_spec
 
 

@@ -9,8 +9,8 @@ from jobs.driver import Driver, spec_of
 from jobs.trained import trained
 
 from rekindle import names
+from rekindle.cli.local_options import RUN
 from rekindle.cli.options import add
-from rekindle.cli.run_options import RUN
 from rekindle.cli.run_spec import read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import check

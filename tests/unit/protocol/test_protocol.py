@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 
 DIRECTIONS = {
     "from a rank": (p.FromRank, p.decode_from_rank),

@@ -17,13 +17,13 @@ from urllib.parse import urlencode
 import urllib3
 
 from rekindle.engines.client import Transport
-from rekindle.engines.kubernetes.client.credentials import Credentials
-from rekindle.engines.kubernetes.client.errors import (
+from rekindle.engines.kubernetes.client.api_errors import (
     ApiError,
     ForbiddenError,
     refusal,
     status_object_in,
 )
+from rekindle.engines.kubernetes.client.credentials import Credentials
 from rekindle.engines.kubernetes.client.streams import HttpStream, Stream
 
 Object = dict[str, Any]

@@ -18,7 +18,7 @@ from kubernetes.client.rest import RESTClientObject
 from kubernetes.config import KUBE_CONFIG_DEFAULT_LOCATION
 from kubernetes.config.config_exception import ConfigException
 
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.errors import UsageError
 
 _UNREADABLE = (

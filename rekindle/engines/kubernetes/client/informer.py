@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError, ExpiredError, MissingObjectError
+from rekindle.engines.kubernetes.client.api_errors import ApiError, ExpiredError, MissingObjectError
 from rekindle.engines.kubernetes.client.streams import Stream
 from rekindle.waiting import join_all
 

@@ -8,7 +8,11 @@ from collections.abc import Callable
 
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError, ConflictError, MissingObjectError
+from rekindle.engines.kubernetes.client.api_errors import (
+    ApiError,
+    ConflictError,
+    MissingObjectError,
+)
 from rekindle.errors import UsageError
 
 GONE_S = 120.0  # longer than pods take to end in most jobs

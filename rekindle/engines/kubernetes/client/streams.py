@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import urllib3
 
+from rekindle.engines.kubernetes.client.api_errors import ApiError, refusal, status_object_in
 from rekindle.engines.kubernetes.client.credentials import Credentials
-from rekindle.engines.kubernetes.client.errors import ApiError, refusal, status_object_in
 
 CONNECT_S = 30.0
 _PIECE = 65536

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.client.objects import collection, find, path_of
 from rekindle.engines.kubernetes.labels import Names, Role, labels, selector
 from rekindle.engines.kubernetes.manifests.ascend import TRACE_FOLDER

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.reports import (
     ActiveCode,
     Report,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 T = TypeVar("T")

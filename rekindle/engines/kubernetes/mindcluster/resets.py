@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Object
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.reports import check, decode, name_of, text_of
 from rekindle.recovery.policy.annotations import PROCESS_RECOVER
 

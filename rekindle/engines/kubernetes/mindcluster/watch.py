@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.client.pod_status import pod_status

@@ -12,7 +12,7 @@ import msgspec
 from rekindle import names
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ConflictError
+from rekindle.engines.kubernetes.client.api_errors import ConflictError
 from rekindle.engines.kubernetes.client.objects import collection, find
 from rekindle.errors import JobError
 from rekindle.recovery.journal.host_history import (

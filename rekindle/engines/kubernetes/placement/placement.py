@@ -11,7 +11,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ConflictError, MissingObjectError
+from rekindle.engines.kubernetes.client.api_errors import ConflictError, MissingObjectError
 from rekindle.engines.kubernetes.client.objects import (
     GONE_S,
     collection,

@@ -15,7 +15,7 @@ import msgspec
 from rekindle.engines.hosts import HostLog
 from rekindle.engines.kubernetes import labels
 from rekindle.engines.kubernetes.client.api import Api, Object, may
-from rekindle.engines.kubernetes.client.errors import (
+from rekindle.engines.kubernetes.client.api_errors import (
     ConflictError,
     ForbiddenError,
     MissingObjectError,

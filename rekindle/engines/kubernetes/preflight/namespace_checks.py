@@ -9,7 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api
-from rekindle.engines.kubernetes.client.errors import ForbiddenError, MissingObjectError
+from rekindle.engines.kubernetes.client.api_errors import ForbiddenError, MissingObjectError
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.manifests import Manifest
 from rekindle.engines.kubernetes.manifests.quantities import amount

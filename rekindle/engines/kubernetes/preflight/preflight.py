@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object, may
-from rekindle.engines.kubernetes.client.errors import (
+from rekindle.engines.kubernetes.client.api_errors import (
     ApiError,
     ConflictError,
     ForbiddenError,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.pod_status import PodStatus, Reason, pod_status
 from rekindle.engines.kubernetes.labels import selector

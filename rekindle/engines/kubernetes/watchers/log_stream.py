@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError, MissingObjectError
+from rekindle.engines.kubernetes.client.api_errors import ApiError, MissingObjectError
 from rekindle.engines.kubernetes.client.informer import SILENCE_S
 from rekindle.engines.kubernetes.client.streams import Stream
 

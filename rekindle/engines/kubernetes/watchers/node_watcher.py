@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rekindle import names
 from rekindle.engines.kubernetes.client.api import Api, Object, may
-from rekindle.engines.kubernetes.client.errors import ApiError
+from rekindle.engines.kubernetes.client.api_errors import ApiError
 from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.objects import collection
 from rekindle.engines.kubernetes.manifests.pod_template import container_name

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from rekindle.engines.kubernetes.client.api import FORBIDDEN_S, Api, Object
-from rekindle.engines.kubernetes.client.errors import ApiError, ForbiddenError
+from rekindle.engines.kubernetes.client.api_errors import ApiError, ForbiddenError
 from rekindle.engines.kubernetes.labels import ROLE, Role
 from rekindle.engines.kubernetes.watchers.log_stream import LogStream, Runs, Source
 from rekindle.waiting import join_all

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from rekindle import __version__
+from rekindle import names
 from rekindle.checkpoints.format import (
     METADATA_POSITION,
     checksum,
@@ -131,7 +131,7 @@ def write(imported: Imported, store: CheckpointStore, *, job_id: str, step: int)
         data_position=imported.position,
         created=time.time(),
         writer=f"{socket.gethostname()}:{os.getpid()}",
-        rekindle=__version__,
+        rekindle=names.VERSION,
     )
     written = store.write(manifest, {state_file(0): CheckpointFile([buffer], (0,))})
     if written.existed:

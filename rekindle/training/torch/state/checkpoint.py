@@ -18,13 +18,12 @@ import torch
 from rekindle.checkpoints.checkpoint_path import entry_of
 from rekindle.checkpoints.format import Header, state_file
 from rekindle.checkpoints.open_store import find_checkpoint
-from rekindle.checkpoints.pins import reading
 from rekindle.checkpoints.resharding import Box, Excerpts, nearest, overlap, takes, without
-from rekindle.checkpoints.store import Checkpoint
+from rekindle.checkpoints.store import Checkpoint, reading
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
 from rekindle.training.torch.state.sharding import METADATA_PIECES, Piece, Refit, pieces_in
 

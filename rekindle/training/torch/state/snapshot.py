@@ -23,7 +23,7 @@ from rekindle.protocol.snapshot_buffer import (
 from rekindle.rank.channel import Channel
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotWriter, kept
-from rekindle.recovery.policy.plan import StateId
+from rekindle.states import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
 from rekindle.training.torch.state.sharding import metadata_of

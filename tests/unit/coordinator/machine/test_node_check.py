@@ -7,7 +7,7 @@ import pytest
 from jobs.driver import spec_of
 
 from rekindle.coordinator.machine.job_state import CancelTimer, Send, SetTimer, Timer
-from rekindle.coordinator.machine.node_check import CheckedAgent, NodeCheckRun, NodeJudged
+from rekindle.coordinator.machine.node_check_run import CheckedAgent, NodeCheckRun, NodeJudged
 from rekindle.names import SPARE
 from rekindle.protocol.node_check import (
     CheckAlone,
@@ -105,7 +105,10 @@ class Visit:
     def time_out(self, timer: Timer) -> None:
         assert timer in self.timers
         self.timers.discard(timer)
-        self.check.on_timer(timer)
+        if timer in (Timer.CHECK_BEGINS, Timer.EXAMINATION_BEGINS):
+            self.check.on_gathering_over()
+        else:
+            self.check.on_answers_late()
         self.collect()
 
     def healths(self) -> dict[int, Health]:

@@ -4,7 +4,7 @@ import pytest
 
 from rekindle.coordinator.machine.inheritance import earlier
 from rekindle.recovery.journal.journal import Suspected
-from rekindle.recovery.policy.plan import is_clean
+from rekindle.states import is_clean
 
 
 @pytest.mark.parametrize(

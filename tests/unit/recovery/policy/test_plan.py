@@ -5,7 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.policy.plan import AvailableState, RankPlan, StateId, StateSource, make_plan
+from rekindle.recovery.policy.plan import AvailableState, RankPlan, StateSource, make_plan
+from rekindle.states import StateId
 
 states = st.tuples(st.integers(0, 6), st.integers(0, 2))  # step, and generation
 kept = st.lists(states, max_size=3).map(tuple)

@@ -7,8 +7,8 @@ import threading
 import pytest
 from waiting import join, wait_asleep, wait_set
 
-from rekindle.training.mindio import generations as module
-from rekindle.training.mindio.generations import DeviceStop
+from rekindle.training.mindio import mindio_generations as module
+from rekindle.training.mindio.mindio_generations import DeviceStop
 
 
 class Device:

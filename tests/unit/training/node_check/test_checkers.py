@@ -15,9 +15,9 @@ import torch
 from jobs.driver import spec_of
 from waiting import bound_s, turns
 
-from rekindle.agent import node_check as checkers_module
+from rekindle.agent import checkers as checkers_module
+from rekindle.agent.checkers import Checker, CheckerError, NodeCheckRunner
 from rekindle.agent.fork_server import Child
-from rekindle.agent.node_check import Checker, CheckerError, NodeCheckRunner
 from rekindle.agent.watchdog import OomCounter
 from rekindle.protocol.node_check import DeviceWork, Done
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory

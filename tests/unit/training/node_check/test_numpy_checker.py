@@ -16,9 +16,7 @@ from waiting import bound_s, result_of
 from rekindle.protocol.node_check import DeviceWork, Done, Meet
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check import numpy_checker as plain_checker
-from rekindle.training.node_check import numpy_device as plain_device
-from rekindle.training.node_check.numpy_checker import PlainKit
-from rekindle.training.node_check.numpy_device import Processor, device_for
+from rekindle.training.node_check.numpy_checker import PlainKit, Processor, device_for
 from rekindle.training.node_check.serving import WrongResultError
 
 
@@ -70,7 +68,7 @@ def test_wrong_results_are_seen(
     name: str, spoil: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a host computes or copies wrongly, the check raises WrongResultError."""
-    monkeypatch.setattr(plain_device.np, name, spoil(getattr(np, name)))
+    monkeypatch.setattr(plain_checker.np, name, spoil(getattr(np, name)))
     with pytest.raises(WrongResultError):
         PlainKit(1, Processor()).work(DeviceWork(serial=1))
 
@@ -85,7 +83,7 @@ def mindspore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("mindspore")
 def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an NPU, the check measures the processor, and does not import MindSpore."""
-    monkeypatch.setattr(plain_device, "count_npus", lambda: 0)
+    monkeypatch.setattr(plain_checker, "count_npus", lambda: 0)
     device = device_for(0)
     assert isinstance(device, Processor)
     assert not device.note
@@ -93,8 +91,8 @@ def test_without_an_npu_the_processor_is_measured(monkeypatch: pytest.MonkeyPatc
 
 def test_without_mindspore_the_processor_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without MindSpore, the check measures the processor, even on a node with NPUs."""
-    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
-    monkeypatch.setattr(plain_device.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(plain_checker, "count_npus", lambda: 8)
+    monkeypatch.setattr(plain_checker.importlib.util, "find_spec", lambda name: None)
     assert isinstance(device_for(0), Processor)
 
 
@@ -109,7 +107,7 @@ def test_an_npu_is_measured_if_mindspore_can_use_it(
     adapter.MindSporeDevice = lambda *device: device
     name = "rekindle.training.node_check.mindspore_device"
     monkeypatch.setitem(sys.modules, name, adapter)
-    monkeypatch.setattr(plain_device, "count_npus", lambda: 8)
+    monkeypatch.setattr(plain_checker, "count_npus", lambda: 8)
     device = device_for(3)
     if usable:
         assert device == ("Ascend", 3)

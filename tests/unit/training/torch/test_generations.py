@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rekindle.training.torch import Session
-from rekindle.training.torch.generations import renew_gradients
+from rekindle.training.torch.torch_generations import renew_gradients
 
 
 def flat_gradients(model: torch.nn.Module) -> torch.Tensor:

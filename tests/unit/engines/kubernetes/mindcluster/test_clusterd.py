@@ -22,7 +22,7 @@ from rekindle.errors import JobError, UsageError
 
 pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.api import load
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.clusterd import (
     data_trace,
     modify_trace,

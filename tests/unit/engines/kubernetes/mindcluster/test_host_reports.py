@@ -23,7 +23,7 @@ from mindcluster import (
 )
 
 pytest.importorskip("kubernetes.client")
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.host_reports import HostReports, read
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report, Topic, TopicReport
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity

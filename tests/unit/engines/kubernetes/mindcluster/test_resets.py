@@ -8,7 +8,7 @@ import pytest
 from mindcluster import RESOURCE, rank, reset_config
 
 pytest.importorskip("kubernetes.client")
-from rekindle.engines.kubernetes.client.errors import DamagedError
+from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.manifests.ascend import reset_config as skeleton
 from rekindle.engines.kubernetes.mindcluster.reports import ActiveCode, Report
 from rekindle.engines.kubernetes.mindcluster.resets import (

@@ -20,9 +20,9 @@ from rekindle.agent.watchdog import OomCounter
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.protocol.node_check import (
-    Answer,
     CheckAlone,
     Checked,
+    CheckerAnswer,
     CheckOver,
     CheckPair,
     CheckReady,
@@ -43,7 +43,7 @@ _MODULES = {
     Framework.TORCH: "rekindle.training.node_check.torch_checker",
     Framework.MINDSPORE: "rekindle.training.node_check.numpy_checker",
 }
-_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_ANSWERS: msgspec.msgpack.Decoder[CheckerAnswer] = msgspec.msgpack.Decoder(CheckerAnswer)
 
 
 class CheckerError(RekindleError):
@@ -61,7 +61,7 @@ class Checker:
         self.device = device
         self._oom = oom
         self._child = child
-        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[CheckerAnswer | None] = asyncio.Queue()
         self._end = ""
         child.watch(lambda data: self._answers.put_nowait(_ANSWERS.decode(data)), self._ended)
 
@@ -84,7 +84,7 @@ class Checker:
             return answer.port
         raise CheckerError(self.device, answer.error)
 
-    async def _next_answer(self) -> Answer:
+    async def _next_answer(self) -> CheckerAnswer:
         answer = await self._answers.get()
         if answer is None:
             self._answers.put_nowait(None)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rekindle.errors import SessionError
-from rekindle.training.mindio import exceptions, framework, update_times
+from rekindle.training.mindio import exception_handler, framework, update_times
 from rekindle.training.mindio.enums import ReportState
 from rekindle.training.mindio.handlers import Handlers
 
@@ -45,9 +45,9 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     made = Rank()
     monkeypatch.setattr(framework, "_processor", made)
     monkeypatch.setattr(update_times, "_times", {})
-    handles, states = dict(exceptions._handles), dict(exceptions._states)
-    monkeypatch.setattr(exceptions, "_handles", handles)
-    monkeypatch.setattr(exceptions, "_states", states)
+    handles, states = dict(exception_handler._handles), dict(exception_handler._states)
+    monkeypatch.setattr(exception_handler, "_handles", handles)
+    monkeypatch.setattr(exception_handler, "_states", states)
     return made
 
 
@@ -77,7 +77,7 @@ def test_an_error_s_text_says_what_it_is(rank: Rank, text: str, state: str) -> N
     """
     update_times.tft_set_update_start_time(100)
     update_times.tft_set_update_end_time(200)
-    assert exceptions.state_of(text).name == state
+    assert exception_handler.state_of(text).name == state
 
 
 def test_without_repair_of_memory_such_errors_are_the_script_s(
@@ -86,8 +86,8 @@ def test_without_repair_of_memory_such_errors_are_the_script_s(
     """With enable_uce=False, errors of memory and links count as the script's own, as in MindIO."""
     monkeypatch.setattr(framework, "repairs_memory", False)
     for text in ("UCE ERROR", "HBM MULTI BIT ECC", "HCCL OP RETRY FAILED"):
-        assert exceptions.state_of(text) is ReportState.RS_UNKNOWN
-    assert exceptions.state_of("FORCE STOP") is ReportState.RS_NORMAL
+        assert exception_handler.state_of(text) is ReportState.RS_UNKNOWN
+    assert exception_handler.state_of("FORCE STOP") is ReportState.RS_NORMAL
 
 
 def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
@@ -97,7 +97,7 @@ def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
     """
     errors = [RuntimeError("UCE ERROR, device error type 1A2b."), RuntimeError("FORCE STOP")]
 
-    @exceptions.tft_exception_handler
+    @exception_handler.tft_exception_handler
     def train(start: int, *, name: str) -> tuple[int, str]:
         if errors:
             framework.handlers.arguments[0] += 1
@@ -117,7 +117,7 @@ def test_training_is_entered_anew_after_each_fault(rank: Rank) -> None:
 def test_what_is_no_fault_of_a_device_is_raised(rank: Rank) -> None:
     """If an error is not a fault of a device, the rank reports it and raises it without a wait."""
 
-    @exceptions.tft_exception_handler
+    @exception_handler.tft_exception_handler
     def train(error: Exception) -> None:
         raise error
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_repaired_is_raised(rank: Rank) -> None:
     """If a repair fails, the rank raises an error with the fault's text, for the agent."""
     rank.repairs = False
 
-    @exceptions.tft_exception_handler
+    @exception_handler.tft_exception_handler
     def train() -> None:
         raise RuntimeError("UCE ERROR of a rank")
 
@@ -150,9 +150,9 @@ def test_a_framework_s_own_errors_can_be_told_apart(rank: Rank) -> None:
         seen.append(text)
         return "PRECISION ERROR"
 
-    exceptions.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", handle)
-    assert exceptions.state_of("a PRECISION ERROR") is ReportState.RS_RETRY
-    assert exceptions.state_of("IMPRECISION ERROR") is ReportState.RS_RETRY
+    exception_handler.tft_register_exception_handler("PRECISION ERROR", "RS_RETRY", handle)
+    assert exception_handler.state_of("a PRECISION ERROR") is ReportState.RS_RETRY
+    assert exception_handler.state_of("IMPRECISION ERROR") is ReportState.RS_RETRY
     assert seen == ["a PRECISION ERROR", "IMPRECISION ERROR"]
 
 

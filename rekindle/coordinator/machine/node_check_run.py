@@ -156,12 +156,13 @@ class NodeCheckRun:
         self._go_on()
         return True
 
-    def on_timer(self, timer: Timer) -> None:
-        """Handle a time limit: begin the check, or record the missing answers as errors."""
-        if timer is self._begin_timer:
-            if self._evidence is None and self._waiting:
-                self._begin()
-            return
+    def on_gathering_over(self) -> None:
+        """Handle the time limit for further agents: begin the check."""
+        if self._evidence is None and self._waiting:
+            self._begin()
+
+    def on_answers_late(self) -> None:
+        """Handle the time limit for answers: record the missing answers as errors."""
         limit_s = self._limits.timeout_s
         late = f"it did not answer within {limit_s:g} s"
         for item in list(self._items.values()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -17,7 +17,9 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.policy.plan import RankPlan, StateId, StateSource
+from rekindle.recovery.policy.plan import RankPlan, StateSource
+from rekindle.states import StateId
+from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
 from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
@@ -31,9 +33,6 @@ from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
-
-if TYPE_CHECKING:
-    from rekindle.training.torch.session import Arguments
 
 
 def fetch_state(
@@ -67,7 +66,7 @@ def fetch_state(
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
 
 
-class Generations:
+class TorchGenerations:
     """Forms the generations of one rank; an adapter of `rekindle.rank.member.Member`.
 
     model: the module, or its DDP wrapper of this generation. rank, world_size: rank and world size

@@ -17,7 +17,8 @@ from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank.member import Arrival
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.rank.step_vote import STATE, StepVote, VotingGenerations
-from rekindle.recovery.policy.plan import RankPlan, StateId, StateSource
+from rekindle.recovery.policy.plan import RankPlan, StateSource
+from rekindle.states import StateId
 from rekindle.training.mindio.handlers import ERROR, OK, UNHARMED, Handlers
 from rekindle.training.mindio.repairs import RepairRequest, joined, repair_of
 
@@ -109,7 +110,7 @@ class DeviceStop:
             self._changed.notify_all()
 
 
-class Generations(VotingGenerations):
+class MindIOGenerations(VotingGenerations):
     """Repairs the state of one rank; an adapter of `rekindle.rank.member.Member`.
 
     slot: the rank's number. joins: this process is new, and joins ranks that continue (MindIO's

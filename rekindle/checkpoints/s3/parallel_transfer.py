@@ -14,7 +14,7 @@ from rekindle.checkpoints.files import private_memory
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.checkpoints.s3 import client as s3_client
 from rekindle.checkpoints.s3.client import Body, Bucket, Slice, Upload
-from rekindle.checkpoints.s3.errors import S3Error, S3ErrorKind
+from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind
 from rekindle.errors import CheckpointError, CorruptError, MissingError
 
 A = TypeVar("A")

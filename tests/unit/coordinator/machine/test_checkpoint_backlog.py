@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.coordinator.machine.checkpoints import DueCheckpoints
+from rekindle.coordinator.machine.checkpoints import CheckpointBacklog
 from rekindle.protocol.agent import ShardReady
 
 
-def due(backlog: DueCheckpoints, step: int, shard: int, of: int = 2) -> tuple[int, int] | None:
+def due(backlog: CheckpointBacklog, step: int, shard: int, of: int = 2) -> tuple[int, int] | None:
     part = ShardReady(step=step, generation=1, rank=shard, shard=shard, shards=of)
     return backlog.add(shard, part)
 
 
-def all_due(backlog: DueCheckpoints, step: int) -> tuple[int, int] | None:
+def all_due(backlog: CheckpointBacklog, step: int) -> tuple[int, int] | None:
     due(backlog, step, 0)
     return due(backlog, step, 1)
 
@@ -24,7 +24,7 @@ def test_written_once_all_shards_are_ready() -> None:
 
     Each node writes its own shards.
     """
-    backlog = DueCheckpoints()
+    backlog = CheckpointBacklog()
     due(backlog, 5, 1)
     assert backlog.next() is None
     due(backlog, 5, 0)
@@ -40,7 +40,7 @@ def test_written_once_all_shards_are_ready() -> None:
 
 def test_the_newest_waits() -> None:
     """A newer step replaces the step that waits. A step that is not due on all ranks is dropped."""
-    backlog = DueCheckpoints()
+    backlog = CheckpointBacklog()
     all_due(backlog, 5)
     assert backlog.next()
     assert all_due(backlog, 10) is None
@@ -57,7 +57,7 @@ def test_the_newest_waits() -> None:
 
 def test_a_generation_begins_with_nothing() -> None:
     """A new generation starts with an empty backlog, and lower steps count again."""
-    backlog = DueCheckpoints()
+    backlog = CheckpointBacklog()
     all_due(backlog, 10)
     assert backlog.next()
     all_due(backlog, 15)
@@ -76,7 +76,7 @@ events = st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["next", "done"])
 @given(events)
 def test_any_order(order: list[object]) -> None:
     """In any order, each complete step is written, left out or waits, exactly once."""
-    backlog, steps = DueCheckpoints(), dict.fromkeys(range(4), 0)
+    backlog, steps = CheckpointBacklog(), dict.fromkeys(range(4), 0)
     done: list[int] = []
     left_out: list[int] = []
     for event in order:

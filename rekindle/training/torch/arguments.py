@@ -1,0 +1,117 @@
+"""The arguments of a Session, and the checks that refuse unusable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.errors import SessionError
+from rekindle.rank.member import Recovery
+from rekindle.training.sampler import StepSampler
+from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of a Session, which describes them, with checks that refuse unusable ones."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    sampler: StepSampler | None
+    loader: Any
+    ddp: bool | Mapping[str, Any]
+    extra: Mapping[str, Any]
+    backend: str | None
+    seed: int
+    timeout_s: float
+    transient: tuple[type[Exception], ...]
+    keep_global_batch: bool
+    shard: int | None
+    make_groups: Callable[[], None] | None
+    on_recovery: Callable[[Recovery], object] | None = None
+
+    def check(self) -> None:
+        """Check model and optimizer. Raises SessionError, with the correct use in its text."""
+        if isinstance(self.model, DistributedDataParallel):
+            raise SessionError(
+                "model is a DDP wrapper, which belongs to one generation; give Session the module "
+                "itself. Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+            )
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise SessionError(
+                f"optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer; "
+                "Session needs to detect when the optimizer begins to change the parameters"
+            )
+        if dist.is_initialized() and not in_placeholder():
+            raise SessionError(
+                "the default process group exists already, but Session forms it again in each "
+                "generation; remove init_process_group from the script, or, if a device mesh needs "
+                "a group, call rekindle.training.torch.init_placeholder_group() instead"
+            )
+
+    def check_parts(self, sampler: StepSampler | None) -> None:
+        """Check a kept global batch. Raises SessionError: other arguments do not allow it.
+
+        sampler: the given one, or the loader's.
+        """
+        if sampler is None:
+            raise SessionError(
+                "keep_global_batch=True: give Session a StepSampler, or a loader that uses one"
+            )
+        if isinstance(self.ddp, Mapping) and self.ddp.get("static_graph"):
+            # Its first backward pass must synchronise: without that torch 2.13 fails its own
+            # assertion.
+            raise SessionError(
+                "keep_global_batch=True: DistributedDataParallel(static_graph=True) cannot add up "
+                "gradients before it all-reduces them; leave static_graph out"
+            )
+
+    def check_shard(self, shard: int | None) -> None:
+        """Check a sharded state. Raises SessionError: other arguments do not allow shards.
+
+        shard: the given one, or the one that the Session found.
+        """
+        if shard is None:
+            return
+        if not isinstance(shard, int) or isinstance(shard, bool) or shard < 0:
+            raise SessionError(
+                f"shard is {shard!r}; give the number of a piece of the state, at least 0"
+            )
+        ddp = self.ddp and not is_zero(self.optimizer)
+        if ddp or self.keep_global_batch:
+            wanted = "ddp" if ddp else "keep_global_batch"
+            raise SessionError(
+                f"{wanted} needs the complete state on every rank, but shard={shard} means that "
+                "this rank has only a piece of it; leave one of them out"
+            )
+
+    def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all objects whose state is kept, by name, without those that are None.
+
+        of_data: the sampler's or loader's parts.
+        Raises SessionError: a name in `extra` is already the name of another kept object.
+        """
+        own = {
+            "model": self.model,
+            "optimizer": local_optimizer(self.optimizer),
+            "scheduler": self.scheduler,
+            **of_data,
+        }
+        for name in self.extra:
+            if own.get(name) is not None:
+                raise SessionError(
+                    f"extra: Session uses the name {name!r} itself; choose another one"
+                )
+        return {name: each for name, each in {**own, **self.extra}.items() if each is not None}
+
+    def ddp_options(self) -> dict[str, Any] | None:
+        """Return the keyword arguments of DistributedDataParallel; None: there is no wrapper."""
+        if isinstance(self.ddp, Mapping):
+            return dict(self.ddp)
+        return {} if self.ddp else None
