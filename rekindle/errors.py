@@ -35,6 +35,21 @@ ConnectionError, a RuntimeError of a framework, a ValueError that msgspec conver
 Faults of a training run are values (`rekindle.recovery.faults.fault.Fault`), not exceptions.
 """
 
+# The extra that installs each module. A light installation has none of these modules.
+_EXTRAS = {
+    "boto3": "s3",
+    "botocore": "s3",
+    "grpc": "mindcluster",
+    "httpx": "prefect",
+    "kubernetes": "kubernetes",
+    "matplotlib": "prefect",
+    "mindspore": "mindspore",
+    "prefect": "prefect",
+    "pydantic": "prefect",
+    "torch": "torch",
+    "urllib3": "kubernetes",
+}
+
 
 class RekindleError(Exception):
     """The base class of all errors that Rekindle raises on purpose."""
@@ -107,22 +122,6 @@ class UnexpectedError(RekindleError):
     """An error that no code expects, most likely a bug in Rekindle. It ends the process."""
 
     exit_status = 70  # differs from the statuses of a job
-
-
-# The extra that installs each module. A light installation has none of these modules.
-_EXTRAS = {
-    "boto3": "s3",
-    "botocore": "s3",
-    "grpc": "mindcluster",
-    "httpx": "prefect",
-    "kubernetes": "kubernetes",
-    "matplotlib": "prefect",
-    "mindspore": "mindspore",
-    "prefect": "prefect",
-    "pydantic": "prefect",
-    "torch": "torch",
-    "urllib3": "kubernetes",
-}
 
 
 def extra_of(error: ModuleNotFoundError) -> UsageError:

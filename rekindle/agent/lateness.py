@@ -34,6 +34,11 @@ _UNKNOWN_S = {
     RankActivity.EVALUATE: BUSY_S,
 }
 
+LOOK_S = 0.25
+LONGEST_LOOK_S = 1.0  # the most that one look counts
+_UNWATCHED = (RankActivity.OUTSIDE, RankActivity.MEETING)
+_STARTED = PageReading(0, RankActivity.OUTSIDE, 0)
+
 
 class Learned:
     """The durations of one activity so far."""
@@ -61,12 +66,6 @@ def limit_s(doing: RankActivity, learned: Learned, *, least_s: float, busy: bool
         return max(least_s, _UNKNOWN_S.get(doing, UNKNOWN_S))
     factor = FACTOR if learned.times >= ENOUGH else FACTOR_OF_FEW
     return max(least_s, factor * learned.longest_s)
-
-
-LOOK_S = 0.25
-LONGEST_LOOK_S = 1.0  # the most that one look counts
-_UNWATCHED = (RankActivity.OUTSIDE, RankActivity.MEETING)
-_STARTED = PageReading(0, RankActivity.OUTSIDE, 0)
 
 
 class LatenessTracker:

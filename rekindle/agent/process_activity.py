@@ -13,6 +13,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 STOPPED = "T"  # by a signal; a tracer stops a process in another state
 _RUNS, _WAITS_FOR_DISK = "R", "D"
+BUSY_SHARE = 0.05  # one core is 1.0; on an overloaded machine a loop has no larger share
+MOVING_BYTES_PER_S = 16_384  # a slow upload; a process that prints ten times a second writes less
+WAITS_PER_S = 5.0  # a DataLoader that waits for a batch polls once in 5 s
+RESTING_SHARE = 0.01  # a thread that polls at intervals takes less
 
 
 class Activity(NamedTuple):
@@ -61,12 +65,6 @@ class Activity(NamedTuple):
         # The kernel counts ticks, so a few ticks in a short time do not measure a share.
         idle = self.cpu_s - before.cpu_s < max(RESTING_SHARE * seconds, _FEW_TICKS / _TICKS_PER_S)
         return idle and self.io_bytes == before.io_bytes
-
-
-BUSY_SHARE = 0.05  # one core is 1.0; on an overloaded machine a loop has no larger share
-MOVING_BYTES_PER_S = 16_384  # a slow upload; a process that prints ten times a second writes less
-WAITS_PER_S = 5.0  # a DataLoader that waits for a batch polls once in 5 s
-RESTING_SHARE = 0.01  # a thread that polls at intervals takes less
 
 
 class _Process(NamedTuple):

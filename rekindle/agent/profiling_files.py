@@ -27,6 +27,8 @@ from rekindle.protocol.agent import Message, ProfilingSwitchRead, StepTimings
 # Steps a second that all ranks together report. If steps are shorter, they report only each second,
 # fourth and so on. The coordinator reads and judges 40,000 a second (benchmarks/stragglers.py).
 STEPS_PER_S = 4000
+SWITCH = Path("/user/cluster-info/datatrace-config/profilingSwitch")
+_TICK_S = 1.0
 
 
 class ProfilingReader:
@@ -100,10 +102,6 @@ class _Rank:
         while every * usual_s < least_s and every < 2**20:
             every *= 2
         return tuple(each for each in new if each.step % every == 0)
-
-
-SWITCH = Path("/user/cluster-info/datatrace-config/profilingSwitch")
-_TICK_S = 1.0
 
 
 class ProfilingFiles:

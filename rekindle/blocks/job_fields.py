@@ -14,6 +14,30 @@ from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
+KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
+RecoveryPolicy = Annotated[Policy, Form("Policy")]
+Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]
+ProcessesPerNode = Annotated[
+    int, Field(ge=1, description="Ranks on each node, usually one per accelerator.")
+]
+MinNodes = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Fewest nodes with which training may continue after others are lost; 0: all "
+        "nodes are needed.",
+    ),
+]
+Spares = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Spare nodes, each ready to replace a lost node immediately.",
+    ),
+]
+
+Keep = Annotated[Retention, Form("Keep")]
+
 
 class NodeCheck(BaseModel):
     """The check of each node before it takes part in training."""
@@ -40,36 +64,6 @@ class NodeCheck(BaseModel):
             link_factor=self.link_factor,
             timeout_s=self.timeout_s,
         )
-
-
-KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
-
-
-RecoveryPolicy = Annotated[Policy, Form("Policy")]
-
-
-Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]
-ProcessesPerNode = Annotated[
-    int, Field(ge=1, description="Ranks on each node, usually one per accelerator.")
-]
-MinNodes = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="Fewest nodes with which training may continue after others are lost; 0: all "
-        "nodes are needed.",
-    ),
-]
-Spares = Annotated[
-    int,
-    Field(
-        ge=0,
-        description="Spare nodes, each ready to replace a lost node immediately.",
-    ),
-]
-
-
-Keep = Annotated[Retention, Form("Keep")]
 
 
 class CheckpointDirectory(BaseModel):

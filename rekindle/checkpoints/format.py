@@ -20,12 +20,6 @@ METADATA_POSITION = "data_position"
 METADATA_ORIGIN = "origin"
 METADATA_METRICS = "metrics"
 
-
-def state_file(shard: int) -> str:
-    """Return the name of the file with this shard. A state without shards is shard 0."""
-    return f"state-{shard:05d}.safetensors"
-
-
 # Bits of one element, by the dtype codes of safetensors.
 DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
@@ -38,12 +32,16 @@ DTYPE_BITS: Mapping[str, int] = {
 }
 
 Bytes = bytes | bytearray | memoryview
-
 _ALIGNMENT = 64  # bytes, for the first tensor: a cache line, and more than any dtype needs
 _PREFIX = struct.Struct("<Q")
 _MAX_JSON = 100_000_000  # the safetensors library refuses a longer header
 _METADATA = "__metadata__"
 _JSON_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def state_file(shard: int) -> str:
+    """Return the name of the file with this shard. A state without shards is shard 0."""
+    return f"state-{shard:05d}.safetensors"
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -26,6 +26,9 @@ from rekindle.checkpoints.manifest import MANIFEST_FILE, FileEntry, Manifest
 from rekindle.checkpoints.store import CheckpointFile, check_writable
 from rekindle.errors import CheckpointError, CorruptError
 
+# Prefix of a mark for a part that was replaced. Another process may rely on its earlier bytes.
+REPLACED: Final = ".replaced-"
+
 
 def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) -> None:
     """Raise CheckpointError, before any file is created, if a manifest cannot hold this part."""
@@ -40,10 +43,6 @@ def check_part(step: int, generation: int, name: str, ranks: tuple[int, ...]) ->
         rekindle="",
     )
     check_writable(possible, {name: CheckpointFile((), ranks)})
-
-
-# Prefix of a mark for a part that was replaced. Another process may rely on its earlier bytes.
-REPLACED: Final = ".replaced-"
 
 
 def write_part(path: Path, name: str, chunks: Iterable[Bytes], ranks: tuple[int, ...]) -> FileEntry:

@@ -26,6 +26,7 @@ from rekindle.errors import CheckpointError, CorruptError, UsageError
 
 LATEST_FILE: Final = "latest.json"
 _TRIES: Final = 20  # attempts: if all fail, the cause is hardly other publishers
+_REFERENCE = re.compile(r".+#xxh3_128:[0-9a-f]{32}")
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +67,6 @@ def _decode(data: bytes, location: str) -> Latest:
         return msgspec.json.decode(data, type=Latest)
     except msgspec.MsgspecError as error:
         raise CorruptError(f"{location} is damaged; remove it ({error})") from error
-
-
-_REFERENCE = re.compile(r".+#xxh3_128:[0-9a-f]{32}")
 
 
 class Published(msgspec.Struct, frozen=True):

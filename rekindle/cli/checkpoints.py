@@ -36,6 +36,7 @@ from rekindle.states import StateId
 from rekindle.words import size
 
 MOST_HOURS = 24 * 3660  # ten years; a pin without an end lasts longer
+_INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
 def pin(options: argparse.Namespace) -> None:
@@ -137,9 +138,6 @@ def _json(name: str, text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.MsgspecError as error:
         raise UsageError(f"--add {name}={text}: the value is not JSON ({error})") from error
-
-
-_INTERRUPTED = 130  # the exit status of a shell after Ctrl-C
 
 
 def run(options: argparse.Namespace) -> int | None:

@@ -29,6 +29,7 @@ from rekindle.yaml_file import Document
 
 _HIDDEN = "(hidden)"
 _FIRST = ("apiVersion", "kind", "metadata")
+_PATIENCE_S = 5.0  # a user waits for the result
 
 
 def run(options: argparse.Namespace) -> None:
@@ -109,9 +110,6 @@ class _Plain(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-_PATIENCE_S = 5.0  # a user waits for the result
 
 
 def check(options: argparse.Namespace) -> int:

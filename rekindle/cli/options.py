@@ -15,6 +15,11 @@ from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.faults.classification import EventSource
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
+_STORE = "a folder, an s3:// location, or a job's id"
+_SOURCE = f"{_STORE}, or the reference of a published one"
+_ACCESS = "file with the access to a cluster"
+_JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
+
 
 class Argument(NamedTuple):
     """An option or a positional argument: its spellings, and its settings for argparse."""
@@ -186,8 +191,6 @@ FAULT = (
     ),
 )
 
-_STORE = "a folder, an s3:// location, or a job's id"
-_SOURCE = f"{_STORE}, or the reference of a published one"
 _IN = argument("store", help=_STORE)
 _STEP = argument(
     "--step",
@@ -319,9 +322,6 @@ CHECKPOINTS = (
         ),
     ),
 )
-
-_ACCESS = "file with the access to a cluster"
-_JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 
 
 _CLUSTER = (

@@ -11,6 +11,8 @@ from typing import Any
 from rekindle.checkpoints.verifying import OnBytes
 from rekindle.words import columns, size
 
+_LINE_S = 5.0  # between two lines without a terminal
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under a head, each column as wide as its widest cell."""
@@ -23,9 +25,6 @@ def clock(at: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
     except (OverflowError, ValueError, OSError):
         return "?"
-
-
-_LINE_S = 5.0  # between two lines without a terminal
 
 
 @contextlib.contextmanager

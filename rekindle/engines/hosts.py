@@ -20,6 +20,8 @@ from rekindle.errors import JobError, UsageError
 from rekindle.file_lock import locked
 from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, in_order, read
 
+MOST_HOSTS = 1024  # limit of the search; one machine does not run more agents
+
 
 class HostLog:
     """One file with a JSON line for each event; any number of processes append to it."""
@@ -67,9 +69,6 @@ class HostLog:
             raise JobError(
                 f"Rekindle cannot read {self._path}: {error}; correct or remove the file"
             ) from error
-
-
-MOST_HOSTS = 1024  # limit of the search; one machine does not run more agents
 
 
 class SimulatedHosts:

@@ -24,6 +24,10 @@ from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import OUTER, Policy, Strategy
 
+_NO_GRACE = "-1"
+_SECONDS = re.compile(r"[1-9][0-9]{0,8}")
+_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
 
 class EntryKind(str, enum.Enum):
     """How an agent starts the ranks' program."""
@@ -132,11 +136,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
         return None if text == _NO_GRACE else float(text)
-
-
-_NO_GRACE = "-1"
-_SECONDS = re.compile(r"[1-9][0-9]{0,8}")
-_JOB_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 def check(spec: JobSpec) -> JobSpec:

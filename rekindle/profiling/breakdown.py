@@ -11,6 +11,12 @@ from rekindle.profiling.markers import COMMUNICATION, Range, operation_of
 from rekindle.profiling.reading import Task
 
 _ROWS = {"default": 0, COMMUNICATION: 1}
+_PARTS = ("seconds", "compute", "forward", "loading", "waiting")
+HEADS = ("rank", *(f"{part} (ms)" for part in ("step", *_PARTS[1:], "saving")))
+WHAT = (
+    "The table shows medians of the steps, and for saving the mean. Compute is a rank's own "
+    "work without the wait for data. Waiting is the time in collectives."
+)
 
 
 def chrome_trace(by_rank: Mapping[int, Sequence[Range]], *, per_node: int = 1) -> bytes:
@@ -35,14 +41,6 @@ def _event(rank: int, span: Range) -> dict[str, object]:
         "dur": (span.end - span.start) / 1e3,
         "args": msgspec.to_builtins(operation) if operation else {},
     }
-
-
-_PARTS = ("seconds", "compute", "forward", "loading", "waiting")
-HEADS = ("rank", *(f"{part} (ms)" for part in ("step", *_PARTS[1:], "saving")))
-WHAT = (
-    "The table shows medians of the steps, and for saving the mean. Compute is a rank's own "
-    "work without the wait for data. Waiting is the time in collectives."
-)
 
 
 def breakdown(task: Task, window: Iterable[int]) -> list[Sequence[object]]:

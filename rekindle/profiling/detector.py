@@ -26,6 +26,19 @@ LEAST_LINK = math.log(1.3)  # the times of collectives vary with all other traff
 SHARE = 0.05  # smaller costs of loading or saving do not count, as a share of a step
 COST = 0.01  # smaller costs of longer saves do not count, as a share of all steps; saves are rare
 
+# After this number of consecutive steps without collectives, recording is off. A rank that reduces
+# gradients only in every fourth step still has some in this number of steps.
+UNRECORDED = 20
+RECORDED = 2  # with collectives in this number of the newest steps, recording is on
+
+# Steps for which some ranks have not reported yet. Ranks write every few seconds, at different
+# times.
+MOST_PENDING = 4096
+# A rank or a link that has become this many times slower since its report is reported again. Causes
+# of slowness that justify a replacement start at this factor.
+GROWN = 1.3
+_Key = tuple[Slow, tuple[int, ...]]
+
 
 def _take(series: StepSeries, step: int, value: float) -> None:
     """Add a value to a series whose baseline does not depend on other series."""
@@ -197,12 +210,6 @@ class Links:
         )
 
 
-# After this number of consecutive steps without collectives, recording is off. A rank that reduces
-# gradients only in every fourth step still has some in this number of steps.
-UNRECORDED = 20
-RECORDED = 2  # with collectives in this number of the newest steps, recording is on
-
-
 class Detector:
     """Find slow ranks, nodes, loading, saves and links in steps as they arrive.
 
@@ -280,15 +287,6 @@ class Detector:
         ]
         saved = {rank for rank, each in times.items() if each.saving}
         return self._book.note(found, times, saved)
-
-
-# Steps for which some ranks have not reported yet. Ranks write every few seconds, at different
-# times.
-MOST_PENDING = 4096
-# A rank or a link that has become this many times slower since its report is reported again. Causes
-# of slowness that justify a replacement start at this factor.
-GROWN = 1.3
-_Key = tuple[Slow, tuple[int, ...]]
 
 
 class OnlineDetector:

@@ -23,6 +23,8 @@ KEPT_FILES = 3  # a rank with at most this number of files keeps all
 # the most that one call reads of a file; a faster writer gets ahead of its reader
 MOST_READ = 64 * 1024 * 1024
 LOOK_S = 60.0  # interval of checks of the total size
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "glusterfs", "fuse.", "9p", "beegfs", "gpfs")
 
 
 def records_folder(environment: Mapping[str, str], own: Path) -> Path:
@@ -176,9 +178,6 @@ def age(folder: Path, own: Iterable[int], cap_bytes: int = RecordLimits().cap_by
     return removed
 
 
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
-
-
 def is_network(folder: Path) -> bool:
     """Return whether writes to the folder use a network, by the type of its file system."""
     best, kind = "", ""
@@ -190,9 +189,6 @@ def is_network(folder: Path) -> bool:
         if inside and len(at) >= len(best):
             best, kind = at, sort
     return kind.startswith(_NETWORK)
-
-
-_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "glusterfs", "fuse.", "9p", "beegfs", "gpfs")
 
 
 def _ends_a_line(path: Path) -> bool:

@@ -24,6 +24,16 @@ STEP, FORWARD, DATA_LOADER, SAVE = "step", "forward", "dataloader", "save_checkp
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
+# Errors of reading a line: invalid JSON, invalid UTF-8, or too deeply nested arrays.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+MOST_DIGITS = 18
+_ENCODER = msgspec.json.Encoder()
+
+# parts of isend, HcclReceive, HcclBatchSendRecv and other spellings
+_BY_TWO = ("send", "recv", "receive")
+
+_MOST_RECORDED = 4096  # ranges by which a device may lag
+
 
 class ProcessThread(msgspec.Struct, frozen=True, rename="pascal"):
     """Identify the process and thread that recorded a range."""
@@ -95,11 +105,6 @@ def step_of(name: str) -> int:
     return int(number) if kind == STEP and is_number else -1
 
 
-# Errors of reading a line: invalid JSON, invalid UTF-8, or too deeply nested arrays.
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-MOST_DIGITS = 18
-
-_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Marker)
 _OPERATION = msgspec.json.Decoder(Operation)
 
@@ -141,10 +146,6 @@ def operation_of(name: str) -> Operation | None:
         return _OPERATION.decode(name)
     except UNREADABLE:
         return None
-
-
-# parts of isend, HcclReceive, HcclBatchSendRecv and other spellings
-_BY_TWO = ("send", "recv", "receive")
 
 
 @functools.lru_cache(4096)
@@ -204,9 +205,6 @@ class Ranges:
         if len(self._recorded) > _MOST_RECORDED:
             del self._recorded[next(iter(self._recorded))]
         return False
-
-
-_MOST_RECORDED = 4096  # ranges by which a device may lag
 
 
 def _are_one(one: Marker, other: Marker) -> bool:

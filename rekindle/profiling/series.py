@@ -17,6 +17,26 @@ MOST_MEMORY = 0.98  # so few steps cannot show more
 _MAD = 1.4826  # standard deviation of a normal distribution, in median absolute deviations
 _FAR = 4  # the second lag, in values
 _OUTLIER = 3.0  # times the spread; values farther from the median are clipped
+SKIPPED = 3  # steps in which caches fill and the framework selects kernels
+BASELINE = 20  # steps, as in MindCluster's detection
+# Each row has the number of newest steps that must agree. Then follows the size of the change, in
+# multiples of the least change and of the spread (steps may be correlated). A machine is sometimes
+# busy with other work for a few steps. If ranks share too few cores, only many steps give
+# information.
+WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
+_SHORTEST, _BLOCK = 8, 18
+LASTING = 2 * _BLOCK  # after this number of steps, a rise without a slow node becomes the baseline
+KEPT = 2 * LASTING
+LOOK_BACK = 6  # blocks of steps whose moves count
+# This share of the new steps must be nearer to the new level, and this share of the baseline nearer
+# to the old level.
+MOST = 0.75
+APART = 1.5  # times the usual moves of other ranks
+FEW = 1.5  # standard errors, to decide whether one change causes another
+MANY = 3.0  # standard errors, to withdraw a finding
+WIDE = 1.5  # times the spread of a baseline's steps, to split the baseline
+SAME = 0.03  # the halves of a baseline may differ by at most this
+LEAST_FALL = math.log(1.06)
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -126,26 +146,6 @@ def _noise(near: float, far: float) -> Noise:
     return Noise(min(near, memory), memory)
 
 
-SKIPPED = 3  # steps in which caches fill and the framework selects kernels
-BASELINE = 20  # steps, as in MindCluster's detection
-# Each row has the number of newest steps that must agree. Then follows the size of the change, in
-# multiples of the least change and of the spread (steps may be correlated). A machine is sometimes
-# busy with other work for a few steps. If ranks share too few cores, only many steps give
-# information.
-WINDOWS = ((8, 4.0, 1.5), (12, 2.0, 1.5), (18, 1.0, 1.5), (36, 1.0, 1.0))
-_SHORTEST, _BLOCK = 8, 18
-LASTING = 2 * _BLOCK  # after this number of steps, a rise without a slow node becomes the baseline
-KEPT = 2 * LASTING
-LOOK_BACK = 6  # blocks of steps whose moves count
-# This share of the new steps must be nearer to the new level, and this share of the baseline nearer
-# to the old level.
-MOST = 0.75
-APART = 1.5  # times the usual moves of other ranks
-FEW = 1.5  # standard errors, to decide whether one change causes another
-MANY = 3.0  # standard errors, to withdraw a finding
-WIDE = 1.5  # times the spread of a baseline's steps, to split the baseline
-SAME = 0.03  # the halves of a baseline may differ by at most this
-LEAST_FALL = math.log(1.06)
 NONE = Noise()
 
 

@@ -13,6 +13,7 @@ import msgspec
 from rekindle.profiling.markers import COMMUNICATION, DATA_LOADER, FORWARD, SAVE, Range, group_of
 
 MOST_LINKS = 16
+_Span = tuple[int, int]  # nanoseconds since the epoch
 
 
 class StepTimes(msgspec.Struct, frozen=True, gc=False):
@@ -96,9 +97,6 @@ def _links(collectives: list[Range]) -> tuple[tuple[str, tuple[float, ...]], ...
         )
         for group, seconds in found.items()
     )
-
-
-_Span = tuple[int, int]  # nanoseconds since the epoch
 
 
 def _waits(step: Range, collectives: list[Range]) -> list[_Span]:

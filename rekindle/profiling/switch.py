@@ -13,6 +13,10 @@ from rekindle.errors import UsageError
 MEBIBYTE = 1024 * 1024
 MOST_FLUSH_S = 3600.0
 _MOST_MB = 10**9
+ON, OFF = "on", "off"
+
+# in the order of the fields
+FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
 
 
 class RecordLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,9 +69,6 @@ def _figure(
     return usual
 
 
-ON, OFF = "on", "off"
-
-
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """State which times ranks record. All except `communication` switch together.
 
@@ -87,8 +88,6 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WORDS = tuple(name.replace("_", "-") for name in Switch.__struct_fields__)
-# in the order of the fields
-FIELDS = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
 
 
 class ProfilingOrder(msgspec.Struct, frozen=True, kw_only=True):

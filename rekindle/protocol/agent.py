@@ -118,6 +118,8 @@ __all__ = [  # also the messages of other modules, because this module is the wh
     "encode",
 ]
 
+CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)
+
 # ---- agent -> coordinator
 
 
@@ -433,5 +435,3 @@ ToAgent = (
 
 decode_from_agent = Decoder(FromAgent, "an agent")
 decode_to_agent = Decoder(ToAgent, "a coordinator")
-
-CheckOrder = (CheckAlone, CheckPair, CheckStop, CheckOver)

@@ -17,6 +17,8 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan
 from rekindle.states import StateId, Suspicion
 
+_ENCODER = msgspec.msgpack.Encoder()
+
 
 def _tag(name: str) -> str:
     """Return the tag of a message in its encoding: the name of its class, as in "step-done"."""
@@ -39,9 +41,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The ranks about which the sender reports."""
         rank = getattr(self, "rank", None)
         return () if rank is None else (rank,)
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:

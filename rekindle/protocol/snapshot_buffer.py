@@ -23,6 +23,22 @@ from rekindle.errors import CorruptError
 from rekindle.states import StateId
 
 BLOCK_BYTES = 4 << 20  # still in the cache after the copy; smaller blocks switch threads too often
+CONTROL_BYTES = 4096
+BUFFERS = 2  # one is written while the other is kept
+# Two buffers of a shard are kept while a third is written. The newest snapshots of two ranks may
+# differ by one, and then only the older one exists on all ranks.
+BUFFERS_OF_SHARD = 3
+
+_MAPPED_AT_ONCE = 1 << 28
+
+# Control words: valid flag, step, generation and bytes of the file; then 64 bytes of checksum text,
+# and the settled flag.
+_WORDS = struct.Struct("<qqqq")
+_CHECKSUM_AT = _WORDS.size
+_CHECKSUM_BYTES = 64
+_RELEASED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
+# struct flock for F_OFD_SETLK: its type, `whence`, start, length, and pid (must be 0).
+_FLOCK = struct.Struct("hhqqi4x")
 
 
 def blocks_of(size: int) -> int:
@@ -53,24 +69,6 @@ def seal(content: memoryview) -> str:
 def arriving() -> BlockDigests:
     """Return what computes the digests of a content that arrives in pieces, for `seal_of`."""
     return BlockDigests(BLOCK_BYTES, xxhash.xxh3_128)
-
-
-CONTROL_BYTES = 4096
-BUFFERS = 2  # one is written while the other is kept
-# Two buffers of a shard are kept while a third is written. The newest snapshots of two ranks may
-# differ by one, and then only the older one exists on all ranks.
-BUFFERS_OF_SHARD = 3
-
-_MAPPED_AT_ONCE = 1 << 28
-
-# Control words: valid flag, step, generation and bytes of the file; then 64 bytes of checksum text,
-# and the settled flag.
-_WORDS = struct.Struct("<qqqq")
-_CHECKSUM_AT = _WORDS.size
-_CHECKSUM_BYTES = 64
-_RELEASED_AT = _CHECKSUM_AT + _CHECKSUM_BYTES
-# struct flock for F_OFD_SETLK: its type, `whence`, start, length, and pid (must be 0).
-_FLOCK = struct.Struct("hhqqi4x")
 
 
 class _Mappings:

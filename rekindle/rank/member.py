@@ -36,6 +36,8 @@ from rekindle.recovery.faults.fault import FaultKind
 
 _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
+_log = logging.getLogger(__name__)
+NOTICE_S = 2.0  # A rank receives the news of a peer's end within this time.
 
 
 class UnusableError(RekindleError):
@@ -62,11 +64,6 @@ def free_frames(error: BaseException) -> None:
     """
     for each in chain_of(error):
         traceback.clear_frames(each.__traceback__)  # skips frames that still run
-
-
-_log = logging.getLogger(__name__)
-
-NOTICE_S = 2.0  # A rank receives the news of a peer's end within this time.
 
 
 @dataclass(frozen=True, slots=True)

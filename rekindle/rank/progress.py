@@ -23,6 +23,12 @@ from rekindle.states import StateId
 
 STEP_LIMIT_S = 0.1  # seconds; the data that the step still needs may be lost with a node
 
+PHASES = {
+    "evaluate": RankActivity.EVALUATE,
+    "checkpoint": RankActivity.CHECKPOINT,
+    "compile": RankActivity.COMPILE,
+}
+
 
 class CurrentStep:
     """The step that the main thread runs. The channel's thread waits for its end."""
@@ -237,13 +243,6 @@ def _require_floats(value: Any) -> None:
     elif isinstance(value, list | tuple | set | frozenset):
         for each in value:
             _require_floats(each)
-
-
-PHASES = {
-    "evaluate": RankActivity.EVALUATE,
-    "checkpoint": RankActivity.CHECKPOINT,
-    "compile": RankActivity.COMPILE,
-}
 
 
 def phase_of(name: str) -> RankActivity:

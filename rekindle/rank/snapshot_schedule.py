@@ -25,6 +25,7 @@ from rekindle.rank.snapshot_writer import SnapshotWriter
 LIMIT_S = 5.0  # for the end of a running update; the agent kills the rank after 10 s
 _TICK_S = 0.001
 _SIG_DFL = 0
+REST_S = 600.0  # after a failure to allocate; other processes may have freed memory by then
 
 
 class Updates(Protocol):
@@ -163,9 +164,6 @@ def _claim_of(step: int) -> str:
     """Return the name of a socket that only one process of a node can have at a time."""
     identity = (os.environ.get(name, "") for name in (names.ENV_JOB_ID, names.ENV_NODE_RANK))
     return "\0rekindle-final-snapshot-" + "-".join((*identity, str(os.getppid()), str(step)))
-
-
-REST_S = 600.0  # after a failure to allocate; other processes may have freed memory by then
 
 
 class SnapshotSchedule:

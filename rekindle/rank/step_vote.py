@@ -37,13 +37,11 @@ _HELLO_S = 5.0
 _AGAIN_S = 0.1  # after a failed accept
 _NEVER = 1 << 62
 STATE = 0  # purpose of a connection: a state; otherwise the distance of the two ranks in the gate
+LOST = (OSError, StaleError)  # another rank has ended, or the generation
 
 
 class PeerGoneError(ConnectionError):
     """The connection to another rank is cut, most likely because it has ended."""
-
-
-LOST = (OSError, StaleError)  # another rank has ended, or the generation
 
 
 class RunIdentity(NamedTuple):

@@ -48,6 +48,16 @@ from rekindle.recovery.journal.journal import (
 from rekindle.recovery.journal.node_events import move_in_words
 from rekindle.words import listed, size
 
+_SOURCES = {
+    "self": ("kept", ""),
+    "peer": ("received", "from a peer"),
+    "snapshot": ("read", "from a snapshot"),
+    "replica": ("read", "from a replica on another node"),
+    "checkpoint": ("read", "from a checkpoint"),
+    "fresh": ("built", ""),
+    OF_SCRIPT: ("left", "to the script"),
+}
+
 
 def sentence(event: AnyEvent) -> str:
     """Return the event in one line that starts with a capital letter."""
@@ -203,17 +213,6 @@ def sources_in_words(sources: dict[str, int]) -> str:
             state = ("its state" if count == 1 else "their state") if not parts else "it"
             parts.append(" ".join(filter(None, (str(count), ranks, verb, state, origin))))
     return ", ".join(parts)
-
-
-_SOURCES = {
-    "self": ("kept", ""),
-    "peer": ("received", "from a peer"),
-    "snapshot": ("read", "from a snapshot"),
-    "replica": ("read", "from a replica on another node"),
-    "checkpoint": ("read", "from a checkpoint"),
-    "fresh": ("built", ""),
-    OF_SCRIPT: ("left", "to the script"),
-}
 
 
 def capital(text: str) -> str:

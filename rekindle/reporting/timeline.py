@@ -31,6 +31,11 @@ NODE_COLOURS = ("#2e86ab", "#e07a3f", "#4f9d69", "#7d5ba6", "#a23b72", "#8a7b00"
 FAULT_COLOUR = "#d1495b"
 
 Handle = Line2D | Patch
+PARTS = ("detect", "decide", "regroup", "restore", "first step")
+_PART_COLOURS = ("#b0b0b0", "#e6a817", "#d1495b", "#2e86ab", "#4f9d69")
+_GENERATION_COLOURS = ("#9ecae1", "#3182bd", "#a1d99b", "#31a354", "#bcbddc", "#756bb1")
+MOST_RANKS = 32
+_MOST_INCIDENTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +88,6 @@ def legend_below(axes: Axes, handles: Sequence[Handle], *, inches: float) -> Non
         bbox_transform=axes.transAxes + offset,
         frameon=False,
     )
-
-
-PARTS = ("detect", "decide", "regroup", "restore", "first step")
-_PART_COLOURS = ("#b0b0b0", "#e6a817", "#d1495b", "#2e86ab", "#4f9d69")
-_GENERATION_COLOURS = ("#9ecae1", "#3182bd", "#a1d99b", "#31a354", "#bcbddc", "#756bb1")
-MOST_RANKS = 32
 
 
 def draw_ranks(axes: Axes, run: Run) -> None:
@@ -189,9 +188,6 @@ def parts_of(incident: Incident) -> dict[str, float]:
             parts[part] = max(0.0, moment - before) * 1000
             before = max(before, moment)
     return parts
-
-
-_MOST_INCIDENTS = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,12 @@ from rekindle.simulation.progress import Cadence
 from rekindle.simulation.replay import replay
 from rekindle.simulation.trace import DAY_S, Strike, draw
 
+# If fewer faults loaded a checkpoint, the estimate assumes this number of them. If none occurred, 3
+# is the upper end of a 95 % interval (the rule of three). The estimate never assumes more faults
+# than the whole mix has.
+FEWEST = 3
+_QUANTILE = 0.99
+
 
 def goodput(*, rate: float, interval: float, stall: float, downtime: float) -> float:
     """Return the share of time in which training makes progress that lasts.
@@ -63,13 +69,6 @@ def student(freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + ((third / freedom + second) / freedom + first) / freedom
-
-
-# If fewer faults loaded a checkpoint, the estimate assumes this number of them. If none occurred, 3
-# is the upper end of a 95 % interval (the rule of three). The estimate never assumes more faults
-# than the whole mix has.
-FEWEST = 3
-_QUANTILE = 0.99
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

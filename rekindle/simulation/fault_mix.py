@@ -17,6 +17,15 @@ from rekindle.user_file import FieldError
 Shipped: TypeAlias = Literal["llama3", "rsc1", "rsc2", "byterobust"]
 SHIPPED: tuple[str, ...] = get_args(Shipped)
 
+_NEVER = (
+    FaultKind.RESTORE,
+    FaultKind.COORDINATOR,
+    FaultKind.LAUNCH,
+    FaultKind.SOURCE,
+    FaultKind.STORAGE,
+    FaultKind.PLANNED,
+)  # these arise during recovery or do not disturb training
+
 
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Describe a sort of fault; `weight`: its share of all faults, in any unit.
@@ -51,16 +60,6 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     "a mix cannot contain this kind, because Rekindle produces it during recovery"
                 )
                 raise FieldError(problem, name)
-
-
-_NEVER = (
-    FaultKind.RESTORE,
-    FaultKind.COORDINATOR,
-    FaultKind.LAUNCH,
-    FaultKind.SOURCE,
-    FaultKind.STORAGE,
-    FaultKind.PLANNED,
-)  # these arise during recovery or do not disturb training
 
 
 class MixRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

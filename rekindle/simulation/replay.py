@@ -21,6 +21,8 @@ from rekindle.simulation.trace import Cause, Strike
 ENDS = (Strategy.DUMP, Strategy.FAIL)
 GONE = (FaultKind.NODE_LOST, FaultKind.EVICTION)
 _OF_NODES = (*GONE, FaultKind.NODE)
+_WEIGHT = {strategy: weight for weight, strategy in enumerate(Strategy)}
+_AGE = {source: age for age, source in enumerate(Source)}
 
 
 class Broken(msgspec.Struct, kw_only=True):
@@ -163,10 +165,6 @@ class Repair(msgspec.Struct):
             if at > self.until:
                 self.spent.append((loss, at - self.until))
                 self.until = at
-
-
-_WEIGHT = {strategy: weight for weight, strategy in enumerate(Strategy)}
-_AGE = {source: age for age, source in enumerate(Source)}
 
 
 def replay(setting: Setting, strikes: Sequence[Strike], seconds: float) -> Outcome:

@@ -20,6 +20,9 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks import job_access as jobs
 
+# A coordinator exits a moment after the end of its job.
+_EXIT_TIMEOUT_S = 60.0
+
 
 @task(name="release", cache_policy=NO_CACHE)
 def release(job_id: str) -> bool:
@@ -53,10 +56,6 @@ def describe_elsewhere(flow_run: FlowRun, job_id: str) -> None:
         directory = jobs.directory_of(job_id)
         directory.path.mkdir(parents=True, exist_ok=True)
         describe(TrainingJob.model_validate(parameters), directory, job_id)
-
-
-# A coordinator exits a moment after the end of its job.
-_EXIT_TIMEOUT_S = 60.0
 
 
 class How(str, enum.Enum):

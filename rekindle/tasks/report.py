@@ -28,6 +28,7 @@ from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
 
 ARTIFACT = "checked-nodes"
+_PAUSE_S = 1.0
 
 
 @task(name="report-nodes", cache_policy=NO_CACHE)
@@ -56,9 +57,6 @@ def _row(check: NodeChecked) -> dict[str, Any]:
         if part in verdict.seconds:
             row[f"{part.value} (ms)"] = round(verdict.seconds[part] * 1e3, 3)
     return row
-
-
-_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)

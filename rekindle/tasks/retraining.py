@@ -37,6 +37,7 @@ from rekindle.rank.program import die_with_parent
 from rekindle.tasks import job_access as jobs
 
 _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes
+ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 
 
 def run_command(
@@ -107,9 +108,6 @@ def _end_leftovers(lock: Path) -> None:
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
-
-
-ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 
 
 @task(name="prepare", cache_policy=NO_CACHE)

@@ -52,6 +52,17 @@ from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 from rekindle.tasks.restore import restore, resumes
 
+_STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
+    Answered: ("answered",),
+    Isolated: ("isolated",),
+    MoveRequested: ("detected",),
+    Moved: ("closed",),
+    MoveEnded: ("closed",),
+    Formed: ("regrouped",),
+    Restored: ("restored",),
+    FirstStep: ("closed",),
+}
+
 
 @task(name="supervise", cache_policy=NO_CACHE)
 def supervise(job_id: str, *, adopted: bool) -> Ended:
@@ -209,18 +220,6 @@ def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
         case Decided(approval=asked, outweighed=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)
     return _STEPS.get(type(event), ())
-
-
-_STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
-    Answered: ("answered",),
-    Isolated: ("isolated",),
-    MoveRequested: ("detected",),
-    Moved: ("closed",),
-    MoveEnded: ("closed",),
-    Formed: ("regrouped",),
-    Restored: ("restored",),
-    FirstStep: ("closed",),
-}
 
 
 def _end(history: list[AnyEvent], job_id: str) -> Ended:

@@ -16,6 +16,9 @@ import torch
 
 from rekindle.recovery.faults.fault import FaultKind
 
+# Answers of check_uce_in_memory().
+_NONE, _OUTSIDE_POOL, _TEMPORARY, _PERSISTENT = range(4)
+
 
 class Damage(str, enum.Enum):
     """The damage of a fault, in ascending order."""
@@ -145,10 +148,6 @@ class CudaDevice(_Accelerator):
         except RuntimeError:
             return Damage.DEVICE
         return Damage.DEVICE if kind is FaultKind.DEVICE_MEMORY else Damage.NONE
-
-
-# Answers of check_uce_in_memory().
-_NONE, _OUTSIDE_POOL, _TEMPORARY, _PERSISTENT = range(4)
 
 
 class NpuDevice(_Accelerator):

@@ -255,6 +255,55 @@ def test_no_module_is_too_long() -> None:
     assert not too_long
 
 
+def evaluated(value: ast.AST) -> set[str]:
+    """Return the names that an import of the module reads; a lambda reads names when it runs."""
+    if isinstance(value, ast.Lambda):
+        return set()
+    own = {value.id} if isinstance(value, ast.Name) else set()
+    return own.union(*map(evaluated, ast.iter_child_nodes(value)))
+
+
+def late_constants(tree: ast.Module) -> list[int]:
+    """Return the lines of assignments that could stand above the first function or class."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    known = {node.name for node in tree.body if isinstance(node, definitions)}
+    begun, late = False, []
+    for node in tree.body:
+        begun = begun or isinstance(node, definitions)
+        if not begun or not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        if node.value is None or not evaluated(node.value) & known:
+            late.append(node.lineno)
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            known |= set().union(*map(evaluated, targets))
+    return late
+
+
+@pytest.mark.parametrize(
+    ("below", "is_late"),
+    [
+        ("LIMIT_S = 5.0", True),
+        ("FIRST, LAST = 1, 2", True),
+        ("held: Part | None = None", True),
+        ("later = lambda: work()", True),
+        ("TABLE = {1: work}", False),
+        ("Any = Part | int", False),
+        ("PARTS = (Part(),)\nFIRST = PARTS[0]", False),
+    ],
+)
+def test_the_check_recognises_a_late_constant(below: str, is_late: bool) -> None:
+    """A value that needs a function or class of its module may stand below it."""
+    source = f"def work(): ...\nclass Part: ...\n{below}"
+    assert bool(late_constants(ast.parse(source))) is is_late
+
+
+def test_constants_stand_at_the_top() -> None:
+    """A constant stands above the first function or class, unless its value needs one of them."""
+    late = {name: late_constants(ast.parse(path.read_text())) for name, path in modules().items()}
+    assert not {name: lines for name, lines in late.items() if lines}
+
+
 def test_a_short_file_with_one_importer_has_a_reason() -> None:
     """A short file with one importer has a reason in SHORT_FILES (decision 19)."""
     known = modules()

@@ -35,6 +35,7 @@ GPU_MANAGER = Path("/dev/nvidiactl")
 _MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
 _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, but not ended in time
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
+LOOK_S = 5.0
 
 
 class SimulatedCondition(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,9 +180,6 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
     if process.returncode:
         return text, f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}"
     return text, ""
-
-
-LOOK_S = 5.0
 
 
 class DeviceMonitor:

@@ -33,6 +33,8 @@ from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.states import StateId
 
+Start = Callable[[Coroutine[None, None, None]], object]
+
 
 class CheckpointFiles:
     """Writes the contents of locked buffers into the store, and returns the results."""
@@ -162,9 +164,6 @@ def _notes_of(buffer: SnapshotBuffer) -> _Notes:
         msgspec.json.decode(metadata.get(METADATA_ORIGIN, "{}"), type=StateOrigin),
         msgspec.json.decode(metadata.get(METADATA_METRICS, "{}"), type=dict[str, float]),
     )
-
-
-Start = Callable[[Coroutine[None, None, None]], object]
 
 
 class DueSnapshot:

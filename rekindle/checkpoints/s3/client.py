@@ -24,6 +24,13 @@ from rekindle.checkpoints.s3.request_failures import S3Error, S3ErrorKind, judge
 # time, and each request wakes the interpreter. A slow line cannot send larger pieces within the
 # timeout.
 _BODY_PIECE = 256 << 10
+T = TypeVar("T")
+THREADS: Final = 4  # requests in parallel: enough for a fast line, and a small load
+# Seconds for which a failed request is repeated. A server is sometimes unavailable for a minute.
+PATIENCE_S = 120.0
+_BODY_S: Final = 120.0  # for a complete answer: an answer that arrives too slowly counts as failed
+_PIECE: Final = 1 << 20  # bytes of an answer in urllib3's memory
+_PAUSES_S: Final = (0.2, 8.0)  # pause before the first repetition, and the longest pause
 
 
 class Body:
@@ -95,16 +102,6 @@ class Slice:
             if offset < len(view):
                 yield view[max(offset, 0) :]
             offset -= len(view)
-
-
-T = TypeVar("T")
-
-THREADS: Final = 4  # requests in parallel: enough for a fast line, and a small load
-# Seconds for which a failed request is repeated. A server is sometimes unavailable for a minute.
-PATIENCE_S = 120.0
-_BODY_S: Final = 120.0  # for a complete answer: an answer that arrives too slowly counts as failed
-_PIECE: Final = 1 << 20  # bytes of an answer in urllib3's memory
-_PAUSES_S: Final = (0.2, 8.0)  # pause before the first repetition, and the longest pause
 
 
 class Stored(msgspec.Struct, frozen=True):

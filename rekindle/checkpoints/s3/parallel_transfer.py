@@ -20,6 +20,12 @@ from rekindle.errors import CheckpointError, CorruptError, MissingError
 A = TypeVar("A")
 B = TypeVar("B")
 
+# Bytes. Two writers of the same bytes cut them at the same positions, so that one writer can reuse
+# the parts of the other.
+PART = 16 << 20
+_MOST_PARTS: Final = 10_000
+_UPLOADS: Final = 3  # attempts for one file, if the server aborts each upload
+
 
 def in_parallel(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     """Return the result of `work` for each item, started in order. Stop at the first failure."""
@@ -113,13 +119,6 @@ def _read(source: Source, span: Span, begin: int, view: memoryview) -> None:
         if error.kind is S3ErrorKind.RANGE:
             raise CorruptError(f"{source.entry.name} is too short") from error
         raise
-
-
-# Bytes. Two writers of the same bytes cut them at the same positions, so that one writer can reuse
-# the parts of the other.
-PART = 16 << 20
-_MOST_PARTS: Final = 10_000
-_UPLOADS: Final = 3  # attempts for one file, if the server aborts each upload
 
 
 def upload(source: Source, body: Body, on_bytes: Callable[[int], None]) -> None:

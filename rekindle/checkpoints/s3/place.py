@@ -26,6 +26,11 @@ from rekindle.states import StateId
 Objects: TypeAlias = dict[str, Stored]
 Inventory: TypeAlias = dict[StateId, Objects]
 
+# Name of the mark: a process is removing this unfinished checkpoint.
+ABANDONED: Final = ".abandoned"
+# Seconds, by the server's clock. The process that wrote an older mark was killed.
+ABANDONED_S: Final = 600.0
+
 
 def stored_name(name: str, checksum: str) -> str:
     """Return the object's name of a file. It contains a part of the checksum of the bytes.
@@ -82,12 +87,6 @@ def unreferenced(objects: Objects, manifest: Manifest) -> list[Stored]:
     """
     named = {MANIFEST_FILE, *(entry.file for entry in manifest.files)}
     return [found for name, found in objects.items() if name not in named]
-
-
-# Name of the mark: a process is removing this unfinished checkpoint.
-ABANDONED: Final = ".abandoned"
-# Seconds, by the server's clock. The process that wrote an older mark was killed.
-ABANDONED_S: Final = 600.0
 
 
 class S3Place:

@@ -15,6 +15,36 @@ import msgspec
 from rekindle import names
 from rekindle.errors import CheckpointError
 
+_RIGHTS = "give these credentials the right to list, read, write and delete below that prefix"
+_CREDENTIALS = (
+    f"give valid credentials in {names.ENV_STORE_ACCESS_KEY_ID}, "
+    f"{names.ENV_STORE_SECRET_ACCESS_KEY} and, for temporary ones, "
+    f"{names.ENV_STORE_SESSION_TOKEN}, or in another place where boto3 finds them"
+)
+_FRESH = "give new credentials, or credentials that boto3 can renew"
+_SERVER = "check the endpoint in the location, the network and the storage service"
+_SETTINGS = "check the endpoint, region and addressing in the location"
+_BUCKET = "create the bucket, or correct its name in the location"
+_SPACE = "free some space, or keep fewer checkpoints"
+_TLS = (
+    "give the certificate authority of the server (verify=/path/ca.pem in the location), or "
+    "check the endpoint"
+)
+
+_REMEDIES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), _FRESH),
+    **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"), _CREDENTIALS),
+    **dict.fromkeys(("AccessDenied", "Forbidden", "AllAccessDisabled"), _RIGHTS),
+    "RequestTimeTooSkewed": "set the clock of this machine",
+    **dict.fromkeys(("NoSuchBucket", "InvalidBucketName"), _BUCKET),
+    **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed"), _SETTINGS),
+    **dict.fromkeys(("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"), _SPACE),
+    "InvalidObjectState": "restore the object from the archive",
+}
+
+_STATUS_REMEDIES: Final[Mapping[int, str]] = {401: _CREDENTIALS, 403: _RIGHTS, 507: _SPACE}
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,63}")
+
 
 class S3ErrorKind(Enum):
     """The cause of a failed request, or how to handle it."""
@@ -45,22 +75,6 @@ class Judgement(msgspec.Struct, frozen=True):
     remedy: str
 
 
-_RIGHTS = "give these credentials the right to list, read, write and delete below that prefix"
-_CREDENTIALS = (
-    f"give valid credentials in {names.ENV_STORE_ACCESS_KEY_ID}, "
-    f"{names.ENV_STORE_SECRET_ACCESS_KEY} and, for temporary ones, "
-    f"{names.ENV_STORE_SESSION_TOKEN}, or in another place where boto3 finds them"
-)
-_FRESH = "give new credentials, or credentials that boto3 can renew"
-_SERVER = "check the endpoint in the location, the network and the storage service"
-_SETTINGS = "check the endpoint, region and addressing in the location"
-_BUCKET = "create the bucket, or correct its name in the location"
-_SPACE = "free some space, or keep fewer checkpoints"
-_TLS = (
-    "give the certificate authority of the server (verify=/path/ca.pem in the location), or "
-    "check the endpoint"
-)
-
 _KINDS: Final[Mapping[str, S3ErrorKind]] = {
     "NoSuchKey": S3ErrorKind.MISSING,
     "NoSuchUpload": S3ErrorKind.NO_UPLOAD,
@@ -81,16 +95,6 @@ _KINDS: Final[Mapping[str, S3ErrorKind]] = {
     "IncompleteBody": S3ErrorKind.PASSING,
     "XAmzContentSHA256Mismatch": S3ErrorKind.PASSING,
 }
-_REMEDIES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"), _FRESH),
-    **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken"), _CREDENTIALS),
-    **dict.fromkeys(("AccessDenied", "Forbidden", "AllAccessDisabled"), _RIGHTS),
-    "RequestTimeTooSkewed": "set the clock of this machine",
-    **dict.fromkeys(("NoSuchBucket", "InvalidBucketName"), _BUCKET),
-    **dict.fromkeys(("PermanentRedirect", "AuthorizationHeaderMalformed"), _SETTINGS),
-    **dict.fromkeys(("QuotaExceeded", "XMinioStorageFull", "InsufficientCapacity"), _SPACE),
-    "InvalidObjectState": "restore the object from the archive",
-}
 _STATUS_KINDS: Final[Mapping[int, S3ErrorKind]] = {
     404: S3ErrorKind.MISSING,
     405: S3ErrorKind.UNSUPPORTED,
@@ -100,7 +104,6 @@ _STATUS_KINDS: Final[Mapping[int, S3ErrorKind]] = {
     429: S3ErrorKind.PASSING,
     501: S3ErrorKind.UNSUPPORTED,
 }
-_STATUS_REMEDIES: Final[Mapping[int, str]] = {401: _CREDENTIALS, 403: _RIGHTS, 507: _SPACE}
 
 _BROKEN: Final = Judgement(S3ErrorKind.PASSING, "the connection broke", _SERVER)
 # Names of botocore's exceptions, a part of the text in lower case, and the judgement. The first row
@@ -147,8 +150,6 @@ _FAILURES: Final[Sequence[tuple[tuple[str, ...], str, Judgement]]] = (
     ),
     (("HTTPClientError", "ConnectionError", "IncompleteReadError"), "", _BROKEN),
 )
-
-_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.]{0,63}")
 
 
 def judge(error: Exception) -> Judgement | None:

@@ -18,6 +18,15 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.interval import Chosen, Interval
 from rekindle.states import StateId, is_clean
 
+StoreNews = (
+    p.CheckpointWritten
+    | p.SnapshotRefused
+    | p.ShardReady
+    | p.ShardWritten
+    | p.WriteLeftOut
+    | p.Pruned
+)
+
 
 class Ready(msgspec.Struct, frozen=True):
     """A state whose shards can all be written. places: the node and the rank of each shard."""
@@ -163,16 +172,6 @@ class ShardedCheckpoints:
         failed = part.generation, part.step
         known, self._failed = self._failed == failed, failed
         return not known
-
-
-StoreNews = (
-    p.CheckpointWritten
-    | p.SnapshotRefused
-    | p.ShardReady
-    | p.ShardWritten
-    | p.WriteLeftOut
-    | p.Pruned
-)
 
 
 class Checkpoints:

@@ -28,6 +28,7 @@ _SERIALS = 1_000_000
 # The machine does not decide about a failed link before its cause appears. A coordinator that takes
 # over reports the loss of the earlier one itself.
 _NEVER_HELD = (FaultKind.LINK, FaultKind.COORDINATOR)
+Placement = tuple[int, str, int]  # an agent: attempt, address and process; process numbers recur
 
 
 def held(own: Iterable[journal.Event]) -> tuple[Fault, ...]:
@@ -131,9 +132,6 @@ def late(own: Iterable[journal.Event]) -> frozenset[int]:
             case journal.Checkpointed():
                 written = frozenset(passed)
     return written
-
-
-Placement = tuple[int, str, int]  # an agent: attempt, address and process; process numbers recur
 
 
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):

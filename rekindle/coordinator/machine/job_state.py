@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # engine avoids the host immediately, five agents show that it does not: rights may be missing, or a
 # user has released the host.
 _ENOUGH = {KeepsOff.RESTARTS: 2, KeepsOff.AT_ONCE: 5}
+Report = Callable[[Fault], None]  # takes a fault: `Recovery.report`
+Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Machine._proceed`
 
 
 class IsolatedHosts:
@@ -233,10 +235,6 @@ class HangInspection:
         self.blind: set[int] = set()
         self.results: list[p.RankInspection] = []
         self.patient = False
-
-
-Report = Callable[[Fault], None]  # takes a fault: `Recovery.report`
-Proceed = Callable[[], None]  # forms the next generation if all ranks wait: `Machine._proceed`
 
 
 class JobState:

@@ -27,6 +27,9 @@ from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.plan import Plan
 from rekindle.recovery.policy.policy import Stragglers, Strategy
 
+REFERENCE_NODES = 2  # nodes that are checked with slow nodes; a single one may be slow itself
+MOST_EXAMS = 3  # checks of one host; after that, its slowness has another cause
+
 
 class ProfilingSwitch:
     """The switch of light profiling. A user and MindCluster's switch give orders to it.
@@ -72,11 +75,6 @@ class ProfilingSwitch:
         self._job.record(Profiled(switch=switch, since=since, by=by))
         if changed:
             self._fleet.change_settings(profile=p.Profile(switch=switch, since=since))
-
-
-REFERENCE_NODES = 2  # nodes that are checked with slow nodes; a single one may be slow itself
-
-MOST_EXAMS = 3  # checks of one host; after that, its slowness has another cause
 
 
 class StragglerCheck:

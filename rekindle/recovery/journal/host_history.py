@@ -22,6 +22,10 @@ LEMON_FAULTS = 3
 LEMON_JOBS = 2
 LEMON_WINDOW_S = 28 * 86_400.0
 
+# number of newest checks for each host, in addition to the best check of each part
+CHECKS_KEPT = 20
+DRIFT = FACTOR  # a part is slow from this factor, relative to the best time of the same host
+
 
 class HostEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Describe one event on a host; `at` is seconds since the epoch.
@@ -86,9 +90,6 @@ class HostChecked(HostEvent, frozen=True, kw_only=True, tag="checked"):
 
 
 AnyHostEvent = HostFault | HostIsolated | HostReleased | HostChecked
-# number of newest checks for each host, in addition to the best check of each part
-CHECKS_KEPT = 20
-DRIFT = FACTOR  # a part is slow from this factor, relative to the best time of the same host
 
 
 class Host(msgspec.Struct, kw_only=True):

@@ -63,6 +63,11 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "SpareLost",
 ]
 
+# The outcomes of an attempt.
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
+OF_SCRIPT = "script"  # the source of the state of ranks without a Session
+RESCHEDULED = "rescheduled"  # another attempt follows immediately
+
 
 class JobStarted(Event, frozen=True, kw_only=True, tag="job-started"):
     """Record that the coordinator of one attempt started its work."""
@@ -176,12 +181,6 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     newest: int
     total: int
     metrics: dict[str, float]
-
-
-# The outcomes of an attempt.
-SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
-OF_SCRIPT = "script"  # the source of the state of ranks without a Session
-RESCHEDULED = "rescheduled"  # another attempt follows immediately
 
 
 class Stopping(Event, frozen=True, kw_only=True, tag="stopping"):

@@ -15,6 +15,32 @@ from rekindle.settings import check_limits
 
 Edge = tuple[int, int]
 
+# The pairs of each round, by the size of the block; the numbers are places in the block.
+_MEETINGS: dict[int, tuple[tuple[Edge, ...], ...]] = {
+    2: (((0, 1),), (), ()),
+    3: (((0, 1),), ((1, 2),), ((0, 2),)),
+    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))),
+}
+
+# An agent reports this about a checker that the kernel killed for memory.
+KILLED = "killed because the host is out of memory"
+
+_NO_MEMORY = re.compile(
+    r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b"
+    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|Failed to CUDA [a-z]{0,8}alloc"
+    r"|\bEL0004\b|memory isn't enough|Memory resources are exhausted"
+    r"|alloc(?:ate)?(?: [a-z]{1,9}){0,2} memory failed"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|\[Errno 12\]|Cannot allocate memory|bad_alloc"
+    r"|shared memory segment.{0,200}No space left on device",
+    re.IGNORECASE,
+)
+_HELD = re.compile(r"CUDA-capable device\(s\) is/are busy or unavailable", re.IGNORECASE)
+
+# A node above this factor, relative to healthy nodes, is slow. Causes of slowness that justify a
+# replacement start at 1.3. Healthy accelerators of one type differ by a few percent.
+FACTOR = 1.15
+
 
 def blocks(nodes: Sequence[int]) -> list[list[int]]:
     """Divide nodes into blocks of four, and the rest into threes or a pair; omit a single node."""
@@ -25,14 +51,6 @@ def blocks(nodes: Sequence[int]) -> list[list[int]]:
         found.append(left[:size])
         left = left[size:]
     return [block for block in found if len(block) > 1]
-
-
-# The pairs of each round, by the size of the block; the numbers are places in the block.
-_MEETINGS: dict[int, tuple[tuple[Edge, ...], ...]] = {
-    2: (((0, 1),), (), ()),
-    3: (((0, 1),), ((1, 2),), ((0, 2),)),
-    4: (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))),
-}
 
 
 def within(nodes: Sequence[int]) -> list[list[Edge]]:
@@ -62,22 +80,6 @@ def across(nodes: Sequence[int]) -> list[Edge]:
     ]
 
 
-# An agent reports this about a checker that the kernel killed for memory.
-KILLED = "killed because the host is out of memory"
-
-_NO_MEMORY = re.compile(
-    r"\bout of memory\b|OutOfMemoryError\b|\bMemoryError\b"
-    r"|C(?:UBLAS|UDNN)_STATUS_ALLOC_FAILED|Failed to CUDA [a-z]{0,8}alloc"
-    r"|\bEL0004\b|memory isn't enough|Memory resources are exhausted"
-    r"|alloc(?:ate)?(?: [a-z]{1,9}){0,2} memory failed"
-    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-    r"|\[Errno 12\]|Cannot allocate memory|bad_alloc"
-    r"|shared memory segment.{0,200}No space left on device",
-    re.IGNORECASE,
-)
-_HELD = re.compile(r"CUDA-capable device\(s\) is/are busy or unavailable", re.IGNORECASE)
-
-
 def lacks_memory(error: str) -> bool:
     """Return whether the measurement failed because the device or the host lacks memory."""
     return bool(_NO_MEMORY.search(error))
@@ -90,11 +92,6 @@ def is_held(error: str) -> bool:
     hold the device.
     """
     return bool(_HELD.search(error))
-
-
-# A node above this factor, relative to healthy nodes, is slow. Causes of slowness that justify a
-# replacement start at 1.3. Healthy accelerators of one type differ by a few percent.
-FACTOR = 1.15
 
 
 class Measurement(str, enum.Enum):

@@ -28,6 +28,13 @@ from rekindle.recovery.node_check.rounds import REFERENCE_NODES, TRIES, is_refer
 Sayings = dict[int, str]  # texts by node
 Sides = tuple[tuple[int, ...], tuple[int, ...]]  # two blocks
 
+_WORK = {
+    Measurement.COMPUTE: "a product of matrices",
+    Measurement.MEMORY: "a copy in memory",
+    Measurement.LOCAL_LINK: "a collective of its devices",
+    Measurement.LINK: "a collective with another node",
+}
+
 
 def cut_off(evidence: Evidence, sound: set[int], called: Mapping[int, str]) -> Sayings:
     """Return why the health of nodes that do not reach another block is unknown.
@@ -89,14 +96,6 @@ def _between(evidence: Evidence, sound: set[int]) -> dict[Sides, list[Pair]]:
             first, second = sorted(of[node] for node in edge)
             found.setdefault((first, second), []).append(pair)
     return found
-
-
-_WORK = {
-    Measurement.COMPUTE: "a product of matrices",
-    Measurement.MEMORY: "a copy in memory",
-    Measurement.LOCAL_LINK: "a collective of its devices",
-    Measurement.LINK: "a collective with another node",
-}
 
 
 class Health(str, enum.Enum):

@@ -10,6 +10,17 @@ from msgspec import Meta
 
 from rekindle.settings import CHOICES, check_limits, choices_of
 
+# The job requests agents that have not arrived by then, because their launcher may have failed
+# before it started them. If a smaller world is allowed, the job starts without them.
+LATE_S = 20.0
+
+# Restarts of all ranks without a finished step in between, if a rank or node is lost before the
+# ranks of a Session have met, or after they have finished all steps. They do not use up
+# `max_restarts`.
+RESTARTS_APART = 3
+
+MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
+
 
 class Strategy(str, enum.Enum):
     """Name the ways to recover, the cheapest first."""
@@ -43,16 +54,6 @@ RESET_BY = (Strategy.RECOVER_IN_PLACE, Strategy.RESTART)  # they can reset the r
 LADDER = (*INNER, *RESTARTS, *OUTER)
 ALLOWABLE = (*LADDER, Strategy.DUMP)
 
-# The job requests agents that have not arrived by then, because their launcher may have failed
-# before it started them. If a smaller world is allowed, the job starts without them.
-LATE_S = 20.0
-
-# Restarts of all ranks without a finished step in between, if a rank or node is lost before the
-# ranks of a Session have met, or after they have finished all steps. They do not use up
-# `max_restarts`.
-RESTARTS_APART = 3
-
-MOST = 2**31 - 1  # the maximum of every count; a count without a limit has this value
 
 # The strategies that read a setting. Without one of them in the policy, it has no effect.
 _READ_BY = {

@@ -11,20 +11,6 @@ from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import INNER, JOBS, RESTARTS_APART, Policy, Strategy
 
-
-class Option(msgspec.Struct, frozen=True):
-    """Describe the action of a strategy as text, and the obstacle, if any.
-
-    `isolate` means that the strategy isolates the place of the fault. `apart` means that the
-    strategy uses the budget for faults of ranks that do not train together.
-    """
-
-    doing: str
-    why_not: str = ""
-    isolate: bool = False
-    apart: bool = False
-
-
 # Returns None if the strategy does not help against this fault.
 StrategyFunction = Callable[[Policy, Situation], "Option | None"]
 
@@ -71,6 +57,19 @@ _NEEDS_NO_START = (
     FaultKind.EVICTION,
     FaultKind.SCHEDULING,
 )
+
+
+class Option(msgspec.Struct, frozen=True):
+    """Describe the action of a strategy as text, and the obstacle, if any.
+
+    `isolate` means that the strategy isolates the place of the fault. `apart` means that the
+    strategy uses the budget for faults of ranks that do not train together.
+    """
+
+    doing: str
+    why_not: str = ""
+    isolate: bool = False
+    apart: bool = False
 
 
 def _retry(policy: Policy, situation: Situation) -> Option | None:

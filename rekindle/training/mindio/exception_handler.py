@@ -18,6 +18,19 @@ from rekindle.training.mindio.handlers import loaded_npu
 _CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 _OTHER = "OTHER"
 _REPAIRABLE, _CORRUPTED = "HBM MULTI BIT ECC can repair", "HBM MULTI BIT ECC can't repair"
+_LINKS = ("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR")
+_WORDS = ("FORCE STOP", "ARF FINISH", "STEP FINISH")
+
+_states = {
+    "UCE ERROR": "RS_UCE",
+    _REPAIRABLE: "RS_UCE",
+    _CORRUPTED: "RS_UCE_CORRUPTED",
+    "FORCE STOP": "RS_NORMAL",
+    "ARF FINISH": "RS_PREREPAIR_FINISH",
+    "STEP FINISH": "RS_STEP_FINISH",
+    **dict.fromkeys(_LINKS, "RS_HCCL_FAILED"),
+    _OTHER: "RS_UNKNOWN",
+}
 
 
 def tft_register_exception_handler(
@@ -108,8 +121,6 @@ def _if_repairs(pattern: str) -> Callable[[str], str]:
     return lambda _: pattern if framework.repairs_memory else _OTHER
 
 
-_LINKS = ("HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR")
-_WORDS = ("FORCE STOP", "ARF FINISH", "STEP FINISH")
 # The first pattern that the error's text contains decides.
 _handles: dict[str, Callable[[str], str]] = {
     "UCE ERROR": _if_repairs("UCE ERROR"),
@@ -118,13 +129,3 @@ _handles: dict[str, Callable[[str], str]] = {
     **{pattern: _if_repairs(pattern) for pattern in _LINKS},
 }
 _OWN = frozenset(_handles)
-_states = {
-    "UCE ERROR": "RS_UCE",
-    _REPAIRABLE: "RS_UCE",
-    _CORRUPTED: "RS_UCE_CORRUPTED",
-    "FORCE STOP": "RS_NORMAL",
-    "ARF FINISH": "RS_PREREPAIR_FINISH",
-    "STEP FINISH": "RS_STEP_FINISH",
-    **dict.fromkeys(_LINKS, "RS_HCCL_FAILED"),
-    _OTHER: "RS_UNKNOWN",
-}

@@ -16,6 +16,10 @@ from rekindle.rank.step_vote import LOST
 from rekindle.training.mindio import controller, exception_handler, framework, update_times
 from rekindle.training.mindio import enums as words
 
+NAME = "mindio_ttp"
+_WHERE = "mindio_ttp of Rekindle"
+_TYPES = ("Action", "OptimizerType", "RepairType", "ReportState")
+
 
 def begin_step() -> None:
     """Agree with all ranks to do the next step.
@@ -64,10 +68,6 @@ def _inject(faults: list[Inject], step: int) -> str | None:
     return None
 
 
-NAME = "mindio_ttp"
-_WHERE = "mindio_ttp of Rekindle"
-
-
 def install() -> bool:
     """Make `import mindio_ttp` find this package; False: MindIO itself is installed and stays."""
     there = sys.modules.get(NAME)
@@ -97,6 +97,3 @@ def _put(name: str, names: Mapping[str, Any]) -> None:
     parent, _, last = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], last, module)
-
-
-_TYPES = ("Action", "OptimizerType", "RepairType", "ReportState")

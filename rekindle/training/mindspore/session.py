@@ -36,6 +36,8 @@ from rekindle.training.mindspore.mindspore_generations import MindSporeGeneratio
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
 
+_GATE = Operation("0", "1", "bool", "barrier", "world")
+
 
 class _Alone(nn.Cell):  # type: ignore[misc]  # MindSpore is absent where types are checked
     """A collective that one rank calls alone, so that it hangs."""
@@ -68,9 +70,6 @@ def inject(faults: list[Inject], step: int, parameters: Parameters) -> RuntimeEr
             case _ if not break_process(fault):
                 raise RuntimeError(f"an exception was {text}")
     return None
-
-
-_GATE = Operation("0", "1", "bool", "barrier", "world")
 
 
 class Session:

@@ -26,6 +26,8 @@ from rekindle.training.node_check.serving import (
 from rekindle.training.node_check.torch_device import Bench, bench_for, stress
 from rekindle.training.torch.groups.generation_group import Group, store_at
 
+_PIECE = 1 << 22  # numbers per comparison
+
 
 class TorchKit:
     """Makes products and copies on the device, and collectives in the default process group."""
@@ -81,9 +83,6 @@ def _host_store() -> TCPStore:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-
-
-_PIECE = 1 << 22  # numbers per comparison
 
 
 def alone(bench: Bench) -> dict[Measurement, float]:

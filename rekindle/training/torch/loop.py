@@ -30,6 +30,12 @@ from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 from rekindle.training.torch.torch_generations import TorchGenerations
 
+_IN_PARTS = (
+    "with keep_global_batch=True a rank may have several parts of a step; use for part in "
+    "step.parts(): ..."
+)
+_WEIGHTED = "and (loss * part.weight).backward()"
+
 
 class Loop:
     """The training loop of one rank. It ends with the run, and its generations end with faults.
@@ -204,13 +210,6 @@ class Loop:
         assert self.member is not None
         again = self.member.session_ended and self.state.finished < self.progress.total
         return again or self.member.is_over
-
-
-_IN_PARTS = (
-    "with keep_global_batch=True a rank may have several parts of a step; use for part in "
-    "step.parts(): ..."
-)
-_WEIGHTED = "and (loss * part.weight).backward()"
 
 
 class Step:

@@ -34,6 +34,8 @@ from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
+_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
+
 
 def fetch_state(
     plan: RankPlan,
@@ -61,9 +63,6 @@ def fetch_state(
             load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, state, place)
         case StateSource.FRESH if fresh is not None:
             broadcast_module_state(fresh)
-
-
-_BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
 
 
 class TorchGenerations:

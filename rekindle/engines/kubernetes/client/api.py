@@ -44,6 +44,8 @@ _PATCHES = {
     "apply": "application/apply-patch+yaml",
 }
 
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
 
 class Api:
     """One API server, and the credentials of this process.
@@ -242,9 +244,6 @@ def _decoded(asked: str, data: bytes) -> Object:
 
 def _seconds(text: str | None) -> float:
     return float(text) if text and text.isdigit() else 0.0
-
-
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def may(api: Api, verb: str, resource: str, *, group: str = "", namespace: str = "") -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 from rekindle.errors import JobError
 
+_ALL_RIGHTS = "rekindle kubernetes check lists all missing rights"
+
 
 class ApiError(JobError):
     """A request that the API server refused, or did not answer in time.
@@ -46,7 +48,6 @@ class DamagedError(JobError):
     """An object's content, written by another program, is damaged; Rekindle does not use it."""
 
 
-_ALL_RIGHTS = "rekindle kubernetes check lists all missing rights"
 _KINDS: Mapping[int, type[ApiError]] = {
     401: ForbiddenError,
     403: ForbiddenError,

@@ -24,6 +24,7 @@ TRACE_FOLDER = "/user/cluster-info/datatrace-config"
 JOB_PORT, TTP_PORT, TASKD_PORT = 2222, 8000, 9601
 _PORTS = (("ascendjob-port", JOB_PORT), ("ttp-port", TTP_PORT), ("taskd-port", TASKD_PORT))
 _WAIT_MINDX_S = 60
+RESET_CONFIG = "reset-config-"
 
 
 class Ascend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -254,9 +255,6 @@ def field_of_pod(name: str, path: str) -> Manifest:
 def _mount(name: str, path: str, *, read_only: bool) -> Manifest:
     found: Manifest = {"name": name, "mountPath": path}
     return found | {"readOnly": True} if read_only else found
-
-
-RESET_CONFIG = "reset-config-"
 
 
 def reset_config(workload: str, namespace: str) -> Manifest:

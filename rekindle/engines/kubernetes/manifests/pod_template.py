@@ -31,6 +31,14 @@ _SHM = "/dev/shm"
 
 JOIN_S = "600"  # seconds; a node may have to pull the coordinator's image first
 
+# The field of a pod's volume for each source, and the field below it that names the source.
+_SOURCES = {
+    "claim": ("persistentVolumeClaim", "claimName"),
+    "host_path": ("hostPath", "path"),
+    "config_map": ("configMap", "name"),
+    "secret": ("secret", "secretName"),
+}
+
 
 def container_name(kind: WorkloadKind) -> str:
     """Return the name of the container in which the agent runs."""
@@ -167,15 +175,6 @@ def _network(spec: JobSpec, pods: KubernetesSettings) -> Manifest:
     if pods.host_network:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     return found
-
-
-# The field of a pod's volume for each source, and the field below it that names the source.
-_SOURCES = {
-    "claim": ("persistentVolumeClaim", "claimName"),
-    "host_path": ("hostPath", "path"),
-    "config_map": ("configMap", "name"),
-    "secret": ("secret", "secretName"),
-}
 
 
 def _source(volume: Volume) -> Manifest:

@@ -23,6 +23,11 @@ from rekindle.errors import JobError, UsageError, extra_of
 from rekindle.profiling.switch import FIELDS, Switch, read_switch, values
 
 _PREFIX, _KEY = "data-trace-", "profilingSwitch"
+ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
+METHOD = "/TrainingDataTrace/ModifyTrainingDataTraceSwitch"
+ANSWER_S = 10.0
+_DONE = 200
+_TEXT, _NUMBER = 2, 0  # wire types: a length and that many bytes; a varint
 
 
 def data_trace(job_id: str, namespace: str, switch: Switch) -> Object:
@@ -80,13 +85,6 @@ def _looks(pod: Object) -> bool:
     containers = pod["spec"]["containers"]
     mounts = [mount for one in containers for mount in one.get("volumeMounts") or ()]
     return any(mount["mountPath"].rstrip("/") == TRACE_FOLDER for mount in mounts)
-
-
-ADDRESS = "clusterd-grpc-svc.mindx-dl.svc.cluster.local:8899"
-METHOD = "/TrainingDataTrace/ModifyTrainingDataTraceSwitch"
-ANSWER_S = 10.0
-_DONE = 200
-_TEXT, _NUMBER = 2, 0  # wire types: a length and that many bytes; a varint
 
 
 def modify_trace(address: str, job: str, switch: Switch) -> None:

@@ -25,6 +25,19 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 _OVER = 0  # a switch's event that reports the end of a fault
 
+# Training continues with these levels. So a code that no table lists does not end it then.
+_MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
+_BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
+_SEPARATED = "is excluded because of its many faults, until a person releases it"
+_ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultOrigin.NODE}
+DEVICES = "mindx-dl-deviceinfo-"
+NODES = "mindx-dl-nodeinfo-"
+_SWITCHES = "mindx-dl-switchinfo-"  # only ClusterD's ConfigMaps have switches in this form
+_CLUSTER = "cluster-info-"
+COMPLETE = "cluster-info-node"  # it lists all boards with faults; the other boards are healthy
+_TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
+_Place = tuple[str, Topic]  # a host, and a topic of it
+
 
 class _SwitchFault(msgspec.Struct, frozen=True, rename="pascal"):
     assembled_fault_code: str
@@ -104,13 +117,6 @@ def board_report(board: Board) -> Report:
     return Report(tuple(dict.fromkeys(faults)), tuple(dict.fromkeys(remarks)))
 
 
-# Training continues with these levels. So a code that no table lists does not end it then.
-_MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
-_BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
-_SEPARATED = "is excluded because of its many faults, until a person releases it"
-_ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultOrigin.NODE}
-
-
 class DeviceList(msgspec.Struct, frozen=True, rename="pascal"):
     """The names of chips and, as JSON text, their faults, by the name of the resource."""
 
@@ -185,14 +191,6 @@ def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[in
         remarks.append((chip, _SEPARATED))
 
 
-DEVICES = "mindx-dl-deviceinfo-"
-NODES = "mindx-dl-nodeinfo-"
-_SWITCHES = "mindx-dl-switchinfo-"  # only ClusterD's ConfigMaps have switches in this form
-_CLUSTER = "cluster-info-"
-COMPLETE = "cluster-info-node"  # it lists all boards with faults; the other boards are healthy
-_TOPICS = {DEVICES: Topic.CHIPS, _SWITCHES: Topic.SWITCHES, NODES: Topic.BOARD}
-
-
 def read(configmap: Object) -> tuple[TopicReport, ...]:
     """Read a ConfigMap of devices, nodes or the cluster; return an empty tuple for others.
 
@@ -240,9 +238,6 @@ def _reader(topic: Topic, raw: msgspec.Raw, what: str) -> Callable[[], Report]:
             return lambda: switches(decode(raw, SwitchInfo, what), what)
         case Topic.BOARD:
             return lambda: board_report(decode(raw, Board, what))
-
-
-_Place = tuple[str, Topic]  # a host, and a topic of it
 
 
 class HostReports:

@@ -15,6 +15,7 @@ from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 T = TypeVar("T")
+_CHIP = re.compile(r".*-([0-9]{1,4})")
 
 
 def text_of(configmap: Object, key: str) -> str | None:
@@ -48,9 +49,6 @@ def check(content: bytes, code: Any, what: str) -> None:
         raise DamagedError(
             f"{what} has a wrong check code, because it is incomplete or a person changed it"
         )
-
-
-_CHIP = re.compile(r".*-([0-9]{1,4})")
 
 
 class Topic(str, enum.Enum):

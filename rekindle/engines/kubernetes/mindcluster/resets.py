@@ -25,6 +25,14 @@ _POLICIES = {
     "isolate": "isolates its chip",
 }
 
+_RESULT = "ProcessRecoverStatus"  # annotation: <strategy>-success, <strategy>-failed
+_RESULTS = {"success": "with success", "failed": "without success"}
+_SWITCHED = {
+    "on": "continues its recovery of processes",
+    "pause": "pauses its recovery of processes, to place the job again",
+    "off": "no longer recovers processes",
+}
+
 
 class RankState(msgspec.Struct, frozen=True, rename="pascal"):
     """One failed rank. rank_id: its number for MindCluster.
@@ -95,15 +103,6 @@ def _rank_in_words(rank: RankState) -> str:
 
 def _times(number: int) -> str:
     return {1: "first time", 2: "second time", 3: "third time"}.get(number, f"{number}th time")
-
-
-_RESULT = "ProcessRecoverStatus"  # annotation: <strategy>-success, <strategy>-failed
-_RESULTS = {"success": "with success", "failed": "without success"}
-_SWITCHED = {
-    "on": "continues its recovery of processes",
-    "pause": "pauses its recovery of processes, to place the job again",
-    "off": "no longer recovers processes",
-}
 
 
 class _Group(msgspec.Struct, frozen=True):

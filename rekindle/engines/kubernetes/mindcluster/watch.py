@@ -32,6 +32,15 @@ BY = "mindcluster"
 _LONGEST = 200  # characters of the text about a rank
 _ALLOCATED = "huawei.com/AscendReal"  # the device plugin writes it once a pod has its chips
 _RANK_INDEX = "hccl/rankIndex"  # MindCluster's name for a node's rank
+MAKER = "huawei.com/"  # prefix of the devices that MindCluster knows
+LOOK_S = 1.0  # between two checks for new pods
+_PACE_S = 0.2  # between any two checks: a large cluster has changes at any time
+_LONGEST_PAUSE_S = 30.0  # between two attempts to report a refused event
+_JOIN_S = 2.0  # for a thread that waits for a server that does not answer; it ends on its own
+_OWN = "mx-consumer-cim=true"  # label of the ConfigMaps of the device plugin and NodeD
+_CLUSTERD = "mx-consumer-volcano=true"  # label of ClusterD's ConfigMaps
+_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; ClusterD also uses the second one
+_Name = tuple[EventSource, str, int]  # key of a pod's fault; the number is the device
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -161,19 +170,6 @@ def reported_before(events: Iterable[AnyEvent]) -> dict[str, list[HealthEvent]]:
     for (host, *_), health_event in found.items():
         hosts.setdefault(host, []).append(health_event)
     return hosts
-
-
-MAKER = "huawei.com/"  # prefix of the devices that MindCluster knows
-LOOK_S = 1.0  # between two checks for new pods
-_PACE_S = 0.2  # between any two checks: a large cluster has changes at any time
-_LONGEST_PAUSE_S = 30.0  # between two attempts to report a refused event
-_JOIN_S = 2.0  # for a thread that waits for a server that does not answer; it ends on its own
-_OWN = "mx-consumer-cim=true"  # label of the ConfigMaps of the device plugin and NodeD
-_CLUSTERD = "mx-consumer-volcano=true"  # label of ClusterD's ConfigMaps
-_CHIPS, _BOARDS = "kube-system", "mindx-dl"  # their namespaces; ClusterD also uses the second one
-
-
-_Name = tuple[EventSource, str, int]  # key of a pod's fault; the number is the device
 
 
 class _Takes(Protocol):

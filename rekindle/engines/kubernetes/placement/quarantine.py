@@ -29,6 +29,7 @@ from rekindle.waiting import retry
 NODES = "/api/v1/nodes"
 _TRIES_S, _PAUSE_S = 30.0, 0.5
 _UNREADABLE = "Rekindle cannot read its annotation"
+_LONGEST_REASON = 300
 
 
 class IsolationMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,9 +176,6 @@ class Quarantine:
                 f"Rekindle does not have the right to {verb} nodes (deploy/nodes has a role)",
                 status=403,
             )
-
-
-_LONGEST_REASON = 300
 
 
 class Hosts:

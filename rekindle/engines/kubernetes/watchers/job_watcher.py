@@ -22,11 +22,13 @@ from rekindle.recovery.faults.classification import EventSource, HealthEvent
 
 AGAIN_S = 1.0
 LATE_S = 300.0  # after that an event no longer explains a fault
-_CLOSE_S = 5.0
 _NAME = re.compile(r'"[^"]*"')
 _COMBINED = "(combined from similar events): "  # the text of client-go's recorder
 
 Report = Callable[[HealthEvent], None]
+BY = "kubernetes"
+_BETWEEN_ROUNDS_S = 1.0
+CLOSE_S = 5.0  # for threads to end: a request to a silent server takes up to a minute
 
 
 class HealthEventQueue:
@@ -46,7 +48,7 @@ class HealthEventQueue:
     @contextmanager
     def open(self) -> Iterator[Report]:
         """Report events until the block ends; yield the function that queues an event."""
-        with beside({"health-events": self._work}, self._close, _CLOSE_S):
+        with beside({"health-events": self._work}, self._close, CLOSE_S):
             yield lambda health_event: self._queue.put((health_event, time.monotonic()))
 
     def _close(self) -> None:
@@ -72,11 +74,6 @@ class HealthEventQueue:
         except JobError as error:
             return not isinstance(error, UnansweredError)
         return True
-
-
-BY = "kubernetes"
-_BETWEEN_ROUNDS_S = 1.0
-CLOSE_S = 5.0  # for threads to end: a request to a silent server takes up to a minute
 
 
 class JobWatcher:

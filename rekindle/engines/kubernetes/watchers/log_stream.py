@@ -31,6 +31,11 @@ _TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) 
 _OVERLAP = timedelta(seconds=1)  # the server compares seconds, and lines may be out of order
 
 _Time = tuple[datetime, bytes]  # the second, and the digits after it
+TAIL_LINES = 500  # lines of a pod without a stream
+_TAIL_BYTES = 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+_LAST_S = 3.0  # for the present lines, when the process leaves the job
+_GONE = 400  # the status if the node has removed the output of a run
 
 
 class LogFile:
@@ -109,13 +114,6 @@ def _time(line: bytes) -> _Time | None:
 def _write(handle: int, data: bytes) -> None:
     while data:
         data = data[os.write(handle, data) :]
-
-
-TAIL_LINES = 500  # lines of a pod without a stream
-_TAIL_BYTES = 1 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
-_LAST_S = 3.0  # for the present lines, when the process leaves the job
-_GONE = 400  # the status if the node has removed the output of a run
 
 
 class Runs(msgspec.Struct, frozen=True):

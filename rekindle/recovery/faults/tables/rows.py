@@ -29,6 +29,7 @@ Codes: TypeAlias = Annotated[
 ]
 Texts: TypeAlias = Annotated[list[str], Meta(min_length=1, description="at least one text")]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=1e9, description="more than 0, at most 1e9")]
+_BORDER = r"(?:\b|(?<!\w))"  # not between two characters of one word
 
 
 class Keyed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,9 +143,6 @@ class XidRow(Row, frozen=True, kw_only=True):
         Meta(min_length=1, description="at least one XID from 1 to 999"),
     ]
     level: str
-
-
-_BORDER = r"(?:\b|(?<!\w))"  # not between two characters of one word
 
 
 class Expression(str):

@@ -33,6 +33,29 @@ from rekindle.recovery.faults.tables.verdict import (
     unlisted,
 )
 
+# Number of characters of a text to search: half from its start and half from its end. The output of
+# a failing program has no bound, and the cause is at one end or the other.
+LONGEST = 65_536
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.IGNORECASE)
+_EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.IGNORECASE)
+
+# An exception's message, "TYPE: TEXT", and the types by which Python, torch, torchrun, MindSpore,
+# CuPy, Ray, NVML and clients of services report a fault of the system. `Connect`:
+# ConnectionResetError of Python, ConnectError of httpx, ClientConnectorError of aiohttp.
+_TYPED = re.compile(r"(?:\w{1,64}\.){0,8}[A-Z]\w{0,64}[a-z]\w{0,64}: ")
+_OF_SYSTEM = re.compile(
+    r"(?:^|[\s.])(?:\w{0,32}RuntimeError|\w{0,32}OSError|IOError|SystemError|TimeoutError"
+    r"|BrokenPipeError|AcceleratorError|CudaError|Deferred\w{1,16}CallError|ChildFailedError"
+    r"|DistError|Dist(?:Backend|Network|Store)Error|NVMLError\w{0,64}|MaxRetryError|URLError"
+    r"|ProtocolError|ChunkedEncodingError|Actor\w{1,16}Error|CheckpointError"
+    r"|\w{0,64}Connect\w{0,64}): "
+)
+_OF_HARDWARE = (FaultKind.LINK, *SICK)
+
+# An empty level: training cannot continue, and the place at fault is unknown.
+_PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
+
 
 class AscendCodes:
     """Hold the entries for Ascend codes, and the rules for frequency and duration."""
@@ -110,27 +133,6 @@ class AscendCodes:
         meaning = self._levels[level]
         text = f"Ascend fault code {code} ({level}): {why or meaning.says}"
         return judge(row, text, code=code, level=meaning)
-
-
-# Number of characters of a text to search: half from its start and half from its end. The output of
-# a failing program has no bound, and the cause is at one end or the other.
-LONGEST = 65_536
-
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-f:.]{1,32})\): (\d{1,4})\b", re.IGNORECASE)
-_EVENT = re.compile(r"event[ _]id\s{0,4}[=:]\s{0,4}\[?0x([0-9a-f]{8,9})\b", re.IGNORECASE)
-
-# An exception's message, "TYPE: TEXT", and the types by which Python, torch, torchrun, MindSpore,
-# CuPy, Ray, NVML and clients of services report a fault of the system. `Connect`:
-# ConnectionResetError of Python, ConnectError of httpx, ClientConnectorError of aiohttp.
-_TYPED = re.compile(r"(?:\w{1,64}\.){0,8}[A-Z]\w{0,64}[a-z]\w{0,64}: ")
-_OF_SYSTEM = re.compile(
-    r"(?:^|[\s.])(?:\w{0,32}RuntimeError|\w{0,32}OSError|IOError|SystemError|TimeoutError"
-    r"|BrokenPipeError|AcceleratorError|CudaError|Deferred\w{1,16}CallError|ChildFailedError"
-    r"|DistError|Dist(?:Backend|Network|Store)Error|NVMLError\w{0,64}|MaxRetryError|URLError"
-    r"|ProtocolError|ChunkedEncodingError|Actor\w{1,16}Error|CheckpointError"
-    r"|\w{0,64}Connect\w{0,64}): "
-)
-_OF_HARDWARE = (FaultKind.LINK, *SICK)
 
 
 class Tables:
@@ -293,10 +295,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal, or not a signal
         return ""
-
-
-# An empty level: training cannot continue, and the place at fault is unknown.
-_PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
 
 
 def judge(

@@ -37,6 +37,13 @@ from rekindle.training.torch.state.skeleton import (
 STEP = "step"
 # The skeleton's facts that DCP drops: DCP turns dictionary keys that are integers into strings.
 REKINDLE = "rekindle"
+_Shape = tuple[int, ...]
+
+_DECODING_ERRORS = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError),
+    RecursionError,
+    msgspec.MsgspecError,
+)
 
 
 def check_out(out: Path) -> None:
@@ -99,15 +106,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-_Shape = tuple[int, ...]
-
-_DECODING_ERRORS = (
-    *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError),
-    RecursionError,
-    msgspec.MsgspecError,
-)
 
 
 class Loaded:

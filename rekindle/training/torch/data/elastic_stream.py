@@ -21,6 +21,9 @@ from rekindle.errors import SessionError
 from rekindle.training.sampler import SampleOrder, integer
 from rekindle.training.torch.data.loader import Position, begin
 
+_MAX_PARTS = 2**24
+_EMPTY = 1000  # the limit of consecutive parts without samples, in addition to one of each
+
 
 class Item(NamedTuple):
     """A part in one epoch, by its number in the queue; `start`: its samples that are trained."""
@@ -80,10 +83,6 @@ class PartAssignment:
         foremost = max(self.item(reader, marks[reader].turn).number for reader in places)
         waiting = min(self.item(reader, marks[reader].turn + 1).number for reader in places)
         return foremost - waiting
-
-
-_MAX_PARTS = 2**24
-_EMPTY = 1000  # the limit of consecutive parts without samples, in addition to one of each
 
 
 class Marked(NamedTuple):

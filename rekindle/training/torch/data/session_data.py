@@ -19,6 +19,12 @@ from rekindle.training.torch.data.all_gather import Sharing
 from rekindle.training.torch.data.elastic_stream import ElasticStream, StreamPosition
 from rekindle.training.torch.data.loader import Position, SamplerPosition, StatefulPosition
 
+_WHICH = (
+    "a Session can keep the position of a DataLoader with batch_sampler=StepSampler(...), of a "
+    "DataLoader with an ElasticStream as its dataset, and of a loader with its own state "
+    "(state_dict() and load_state_dict()), such as torchdata's StatefulDataLoader"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -69,13 +75,6 @@ def _set_sync(model: torch.nn.Module, whether: bool) -> None:
     """Set whether the next forward pass leads to an all-reduce of gradients; see no_sync()."""
     if isinstance(model, DistributedDataParallel):  # otherwise the script all-reduces later
         model.require_backward_grad_sync = whether
-
-
-_WHICH = (
-    "a Session can keep the position of a DataLoader with batch_sampler=StepSampler(...), of a "
-    "DataLoader with an ElasticStream as its dataset, and of a loader with its own state "
-    "(state_dict() and load_state_dict()), such as torchdata's StatefulDataLoader"
-)
 
 
 class Data:

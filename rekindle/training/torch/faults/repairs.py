@@ -58,6 +58,11 @@ _ARGUMENTS = re.compile(
 # The SIGCHLD handler of torch raises such an error anywhere in the main thread.
 _LOST_WORKER = re.compile(r"^DataLoader worker \(pid")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
+_ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
+# torch-npu 2.14 writes "time is <us>"; MindIO searches for "time us=<us>". Other errors in the same
+# text have other times, in other units.
+_TIME = re.compile(_ERROR.pattern + r"[^\n]*?time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
+_KEPT = 1024  # updates; a report of an error comes at most this many updates later
 
 
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
@@ -179,13 +184,6 @@ class _Kept:
         if uncounted or not self.buffer.is_cpu:
             return True
         return private.version_of(self.buffer) != self.version
-
-
-_ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
-# torch-npu 2.14 writes "time is <us>"; MindIO searches for "time us=<us>". Other errors in the same
-# text have other times, in other units.
-_TIME = re.compile(_ERROR.pattern + r"[^\n]*?time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
-_KEPT = 1024  # updates; a report of an error comes at most this many updates later
 
 
 class UpdateTimes:

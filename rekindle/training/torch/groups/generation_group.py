@@ -48,6 +48,7 @@ _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
 _FREEING_S = 0.5
 _REST_S, _CALM_LOOKS = 1.0, 3
+_store_connections: dict[tuple[str, int], _StoreConnection] = {}
 
 
 class Group:
@@ -208,9 +209,6 @@ class _StoreConnection:
         for sock in self._sockets:
             shut(sock)
             sock.close()
-
-
-_store_connections: dict[tuple[str, int], _StoreConnection] = {}
 
 
 def _connection_to(store: TCPStore, timeout: timedelta) -> _StoreConnection:

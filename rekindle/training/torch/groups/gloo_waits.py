@@ -30,6 +30,17 @@ from rekindle.profiling.markers import Operation
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.training.torch import private
 
+# After a sever, an operation that gloo does end ends within milliseconds, and may write to its
+# tensors until then. The operations that gloo has lost are released after this time.
+_GRACE_S = 0.1
+
+_Future: TypeAlias = "torch.futures.Future[Any]"
+_native_wait = Work.wait
+_current: InterruptibleWaits | None = None
+_record: Callable[[Operation], Callable[[], None]] | None = None
+_TENSORS = ("tensor", "input_tensor", "input", "output_tensor", "output")
+Hook = Callable[[Any, GradBucket], _Future]
+
 
 def shut(sock: socket.socket, how: int = socket.SHUT_RDWR) -> None:
     """End the connection, or one direction of it, for all holders of its socket."""
@@ -92,15 +103,6 @@ def connected_to(port: int, before: set[int]) -> Iterator[socket.socket]:
                 yield sock
                 continue
         sock.close()
-
-
-# After a sever, an operation that gloo does end ends within milliseconds, and may write to its
-# tensors until then. The operations that gloo has lost are released after this time.
-_GRACE_S = 0.1
-
-_Future: TypeAlias = "torch.futures.Future[Any]"
-
-_native_wait = Work.wait
 
 
 def _same(value: Any) -> Any:
@@ -237,10 +239,6 @@ def _over() -> StaleError:
     return StaleError("the generation ended during a collective")
 
 
-_current: InterruptibleWaits | None = None
-_record: Callable[[Operation], Callable[[], None]] | None = None
-
-
 def record(joined: Callable[[Operation], Callable[[], None]] | None) -> None:
     """Call `joined` when a rank waits for a collective, and its result when that is done.
 
@@ -307,15 +305,9 @@ def _described(name: str, tensor: torch.Tensor | None, group: Any) -> Operation:
     )
 
 
-_TENSORS = ("tensor", "input_tensor", "input", "output_tensor", "output")
-
-
 def _mark(place: str) -> int:
     """Return a number for a place in the code that is the same on all ranks."""
     return zlib.crc32(place.encode())
-
-
-Hook = Callable[[Any, GradBucket], _Future]
 
 
 def reduce_bucket(chosen: list[tuple[Hook, Any]], bucket: GradBucket) -> _Future:

@@ -21,6 +21,7 @@ from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.torch import private
 
 _BACKEND = "rekindle_placeholder"
+_group_log: _GroupLog | None = None
 
 
 class _Nobody(dist.ProcessGroup):
@@ -67,9 +68,6 @@ class _GroupLog:
         """Make all groups again, from the current default group. All ranks must call it."""
         for (ranks, backend, *rest), named in self._calls:
             self._make(ranks, timedelta(seconds=timeout_s), backend, *rest, **named)
-
-
-_group_log: _GroupLog | None = None
 
 
 def init_placeholder_group() -> None:

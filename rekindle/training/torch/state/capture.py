@@ -44,6 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _EXTRA_STATE = "_extra_state"  # torch's suffix for the value of a module's get_extra_state()
+_pending: _Pending | None = None
 
 
 class Stateful(Protocol):
@@ -165,9 +166,6 @@ class _Pending:
     skeleton: bytes
     writer: Writer = field(default_factory=Writer)  # only one, since objects may share tensors
     load: dict[str, Any] = field(default_factory=dict)
-
-
-_pending: _Pending | None = None
 
 
 def _encode(tree: dict[str, Node]) -> bytes:

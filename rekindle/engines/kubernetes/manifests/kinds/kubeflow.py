@@ -27,6 +27,17 @@ RUNTIME = Gvk("trainer.kubeflow.org", "v1alpha1", "trainingruntimes", "TrainingR
 # The trainer's numbers apply to the runtime's job with this label.
 _STEP = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
 
+_PHASES = {
+    "Created": WorkloadPhase.PENDING,
+    "Running": WorkloadPhase.RUNNING,
+    "Restarting": WorkloadPhase.RUNNING,
+    "Suspended": WorkloadPhase.SUSPENDED,
+    "Succeeded": WorkloadPhase.SUCCEEDED,
+    "Failed": WorkloadPhase.FAILED,
+}
+_OVER = ("Failed", "Succeeded")
+WORKER = "Worker"
+
 
 def _trainjob_spec(job: Rendered) -> Manifest:
     runtime = {"apiGroup": RUNTIME.group, "kind": RUNTIME.kind, "name": job.name}
@@ -56,18 +67,6 @@ TRAINJOB = Adapter(
     suspend=suspend,
     next_templates=None,  # the JobSet of the TrainJob refuses any change of affinity
 )
-
-
-_PHASES = {
-    "Created": WorkloadPhase.PENDING,
-    "Running": WorkloadPhase.RUNNING,
-    "Restarting": WorkloadPhase.RUNNING,
-    "Suspended": WorkloadPhase.SUSPENDED,
-    "Succeeded": WorkloadPhase.SUCCEEDED,
-    "Failed": WorkloadPhase.FAILED,
-}
-_OVER = ("Failed", "Succeeded")
-WORKER = "Worker"
 
 
 def replica_specs(job: Rendered, leader: str, restart: str) -> Manifest:

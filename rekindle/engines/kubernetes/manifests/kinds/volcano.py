@@ -23,6 +23,20 @@ from rekindle.errors import UsageError
 LEADERS = {"pytorch": "Master", "mindspore": "Scheduler", "tensorflow": "Chief"}
 _CONTAINER = "ascend"
 _REFUSED = "JobValidFailed"  # the operator will never create pods for the workload
+TASK = "node"
+
+_VOLCANO_PHASES = {
+    "Pending": WorkloadPhase.PENDING,
+    "Restarting": WorkloadPhase.PENDING,
+    "Running": WorkloadPhase.RUNNING,
+    "Completing": WorkloadPhase.RUNNING,
+    "Terminating": WorkloadPhase.RUNNING,
+    "Aborting": WorkloadPhase.SUSPENDED,
+    "Aborted": WorkloadPhase.SUSPENDED,
+    "Completed": WorkloadPhase.SUCCEEDED,
+    "Terminated": WorkloadPhase.FAILED,
+    "Failed": WorkloadPhase.FAILED,
+}
 
 
 def _spec(job: Rendered) -> Manifest:
@@ -110,22 +124,6 @@ ASCENDJOB = Adapter(
     next_templates=lambda spec: {"replicaSpecs": role_patches(spec["replicaSpecs"])},
     follows=True,  # the kind has no webhook
 )
-
-
-TASK = "node"
-
-_VOLCANO_PHASES = {
-    "Pending": WorkloadPhase.PENDING,
-    "Restarting": WorkloadPhase.PENDING,
-    "Running": WorkloadPhase.RUNNING,
-    "Completing": WorkloadPhase.RUNNING,
-    "Terminating": WorkloadPhase.RUNNING,
-    "Aborting": WorkloadPhase.SUSPENDED,
-    "Aborted": WorkloadPhase.SUSPENDED,
-    "Completed": WorkloadPhase.SUCCEEDED,
-    "Terminated": WorkloadPhase.FAILED,
-    "Failed": WorkloadPhase.FAILED,
-}
 
 
 def _volcano_spec(job: Rendered) -> Manifest:
