@@ -256,9 +256,9 @@ def test_no_module_is_too_long() -> None:
 
 
 def evaluated(value: ast.AST) -> set[str]:
-    """Return the names that an import of the module reads; a lambda reads names when it runs."""
+    """Return the names that an import of the module reads. The body of a lambda runs later."""
     if isinstance(value, ast.Lambda):
-        return set()
+        return evaluated(value.args)
     own = {value.id} if isinstance(value, ast.Name) else set()
     return own.union(*map(evaluated, ast.iter_child_nodes(value)))
 
