@@ -14,6 +14,7 @@ from repository import ROOT
 # These paths, and the files below them, may break the rules, each for its reason.
 EXCEPTIONS = {
     "tests/support/waiting.py": "it keeps the rules for all others",
+    "tests/support/campaign/moments.py": "faults at random moments",
     "tests/support/cluster": "an imitation: its delays are those of Kubernetes",
     "tests/support/hanging/hook": "a file system that hangs on purpose",
     "tests/support/hanging/journal": "a file system that hangs on purpose",

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
-from training_jobs import LENGTH, RANKS
+from training_jobs import RANKS
 from training_jobs.baselines import Baselines
 from training_jobs.checks import assert_pids_kept
 from training_jobs.ended import Ended, EndedOf
 from training_jobs.injection import Fault
 from training_jobs.job import Job, pause_all
 from training_jobs.plans import Attempt, Plan, Row
-from training_jobs.record import Record
 from training_jobs.rows import paused
 from training_jobs.selection import soak_but
+from training_jobs.worlds import assert_stream, batches, logged
 
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
-from rekindle.training.sampler import StepSampler
 
 pytestmark = pytest.mark.timeout(400)  # the first test of a job waits for its end
 STEPS = 50
@@ -31,36 +28,6 @@ PAUSE_ALL = pause_all(12)
 def worlds(events: Iterable[journal.AnyEvent]) -> list[int]:
     """Return the sizes of the formed worlds."""
     return [event.world_size for event in events if isinstance(event, journal.Formed)]
-
-
-def logged(record: Record, name: str) -> list[list[Any]]:
-    """Return the logged values of each step, by rank, in the last world that did the step."""
-    lines = [line for rank in range(RANKS) for line in record.lines(rank)]
-    found = []
-    for step in range(record.total):
-        mine = [line for line in lines if line["step"] == step]
-        last = max(line["generation"] for line in mine)
-        # A rank logs after each of its parts: only the last of its records counts.
-        by_rank = {
-            line["rank"]: line["metrics"][name] for line in mine if line["generation"] == last
-        }
-        found.append([by_rank[rank] for rank in sorted(by_rank)])
-    return found
-
-
-def batches(record: Record) -> list[list[int]]:
-    """Return the samples of each step."""
-    return [list(itertools.chain(*step)) for step in logged(record, "samples")]
-
-
-def assert_stream(record: Record) -> None:
-    """Check that the steps have the stream from its start, each sample once and in order."""
-    seen = [sample for batch in batches(record) for sample in batch]
-    sampler = StepSampler(LENGTH, 1, seed=3)
-    sampler.bind(0, 1)
-    for sample in seen:
-        assert [sample] == sampler.indices()
-        sampler.advance()
 
 
 def shrink_and_grow(job: Job, number: int) -> None:

@@ -35,24 +35,27 @@ def baseline_of(tmp_path_factory: pytest.TempPathFactory) -> Baselines:
     """
     shared = shared_folder(tmp_path_factory, "baselines")
 
-    def run(variant: str, ranks: int = RANKS, steps: int = STEPS) -> Record:
-        folder = shared / f"{variant}-{ranks}-{steps}"
-        folder.mkdir(exist_ok=True)
-        with (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            record = Record(folder / "run", steps, ranks=ranks)
-            if not record.result(ranks - 1):
-                _train(folder / "run", variant, ranks, steps)
-        return record
+    return lambda variant, ranks=RANKS, steps=STEPS: recorded(shared, variant, ranks, steps)
 
-    return run
+
+def recorded(shared: Path, variant: str, ranks: int, steps: int) -> Record:
+    """Return the record of an uninterrupted run, which the first caller makes in `shared`."""
+    folder = shared / f"{variant}-{ranks}-{steps}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = Record(folder / "run", steps, ranks=ranks)
+        if not record.result(ranks - 1):
+            _train(folder / "run", variant, ranks, steps)
+            if "-" not in variant:  # a variant with a loader logs other numbers
+                assert_samples_once(record)
+    return record
 
 
 def _train(folder: Path, variant: str, ranks: int, steps: int) -> None:
     folder.mkdir(exist_ok=True)
     with Job(folder, variant=variant, processes=ranks, steps=steps) as job:
         assert job.end().outcome == "succeeded", job.story()
-    assert_samples_once(job.record)
 
 
 @pytest.fixture(scope="session")

@@ -134,8 +134,9 @@ class Run:
             on_recovery=say_recovery,
             **self.session_options(),
         )
-        self.faults.watch(session._loop.member)
-        self.faults.watch_runtime()
+        if not self.options.plain_runtime:
+            self.faults.watch(session._loop.member)
+            self.faults.watch_runtime()
         with session:
             for step in session.steps(self.options.steps):
                 self.faults.step = step.number
@@ -287,6 +288,9 @@ def main() -> None:
     variants += [f"{kind}-{workers}" for kind in LOADERS for workers in (0, 2)]
     parser.add_argument("--variant", choices=variants, default="ddp")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument(
+        "--plain-runtime", action="store_true", help="no fault places outside of the script"
+    )
     options = parser.parse_args()
     with (options.folder / f"stack.{os.getpid()}").open("w") as stack:  # see Job.story
         faulthandler.register(signal.SIGUSR2, file=stack)

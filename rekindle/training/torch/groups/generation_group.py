@@ -44,6 +44,10 @@ _left: list[dist.ProcessGroup] = []  # with the other groups of their generation
 
 _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
+# For a connection to the ranks' store, which listens already. torch's default is 300 s, and nothing
+# else ends this wait: if the store ends or is stopped now, all ranks wait here.
+STORE_S = 30.0
+KEY_S = 300.0  # for a key that another rank writes; torch's default
 _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
 _FREEING_S = 0.5
@@ -186,8 +190,17 @@ class Group:
 
 @functools.lru_cache(maxsize=1)
 def store_at(host: str, port: int) -> TCPStore:
-    """Return this process's connection to the ranks' store; reused while the store is the same."""
-    return TCPStore(host, port, wait_for_workers=False)
+    """Return this process's connection to the ranks' store; reused while the store is the same.
+
+    Raises torch's DistNetworkError: the store does not answer within STORE_S.
+    """
+    store = _connect(host, port)
+    store.set_timeout(timedelta(seconds=KEY_S))
+    return store
+
+
+def _connect(host: str, port: int) -> TCPStore:
+    return TCPStore(host, port, timeout=timedelta(seconds=STORE_S), wait_for_workers=False)
 
 
 class _StoreConnection:
@@ -198,9 +211,9 @@ class _StoreConnection:
     ends for each new connection, and a name service that does not answer delays that by seconds.
     """
 
-    def __init__(self, store: TCPStore, timeout: timedelta) -> None:
+    def __init__(self, store: TCPStore) -> None:
         before = socket_inodes()
-        self.store = TCPStore(store.host, store.port, timeout=timeout, wait_for_workers=False)
+        self.store = _connect(store.host, store.port)
         self._sockets = list(connected_to(store.port, before))
         self.usable = True
 
@@ -215,7 +228,7 @@ def _connection_to(store: TCPStore, timeout: timedelta) -> _StoreConnection:
     address = (store.host, store.port)
     connection = _store_connections.get(address)
     if connection is None or not connection.usable:
-        connection = _store_connections[address] = _StoreConnection(store, timeout)
+        connection = _store_connections[address] = _StoreConnection(store)
     connection.store.set_timeout(timeout)
     return connection
 
