@@ -43,6 +43,17 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
+def all_of(error: BaseException) -> list[BaseException]:
+    """Return the error and each error that it holds, as cause or as context, directly or not."""
+    found, waiting = [], [error]
+    while waiting:
+        each = waiting.pop()
+        if not any(each is known for known in found):
+            found.append(each)
+            waiting += filter(None, (each.__cause__, each.__context__))
+    return found
+
+
 def causes_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors of the chain, up to a mistake in the script's handling of an error.
 

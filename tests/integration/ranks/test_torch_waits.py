@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Rank, formed, started
+from ranks import Rank, formed, run, started
 from torch import nn
 from waiting import wait_until
 
 from rekindle.errors import StaleError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.member import free_frames
 from rekindle.training.torch.groups.ddp import wrap_ddp
 
 FOREVER_S = 1e6  # a time-out of gloo that is longer than the test
@@ -168,3 +172,80 @@ def test_collectives_of_some_ranks_are_not_everybodys():
     """
     with started(_marks_of_groups, 3) as ranks:
         assert set(ranks.results()) == {(0, 2)}
+
+
+def _gloo_threads() -> int:
+    """Return the number of gloo's threads in this process."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the task has ended
+            count += "gloo" in (task / "comm").read_text()
+    return count
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _synchronous(_: object) -> None:
+    dist.all_reduce(torch.ones(4))
+
+
+def _open(_: object) -> None:
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    dist.all_reduce(torch.ones(4), async_op=True)  # nobody waits for it
+    work.wait()
+
+
+def _from_nobody(rank: Rank) -> None:
+    dist.recv(torch.ones(4), src=1 - rank.rank)
+
+
+def _in_backward(_: object) -> None:
+    global _wrapper
+    _wrapper = wrap_ddp(_model, existing=_wrapper)
+    _wrapper(torch.ones(2, 4)).sum().backward()
+
+
+_model, _wrapper = nn.Linear(4, 4), None
+BROKEN = {
+    "all-reduce": _synchronous,
+    "open": _open,
+    "receive": _from_nobody,
+    "backward": _in_backward,
+}
+GENERATIONS, EARLY = 14, 4
+
+
+def _breaks(rank: Rank, operation: Callable[[Rank], None]) -> None:
+    """Break off an operation of this rank, as a Session does."""
+    try:
+        operation(rank)
+    except (RuntimeError, StaleError) as error:
+        free_frames(error)
+    else:
+        raise AssertionError("the operation succeeded")
+
+
+def _is_broken_off_often(rank: Rank, name: str) -> None:
+    early = (0, 0)
+    for generation in range(GENERATIONS):
+        group = formed(rank, generation)
+        dist.all_reduce(torch.ones(1))  # after this the peer has formed the group
+        if rank.rank == 0:
+            _breaks(rank, BROKEN[name])
+        group.leave()  # it ends the operation of the other rank
+        if generation == EARLY:
+            early = (_gloo_threads(), _descriptors())
+
+    def as_few() -> bool:
+        return _gloo_threads() <= early[0] and _descriptors() <= early[1]
+
+    # Another thread frees the groups a little later.
+    wait_until(as_few, f"an end of the growth since {early}")
+
+
+@pytest.mark.parametrize("operation", BROKEN)
+def test_operations_that_broke_off_leave_nothing(operation: str):
+    """A rank whose operations broke off in many generations has no more threads and sockets."""
+    run(_is_broken_off_often, 2, operation)

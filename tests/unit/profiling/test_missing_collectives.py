@@ -22,7 +22,6 @@ from rekindle.profiling.markers import (
 )
 from rekindle.profiling.reading import read_task, remarks
 from rekindle.recovery.journal import journal
-from rekindle.tasks import profile as profile_report
 
 MS = 1_000_000
 REDUCED = operation_name(Operation("0", "4", "float32", "all_reduce", "default_group"))
@@ -102,6 +101,8 @@ def test_collectives_of_some_steps(tmp_path: Path) -> None:
 
 def test_the_flow_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The artifact of the flow has the same remarks."""
+    from rekindle.tasks import profile as profile_report  # it imports Prefect
+
     job = SimpleNamespace(path=tmp_path, spec=lambda: SimpleNamespace(processes_per_node=2))
     write(tmp_path / "profiling" / "default_task_id_5")
     shown: list[str] = []

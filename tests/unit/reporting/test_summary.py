@@ -43,8 +43,6 @@ from rekindle.reporting.event_text import incident_row, level, sentence
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.reporting.timeline import parts_of
-from rekindle.tasks.restore import describe, resumes
-from rekindle.tasks.supervise import incident_steps
 
 
 def events(*timed: tuple[float, AnyEvent]) -> list[AnyEvent]:
@@ -175,7 +173,7 @@ def test_a_failure_shows_the_first_traceback() -> None:
         (1.3, decided(Strategy.FAIL, "0 of 0 restarts are used", at=1.2)),
         (2.0, Ended(outcome="failed", reason="0 of 0 restarts are used", finished=0)),
     )
-    text = markdown_report(summarize("train-1", run), resumed=describe(run), logs="logs")
+    text = markdown_report(summarize("train-1", run), resumed="", logs="logs")
     assert "Traceback 1" in text
     assert "Traceback 2" not in text
     assert "0 of 0 restarts are used" in text
@@ -184,7 +182,7 @@ def test_a_failure_shows_the_first_traceback() -> None:
 
 def test_the_report_tells_each_incident() -> None:
     """The report has strategy, times, lost steps, state source and reason of each incident."""
-    text = markdown_report(summarize("train-1", RUN), resumed=describe(RUN), logs="logs")
+    text = markdown_report(summarize("train-1", RUN), resumed="", logs="logs")
     row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
     for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "from a snapshot"):
         assert part in row
@@ -200,6 +198,8 @@ def test_a_job_without_its_end_is_unfinished() -> None:
 
 def test_a_new_attempt_says_where_it_resumes() -> None:
     """The description of a new attempt has the step, the source, and the path of the checkpoint."""
+    from rekindle.tasks.restore import describe, resumes  # it imports Prefect
+
     again = events(
         (1.0, started()),
         (2.0, Checkpointed(step=20, path="saved/step-20", bytes=1, seconds=0.1)),
@@ -246,6 +246,8 @@ def test_a_job_that_was_told_to_end() -> None:
 
 def test_each_incident_step_is_told_once() -> None:
     """One incident returns five steps in order; a generation without an incident returns none."""
+    from rekindle.tasks.supervise import incident_steps  # it imports Prefect
+
     found = IncidentFold()
     steps = [
         step

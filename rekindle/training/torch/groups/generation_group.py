@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 # is left and no other object holds it. A wrapper holds its group until a later generation
 # initialises the wrapper again.
 _left: list[dist.ProcessGroup] = []  # with the other groups of their generations
+_freeing: list[threading.Thread] = []  # those that were alive when the last group was left
 
 _TIMEVAL = struct.Struct("@ll")
 _PAIR_NUMBER = struct.Struct("@n")
@@ -312,12 +313,21 @@ def _free_later(groups: list[dist.ProcessGroup]) -> None:
     ]
     _left.extend(groups)
     # The last Python reference frees the group without the GIL, so this thread blocks no other
-    # thread. If the interpreter's end interrupts the destructor, the process aborts. But if gloo
-    # has lost an operation, the destructor waits for it without end (see gloo_waits.py). So the
-    # exit waits briefly.
+    # thread. If gloo has lost an operation, it takes until the operation's time-out.
     freeing = threading.Thread(target=earlier.clear, name="rekindle-free-groups", daemon=True)
     freeing.start()
-    atexit.register(freeing.join, _FREEING_S)
+    _freeing[:] = [*filter(threading.Thread.is_alive, _freeing), freeing]
+
+
+@atexit.register
+def _finish_freeing() -> None:
+    """Wait briefly: if the interpreter's end interrupts a group's destructor, the process aborts.
+
+    A destructor that waits for an operation that gloo has lost may be interrupted.
+    """
+    deadline = time.monotonic() + _FREEING_S
+    for thread in _freeing:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _references(objects: list[Any], at: int) -> int:

@@ -195,7 +195,7 @@ class InterruptibleWaits:
         try:
             value = pick(done.value())
         except Exception as error:
-            ours.set_exception(error)
+            _fail(ours, error)
         else:
             ours.set_result(value)
 
@@ -222,12 +222,22 @@ def _future_of(work: Work) -> _Future:
         try:
             _native_wait(work)
         except Exception as error:
-            future.set_exception(error)
+            _fail(future, error)
         else:
             future.set_result(None)
 
     threading.Thread(target=wait, name="rekindle-wait", daemon=True).start()
     return future
+
+
+def _fail(future: _Future, error: Exception) -> None:
+    """Let the future raise this error, without its traceback.
+
+    The traceback holds the frame that holds the future, and the garbage collector does not see that
+    a future holds its error (torch 2.13). So all three, with the tensors of the operation, would
+    stay for ever.
+    """
+    future.set_exception(error.with_traceback(None))
 
 
 def _only_tensor(value: Any) -> Any:

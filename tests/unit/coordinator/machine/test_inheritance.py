@@ -15,7 +15,6 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
-from rekindle.tasks.supervise import incident_steps
 
 PLACED_ANEW = Policy(
     strategies=tuple(s for s in ALLOWABLE if s not in INNER), max_reschedules=2, max_restarts=0
@@ -137,6 +136,8 @@ def test_the_cause_that_was_decided_about_is_not_the_last_that_was_seen() -> Non
 
 def test_a_lighter_decision_counts_and_does_not_change_what_is_shown() -> None:
     """A lighter decision uses its budget, also after a takeover. Users see the heavier decision."""
+    from rekindle.tasks.supervise import incident_steps  # it imports Prefect
+
     job = trained(5)
     job.exits(0, signal=SIGKILL, finished=5)
     job.fail_step(1, kind=FaultKind.TRANSIENT)
