@@ -1,8 +1,8 @@
 """Decide from a command line of torchrun which part this machine has in a job of several machines.
 
 The rules are torchrun's, from torch/distributed/run.py and torch/distributed/elastic/rendezvous
-(2.13). Rekindle's coordinator takes the place of torchrun's store. Pure: the caller passes the
-machine's names and addresses. docs/decisions/026-one-command-on-each-machine.md has the reasons.
+(2.13). Rekindle's coordinator replaces torchrun's store. Pure: the caller passes the names and
+addresses of the machine. docs/decisions/026-one-command-on-each-machine.md has the reasons.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 class Meeting:
     """Where the machines of a job meet, and which of them hosts the coordinator.
 
-    option: the option with the address. hosts: whether this machine hosts the coordinator; None:
-    the machine hosts it that has the address. node: the node rank of this machine; None: the host
-    is node 0, and other machines take any free place. limit_s: how long a machine waits for the
-    coordinator. ignored: a line for the user about an option without effect; empty: none.
+    host, port: the address of the coordinator.
+
+    hosts: whether this machine hosts the coordinator; None: the machine of the address does.
+
+    node: the node rank of this machine; None: 0 for the host, and any free one for others.
+
+    limit_s: how long a machine waits for the coordinator.
+
+    ignored: a line for the user about an option without effect; empty: none.
     """
 
-    option: str
     host: str
     port: int
     hosts: bool | None
@@ -96,7 +100,7 @@ def endpoint_without_effect(options: argparse.Namespace) -> str:
 
 
 def is_here(host: str, names: Collection[str], own: Collection[str], found: Sequence[str]) -> bool:
-    """Return whether a host name or address is of this machine, at any of its interfaces.
+    """Return whether this machine has a host name, or an address at any of its interfaces.
 
     names, own: of this machine, the latter its IPv4 addresses. found: the addresses of `host`.
     """
@@ -157,7 +161,7 @@ def _meeting(
         raise UsageError(f"--rdzv-conf: {limit!r} is not a number of seconds") from error
     if options.join_timeout is not None:
         limit_s = options.join_timeout
-    return Meeting(option, host, port, hosts, node, limit_s, ignored)
+    return Meeting(host, port, hosts, node, limit_s, ignored)
 
 
 def _settings(text: str) -> dict[str, str]:

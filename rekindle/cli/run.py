@@ -55,9 +55,15 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Host:
     """How this machine hosts the coordinator of a job.
 
-    listen: where the coordinator listens. node: the node rank that this machine runs; None: all of
-    them, simulated. address: of this machine for others. secret: the job's; empty: an existing one,
-    or a random one. meeting: where the other machines join; None: with --coordinator.
+    listen: the address at which the coordinator listens.
+
+    node: the node rank that this machine runs; None: it simulates all nodes.
+
+    address: of this machine for others.
+
+    secret: the job's; empty: an existing one, or a random one.
+
+    meeting: the address at which the other machines join; None: they use --coordinator.
     """
 
     listen: tuple[str, int]
@@ -110,8 +116,6 @@ def meet(options: argparse.Namespace, meeting: Meeting) -> int:
     The name of the host may not be known yet, and another command of this machine may already be
     the host. Raises JobError: no coordinator answers within the limit.
     """
-    if meeting.ignored:
-        say(meeting.ignored)
     secret, hosts = os.environ.get(names.ENV_SECRET) or names.NO_SECRET, meeting.hosts
     place = Place(meeting.host, meeting.port, secret, meeting.node)
     deadline, told = time.monotonic() + meeting.limit_s, False
@@ -124,11 +128,15 @@ def meet(options: argparse.Namespace, meeting: Meeting) -> int:
                 stop = terminal.Stop()
                 try:
                     engine = opened.enter_context(_opened(options, here))
-                except (LeaseHeldError, PortTakenError) as error:
+                except (LeaseHeldError, PortTakenError):
                     if hosts:
                         raise
                     hosts = False
-                    say(f"{error}. So this command joins the job at {meeting.text}", logging.INFO)
+                    say(
+                        "another process of this machine runs this job, or has port "
+                        f"{meeting.port}, so this command joins there",
+                        logging.INFO,
+                    )
                 else:
                     return _launch(options, here, engine, stop)
             for number, handler in before.items():
@@ -151,7 +159,7 @@ def meet(options: argparse.Namespace, meeting: Meeting) -> int:
             time.sleep(ASK_EVERY_S)
         else:
             say(f"this machine joins job {spec.job_id} at {meeting.text}", logging.INFO)
-            _warn_of_no_secret(secret, meeting.text)
+            _warn(meeting, secret)
             return _join(options, place, spec, attempt)
 
 
@@ -170,11 +178,14 @@ def _who_hosts(meeting: Meeting) -> str:
     return "The machine of node 0 hosts it" if meeting.node else "Another machine hosts it"
 
 
-def _warn_of_no_secret(secret: str, where: str) -> None:
+def _warn(meeting: Meeting, secret: str) -> None:
+    if meeting.ignored:
+        say(meeting.ignored)
     if secret == names.NO_SECRET:
         say(
-            f"{names.ENV_SECRET} is not set, so whoever reaches {where} can join and stop this "
-            f"job, as with torchrun; set {names.ENV_SECRET} to the same value on all machines"
+            f"{names.ENV_SECRET} is not set, so each process that reaches {meeting.text} can join "
+            f"and stop this job, as with torchrun; set {names.ENV_SECRET} to the same value on all "
+            "machines"
         )
 
 
@@ -240,7 +251,7 @@ def _say_how_nodes_meet(spec: JobSpec, here: Host) -> None:
                 f"ports must be open between the machines, not only {here.meeting.port}"
             )
         say(text, logging.INFO)
-        _warn_of_no_secret(here.secret, here.meeting.text)
+        _warn(here.meeting, here.secret)
     elif here.node is None and spec.nodes > 1:
         say(
             f"this machine simulates {spec.nodes} nodes. For several machines give all of them "

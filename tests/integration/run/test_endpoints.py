@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Place
-from networks import ADDRESSES, NEEDS_NAMESPACES, Network, network
+from networks import ADDRESSES, DEVICE, NEEDS_NAMESPACES, Network, network
 from waiting import bound_s, wait_until
 
 from rekindle import names
@@ -70,6 +70,7 @@ import os
 print("end", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], flush=True)
 """
 PROGRAM = ["--no-python", sys.executable, "-u", "train.py"]
+SECOND_ADDRESS = "10.77.1.9"  # of the first machine
 BOTH = {"end 0 2 0", "end 1 2 0"}
 
 
@@ -99,6 +100,10 @@ class Machine:
             )
         self._runs.append(process)
         return Started(process, output)
+
+    def run(self, *command: str) -> None:
+        """Run a command on this machine."""
+        subprocess.run([*self._network.inside(self._number), *command], check=True)
 
     def events(self, job: str) -> Sequence[journal.AnyEvent]:
         """Return the events in the journal of a job whose coordinator this machine hosts."""
@@ -199,7 +204,7 @@ def test_the_machine_of_node_0_hosts_the_job(two: tuple[Machine, Machine]) -> No
 
 @NEEDS_NAMESPACES
 def test_the_printed_command_works_on_another_machine(two: tuple[Machine, Machine]) -> None:
-    """The line of the first machine has all that the other one needs, also the secret."""
+    """The line of the first machine contains a complete command, with the secret."""
     first, second = two
     host = first.start(
         *("run", "--nnodes", "2", "--node-rank", "0", "--listen", "0.0.0.0:29555", *PROGRAM),
@@ -218,7 +223,8 @@ def test_the_printed_command_works_on_another_machine(two: tuple[Machine, Machin
 def test_a_machine_with_other_values_ends_at_once(two: tuple[Machine, Machine]) -> None:
     """Its line has both values of each option, and the job still waits for another machine."""
     first, second = two
-    common = ["run", "--nnodes=2", f"--rdzv_endpoint={ADDRESSES[0]}", "--rdzv_id=a"]
+    first.run("ip", "address", "add", f"{SECOND_ADDRESS}/24", "dev", DEVICE)
+    common = ["run", "--nnodes=2", f"--rdzv_endpoint={SECOND_ADDRESS}", "--rdzv_id=a"]
     host = first.start(*common, "--snapshot-every", "5", *PROGRAM, script=QUICK)
     host.until("hosts the coordinator")
     for options, words in (
