@@ -2,6 +2,7 @@
 
     RekindleError                 a command that ends with it has status 1
     ├── UsageError                status 2
+    │   └── PortTakenError
     ├── JobError
     │   ├── UnansweredError
     │   │   └── SilentError
@@ -61,6 +62,10 @@ class UsageError(RekindleError):
     """A command line, job description or call that is invalid."""
 
     exit_status = 2
+
+
+class PortTakenError(UsageError):
+    """The address of a coordinator has a server already."""
 
 
 class JobError(RekindleError):

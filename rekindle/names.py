@@ -30,6 +30,9 @@ ENV_HOME = "REKINDLE_HOME"  # folder of job directories; default ~/.rekindle
 ENV_LOG_FORMAT = "REKINDLE_LOG_FORMAT"  # form of lines (console.py); a process sets its children's
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret; an agent takes it before the job directory's
 
+# The secret of a job of torchrun's command line without REKINDLE_SECRET. It keeps nobody out.
+NO_SECRET = "this-job-has-no-secret"
+
 # The containers of a job's pods have these.
 ENV_POD_IP = "REKINDLE_POD_IP"
 ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # the agent's name for its host; default: the hostname

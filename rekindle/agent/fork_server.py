@@ -20,6 +20,7 @@ from rekindle.agent.leftovers import kill_session
 from rekindle.agent.threads import in_thread
 from rekindle.console import say
 from rekindle.errors import RekindleError
+from rekindle.job.addresses import interfaces, is_loopback
 from rekindle.job.ascend import ascend_environment
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.rank.channel import MAX_MESSAGE
@@ -34,16 +35,27 @@ _REAP_S = 1.0
 FORK_SERVERS = 3  # tries to fork a process, each with another fork server
 
 
-def agent_environment(base: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+def agent_environment(
+    base: Mapping[str, str], spec: JobSpec, address: str, *, simulated: bool = False
+) -> dict[str, str]:
     """Return the environment in which the fork server imports the framework and forks ranks.
 
-    Several processes on one node get one thread each, as under torchrun, unless the user sets
+    Several ranks on one machine get one thread each, as under torchrun, unless the user sets
     another number. torch reads the number at its import.
+
+    gloo looks up the name of the machine, which other machines may not reach or no name service
+    knows. So it gets the interface of the machine's address.
+
+    address: of this machine for others; on loopback, all nodes are on this machine. simulated: so
+    are they.
     """
     environment = {**base, **spec.environment}
     environment |= ascend_environment(environment, spec.policy)
-    if spec.processes_per_node > 1:
+    alone = not simulated and not is_loopback(address)
+    if (spec.processes_per_node if alone else spec.world_size) > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
+    if alone and (interface := interfaces().get(address)):
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     environment["PYTHONUNBUFFERED"] = "1"
     environment[names.ENV_AGENT] = uuid.uuid4().hex
     return environment

@@ -108,7 +108,8 @@ class Agent:
             replica_server=self._replica_server,
             replica_client=ReplicaClient(credentials),
         )
-        environment = agent_environment(os.environ, spec)
+        simulated = simulated_host is not None
+        environment = agent_environment(os.environ, spec, hello.address, simulated=simulated)
         self.state = NodeState(spec.processes_per_node, host=simulated_host)
         records = records_folder(environment, Path(spec.directory, names.PROFILING_DIRECTORY))
         reader = ProfilingReader(records, environment, self.state, spec.world_size)

@@ -7,30 +7,41 @@ torch/distributed/run.py (2.13), and its own.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle import names
 from rekindle.cli.options import AS_JSON, Group, argument, option
 from rekindle.console import AUTO, Form
+from rekindle.errors import UsageError
 from rekindle.job.spec import Framework
 from rekindle.recovery.node_check.evidence import FACTOR, NodeCheckLimits
 
 MAX_RESTARTS = 0  # without a policy file, as in torchrun; the default of a Policy is higher
 
-# Options of torchrun's rendezvous, which Rekindle's coordinator replaces, and of torchrun's agent.
+# Options of torchrun's agent.
 _IGNORED = (
-    *("rdzv_backend", "rdzv_endpoint", "rdzv_conf", "start_method", "monitor_interval"),
+    *("start_method", "monitor_interval"),
     *("shutdown_timeout", "signals_to_handle", "event_log_handler", "logs_specs", "numa_binding"),
     *("local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters"),
 )
 
+# Options that torchrun reads in variables PET_NAME, if the command line lacks them.
+_OF_VARIABLES = (
+    *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"),
+    *("max_restarts", "monitor_interval", "start_method", "event_log_handler", "role", "log_dir"),
+    *("redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters", "node_rank"),
+    *("duplicate_stderr_filters", "master_addr", "master_port", "local_addr"),
+    *("signals_to_handle", "shutdown_timeout"),
+)
+_FLAGS = ("standalone", "module", "no_python", "run_path", "virtual_local_rank")
 
 _WORLD = (
     option(
         "nnodes",
         default="1",
         metavar="NODES",
-        help="number of nodes, or MIN:MAX; on one machine they are simulated",
+        help="number of nodes, or MIN:MAX; without an address of another machine they are "
+        "simulated on this one",
     ),
     option(
         "nproc_per_node",
@@ -62,31 +73,66 @@ _WORLD = (
     ),
     option(
         "listen",
-        default=f"{names.LOOPBACK}:0",
+        default=None,
         metavar="HOST:PORT",
-        help="address of the coordinator; port 0: any free one; default: 127.0.0.1:0",
+        help="address of the coordinator, on this machine; port 0: any free one; default: "
+        "127.0.0.1:0",
     ),
     option(
         "join_timeout",
         type=float,
-        default=0.0,
+        default=None,
         metavar="SECONDS",
-        help="time to wait for the coordinator of --coordinator; 0: it must run already",
+        help="time to wait for the coordinator on another machine; 0: it must run already; "
+        "default: 0 with --coordinator, otherwise 600, as in torchrun",
     ),
     option(
         "local_addr",
         default=None,
         metavar="ADDRESS",
-        help="address of this machine for other nodes; default: 127.0.0.1, or with --coordinator "
-        "the address towards it",
+        help="address of this machine for other nodes; default: the address on the route to them, "
+        "or 127.0.0.1 if all nodes are here",
     ),
-    option("master_addr", default="", metavar="ADDRESS", help="address of the ranks' store"),
+    option(
+        "master_addr",
+        default="",
+        metavar="ADDRESS",
+        help="with several nodes: address of the machine of node 0, which hosts the coordinator; "
+        "with --listen or one node: address of the ranks' store",
+    ),
     option(
         "master_port",
         type=int,
         default=0,
         metavar="PORT",
-        help="port of the ranks' store; 0: any free one",
+        help="port at --master-addr; default: 29500 for the coordinator, any free one for the "
+        "ranks' store",
+    ),
+    option(
+        "rdzv_endpoint",
+        default=None,
+        metavar="HOST[:PORT]",
+        help="address of one of the machines, which hosts the coordinator; give it on all "
+        "machines; default port: 29400",
+    ),
+    option(
+        "rdzv_backend",
+        default=None,
+        metavar="BACKEND",
+        help="c10d: the machine that has the address of --rdzv-endpoint hosts the coordinator; "
+        "static: that of node rank 0; default: static with --node-rank, otherwise c10d",
+    ),
+    option(
+        "rdzv_conf",
+        default=None,
+        metavar="KEY=VALUE,...",
+        help="is_host: whether this machine hosts the coordinator; join_timeout: seconds to wait "
+        "for it; other keys have no effect",
+    ),
+    option(
+        "standalone",
+        action="store_true",
+        help="all nodes are on this machine; --rdzv-endpoint and --master-addr meet no machine",
     ),
     option("rdzv_id", default=None, metavar="ID", help="the job's id, as --job-id"),
     option(
@@ -258,13 +304,35 @@ RUN = (
         "accepted for compatibility with torchrun, without effect",
         (
             *(option(name, default=None) for name in _IGNORED),
-            option("standalone", action="store_true"),
             option("virtual_local_rank", action="store_true"),
         ),
     ),
     argument("script", nargs="?", help="the training script, module or program"),
     argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script"),
 )
+
+
+def of_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the options in torchrun's PET_ variables. A command line has priority over them.
+
+    Raises UsageError: the variable of a flag is not a number.
+    """
+    found = [
+        f"--{name.replace('_', '-')}={environment[_variable(name)]}"
+        for name in _OF_VARIABLES
+        if environment.get(_variable(name))
+    ]
+    for name in _FLAGS:
+        value = environment.get(_variable(name)) or "0"
+        if not value.isdecimal():
+            raise UsageError(f"{_variable(name)} is {value!r}; give 1 or 0")
+        found += [f"--{name.replace('_', '-')}"] if int(value) else []
+    return found
+
+
+def _variable(option: str) -> str:
+    return f"PET_{option.upper()}"
+
 
 # The options of `rekindle policy`.
 POLICY = (

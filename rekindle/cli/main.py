@@ -12,7 +12,7 @@ import sys
 
 from rekindle import names
 from rekindle.cli import options as declare
-from rekindle.cli.local_options import DIAGNOSIS, POLICY, RUN, SIMULATION
+from rekindle.cli.local_options import DIAGNOSIS, POLICY, RUN, SIMULATION, of_variables
 from rekindle.cli.options import Command
 from rekindle.console import say
 from rekindle.errors import RekindleError, extra_of
@@ -149,9 +149,11 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _status_of(argv: list[str] | None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
     options = command_parser().parse_args(argv)
     module, _, function = options.function.partition(":")
     try:
+        options = _with_variables(options, argv)
         try:
             status: int | None = getattr(importlib.import_module(module), function)(options)
         except ModuleNotFoundError as error:
@@ -160,6 +162,20 @@ def _status_of(argv: list[str] | None) -> int:
         say(str(error), logging.ERROR)
         return error.exit_status
     return status or 0
+
+
+def _with_variables(options: argparse.Namespace, argv: list[str]) -> argparse.Namespace:
+    """Return the options of `rekindle run` with those in torchrun's variables.
+
+    torchrun has no --coordinator, so the variables of a pod do not describe such a command.
+    Raises UsageError: a variable is invalid.
+    """
+    if argv[0] == "run":
+        if not options.coordinator and (more := of_variables(os.environ)):
+            argv = ["run", *more, *argv[1:]]
+            options = command_parser().parse_args(argv)
+        options.given = declare.given(RUN, argv[1:])
+    return options
 
 
 def _unread_outputs() -> list[int]:

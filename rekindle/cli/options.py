@@ -6,7 +6,7 @@ This module imports no more modules than the options of `rekindle run`, so that 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rekindle.engines.kubernetes.manifests.settings import WorkloadKind
@@ -71,6 +71,22 @@ def add(where: argparse._ActionsContainer, arguments: Iterable[Argument | Group]
             add(where.add_argument_group(each.title), each.arguments)
         else:
             add(where.add_mutually_exclusive_group(), each.arguments)
+
+
+def given(arguments: Iterable[Argument | Group], words: Sequence[str]) -> frozenset[str]:
+    """Return the names of the options that a valid command line has, without those by default."""
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS
+    )
+    add(parser, map(_without_default, arguments))
+    return frozenset(vars(parser.parse_args(words)))
+
+
+def _without_default(each: Argument | Group) -> Argument | Group:
+    if isinstance(each, Group):
+        return Group(each.title, tuple(map(_without_default, each.arguments)))  # type: ignore[arg-type]
+    settings = {name: value for name, value in each.settings.items() if name != "default"}
+    return Argument(each.spellings, settings)
 
 
 JOB = argument("job", metavar="JOB", help="the job's id")

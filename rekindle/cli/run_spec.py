@@ -6,9 +6,11 @@ Pure except for CPU counts.
 from __future__ import annotations
 
 import argparse
+import operator
 import os
 import secrets
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +27,7 @@ from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
 # Local ranks inherit the complete environment. Ranks on other machines need these variables.
-_KEPT = (
+KEPT = (
     names.ENV_FAILOVER_GRACE,
     names.ENV_PROFILING_CAP_MB,
     names.ENV_PROFILING_FILE_MB,
@@ -33,25 +35,49 @@ _KEPT = (
 )
 
 
+# The options that describe the whole job, and their fields in its description.
+_OF_JOB = {
+    "nnodes": ("min_nodes", "nodes"),
+    "nproc_per_node": ("processes_per_node",),
+    "spares": ("spares",),
+    "job_id": ("job_id",),
+    "rdzv_id": ("job_id",),
+    "framework": ("framework",),
+    "policy": tuple(f"policy.{name}" for name in Policy.__struct_fields__),
+    "max_restarts": ("policy.max_restarts",),
+    "checkpoint_every": ("checkpoint_every",),
+    "keep_last": ("keep.last",),
+    "keep_every": ("keep.every_steps",),
+    "keep_best": ("keep.best", "keep.metric", "keep.highest"),
+    "keep_hours": ("keep.hours",),
+    "snapshot_every": ("snapshot_every",),
+    "fault_tables": ("fault_tables",),
+    "allow_injection": ("allow_injection",),
+    "network_check": ("network_check",),
+    "exclude_straggler": ("exclude_straggler",),
+    "compute_factor": ("node_check.compute_factor",),
+    "link_factor": ("node_check.link_factor",),
+    "node_check_timeout": ("node_check.timeout_s",),
+}
+
+
 def read_spec(options: argparse.Namespace) -> JobSpec:
     """Make the job's description from parsed options. Raises UsageError: an option is invalid."""
-    if not options.script:
-        raise UsageError("name the training script: rekindle run [options] train.py [arguments]")
     job_id = options.job_id or options.rdzv_id
     job_id = job_id or time.strftime("run-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
     directory = job_directory(job_id)
-    least, most = _nodes(options.nnodes)
+    least, most = node_counts(options.nnodes)
     return JobSpec(
         job_id=job_id,
         entry=entry_kind(options),
-        target=options.script,
+        target=options.script or "",
         arguments=tuple(options.arguments),
         framework=Framework(options.framework),
         nodes=most,
         min_nodes=least,
         processes_per_node=_processes(options.nproc_per_node),
         spares=options.spares,
-        environment={name: os.environ[name] for name in _KEPT if name in os.environ},
+        environment={name: os.environ[name] for name in KEPT if name in os.environ},
         working_directory=str(Path.cwd()),
         directory=str(directory),
         log_directory=str(Path(options.log_dir or directory / names.LOGS_DIRECTORY).absolute()),
@@ -73,6 +99,37 @@ def read_spec(options: argparse.Namespace) -> JobSpec:
         node_check=_limits(options),
         fault_tables=str(Path(options.fault_tables).absolute()) if options.fault_tables else "",
     )
+
+
+def check_joiner(options: argparse.Namespace, given: Container[str], job: JobSpec) -> None:
+    """Check the options of a machine that joins a job: those of the whole job have its values.
+
+    given: the options on the command line, by their names in `options`. Raises UsageError: a value
+    differs; the text has both.
+    """
+    ours = msgspec.structs.replace(
+        read_spec(options), job_id=options.job_id or options.rdzv_id or job.job_id
+    )
+    differences = []
+    for name, fields in _OF_JOB.items():
+        if name in given:
+            pairs = [(field, _value(ours, field), _value(job, field)) for field in fields]
+            differences += [
+                f"--{name.replace('_', '-')}: {field} is {here} here, and {there} in the job"
+                for field, here, there in pairs
+                if here != there
+            ]
+    if differences:
+        raise UsageError(
+            f"this machine cannot join job {job.job_id}, because all its machines have the same "
+            f"values: {'; '.join(dict.fromkeys(differences))}. Give the job's values, or leave the "
+            "options out"
+        )
+
+
+def _value(spec: JobSpec, field: str) -> object:
+    """Return the value of a field in simple types; a dot leads into a nested record."""
+    return msgspec.to_builtins(operator.attrgetter(field)(spec))
 
 
 def entry_kind(options: argparse.Namespace) -> EntryKind:
@@ -151,7 +208,8 @@ def _policy(options: argparse.Namespace) -> Policy:
         raise UsageError(str(error)) from error
 
 
-def _nodes(text: str) -> tuple[int, int]:
+def node_counts(text: str) -> tuple[int, int]:
+    """Return the least and the largest number of nodes. Raises UsageError: the text is wrong."""
     first, colon, second = text.partition(":")
     least = _count("--nnodes", first)
     most = _count("--nnodes", second) if colon else least

@@ -277,6 +277,8 @@ def application(directory: JobDirectory, *, client_max_size: int = 1 << 20) -> w
         if is_monitor or is_authorized(given, secret):
             return await handler(request)
         known = f"give the secret of this job in {names.ENV_SECRET}"
+        if secret == names.NO_SECRET:
+            known = f"its first machine has no {names.ENV_SECRET}; set the same on all, or none"
         error = f"wrong or missing secret for job {job_id}; {known}"
         return web.json_response({"error": error}, status=401)
 

@@ -7,13 +7,16 @@ The engine simulates any number of nodes: each node is one agent with its ranks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,8 +26,7 @@ from rekindle import names
 from rekindle.console import say
 from rekindle.engines.client import ANSWER_S, JobClient
 from rekindle.engines.hosts import HostLog, SimulatedHosts
-from rekindle.engines.orphans import command, end_coordinators
-from rekindle.errors import JobError, UsageError
+from rekindle.errors import JobError, PortTakenError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, home
 from rekindle.recovery.faults.classification import HealthEvent
@@ -37,10 +39,15 @@ from rekindle.waiting import retry
 
 EXIT_S = 10.0  # time that a coordinator may take to end after the end of its launcher
 FREE_S = 5.0  # time that the kernel may take to free the port of a failed coordinator
+COORDINATOR = "rekindle.coordinator.process"  # the module that a coordinator runs
+_DIRECTORY = "--directory"
+_PROC = Path("/proc")
 
 
 class LocalEngine:
     """Places a job on this machine.
+
+    directory: of the job.
 
     foreground: the processes write to the launcher's streams and end with it.
 
@@ -63,7 +70,7 @@ class LocalEngine:
         address: str = names.LOOPBACK,
         hosts: SimulatedHosts | None = None,
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._listen = listen
         spec = directory.spec()
         self._job_id = spec.job_id
@@ -73,6 +80,7 @@ class LocalEngine:
         self._hosts = hosts
         self._log_of_hosts = HostLog(home())
         self._foreground = foreground
+        self._listener: socket.socket | None = None  # of the coordinator that starts next
         self._endpoint: Endpoint | None = None
         self._lifeline: tuple[int, int] | None = os.pipe() if foreground else None
         self.coordinator: subprocess.Popen[bytes] | None = None
@@ -86,18 +94,34 @@ class LocalEngine:
         engine ends it. Raises UsageError: the coordinator's port is taken, there are too few hosts,
         or the user's own table of faults has a bad entry. Raises JobError: the job still runs.
         """
-        spec = self._directory.spec()
-        if spec.fault_tables:
-            Tables.load(Path(spec.fault_tables))
-        if self._hosts is not None:
-            self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
-        self._wait_for_end(spec)
-        end_coordinators(self._directory.path)
+        spec = self.directory.spec()
+        if self._listener is None:
+            self.prepare()
         self._endpoint = self._start_coordinator(self._listen, attempt)
         self._on_the_way.clear()  # agents of an earlier attempt end
         for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
             self.replace(node)
         return self._endpoint
+
+    def prepare(self) -> None:
+        """Check that the next launch is possible, and listen for it. Agents may connect from now.
+
+        The coordinator of an earlier attempt ends first. Raises as `launch` does; PortTakenError:
+        another process has the coordinator's port.
+        """
+        spec = self.directory.spec()
+        if spec.fault_tables:
+            Tables.load(Path(spec.fault_tables))
+        if self._hosts is not None:
+            self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        self._wait_for_end(spec)
+        end_coordinators(self.directory.path)
+        self._listener = listen(*self._listen)
+
+    def leave(self) -> None:
+        """Close the port of a launch that `prepare` has prepared, and that does not happen."""
+        if self._listener is not None:
+            self._listener.close()
 
     def _wait_for_end(self, spec: JobSpec) -> None:
         """Wait while a coordinator of the job answers. Raises JobError: it does not end."""
@@ -119,10 +143,10 @@ class LocalEngine:
         the lock on the journal. Raises JobError: the job was never launched, or the failed
         coordinator does not end. Raises UsageError: another process took the port.
         """
-        dead = self._directory.endpoint()
+        dead = self.directory.endpoint()
         if dead is None:
-            raise JobError(f"the job in {self._directory.path} has not been launched")
-        end_coordinators(self._directory.path)
+            raise JobError(f"the job in {self.directory.path} has not been launched")
+        end_coordinators(self.directory.path)
         if self.coordinator is not None:
             self.coordinator.poll()  # a child that has ended stays until its parent asks for it
         host = self._listen[0] if self._endpoint else dead.host
@@ -133,7 +157,7 @@ class LocalEngine:
         return self._endpoint
 
     def _start_coordinator(self, address: tuple[str, int], attempt: int) -> Endpoint:
-        listener = listen(*address)
+        listener, self._listener = self._listener or listen(*address), None
         host, port = listener.getsockname()[:2]
         # This write precedes the coordinator's start: the next launcher must find the address, even
         # if this process is killed in the next line.
@@ -142,24 +166,24 @@ class LocalEngine:
             self._announce(endpoint)
             handle = listener.fileno()
             arguments = ["--attempt", str(attempt), "--listen-fd", str(handle)]
-            arguments = [*command(self._directory.path), *arguments]
+            arguments = [*command(self.directory.path), *arguments]
             self.coordinator = self._start("coordinator", arguments, [handle])
         return msgspec.structs.replace(endpoint, pid=self.coordinator.pid)
 
     def _announce(self, endpoint: Endpoint) -> None:
         """Write the address, unless the file has it already: a full disk does not end a job."""
-        known = self._directory.endpoint()
+        known = self.directory.endpoint()
         if known is None or (known.host, known.port) != (endpoint.host, endpoint.port):
-            self._directory.announce(endpoint)
+            self.directory.announce(endpoint)
             return
         try:
-            self._directory.announce(endpoint)
+            self.directory.announce(endpoint)
         except OSError as error:
             say(f"Rekindle cannot write the address of the job's coordinator: {error}")
 
     def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
         """Return the address of the job's coordinator if it runs and answers within the limit."""
-        endpoint = self._directory.endpoint()
+        endpoint = self.directory.endpoint()
         if endpoint is None:
             return None
         try:
@@ -170,11 +194,11 @@ class LocalEngine:
 
     def history(self) -> list[AnyEvent]:
         """Read the journal, which the coordinator writes on this machine."""
-        return events_in(self._directory.journal_file)
+        return events_in(self.directory.journal_file)
 
     def client(self, endpoint: Endpoint) -> JobClient:
         """Return a client of the job's coordinator."""
-        return JobClient(endpoint, self._directory.secret())
+        return JobClient(endpoint, self.directory.secret())
 
     def watch(
         self, report: Callable[[HealthEvent], None], tell: Callable[[str], None]
@@ -194,12 +218,12 @@ class LocalEngine:
         before = self._on_the_way.get(node)
         if node not in self._nodes or (before is not None and before.poll() is None):
             return
-        endpoint = self._endpoint or self._directory.endpoint()
+        endpoint = self._endpoint or self.directory.endpoint()
         if endpoint is None:
-            raise JobError(f"the job in {self._directory.path} has not been launched")
+            raise JobError(f"the job in {self.directory.path} has not been launched")
         spare = node == names.SPARE
         arguments = [
-            *("-m", "rekindle.agent.process", "--directory", str(self._directory.path)),
+            *("-m", "rekindle.agent.process", "--directory", str(self.directory.path)),
             *("--attempt", str(endpoint.attempt)),
             *(("--spare",) if spare else ("--node", str(node))),
             *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
@@ -246,7 +270,7 @@ class LocalEngine:
     def _log(self, name: str) -> contextlib.AbstractContextManager[IO[bytes] | None]:
         if self._foreground:
             return contextlib.nullcontext()
-        return Path(self._directory.path, f"{name}.log").open("ab")
+        return Path(self.directory.path, f"{name}.log").open("ab")
 
 
 def _environment() -> dict[str, str]:
@@ -263,20 +287,88 @@ def _environment() -> dict[str, str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen for agents. Raises UsageError with the reason: the address is not available."""
+    """Listen for agents.
+
+    Raises PortTakenError, or another UsageError: the address is not available.
+    """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise UsageError(
+        error_class = PortTakenError if error.errno == errno.EADDRINUSE else UsageError
+        raise error_class(
             f"the coordinator cannot listen on {host}:{port}: {error.strerror}; choose another "
             "port, or 0 for any free port"
         ) from error
-    listener.listen(1024)
     return listener
 
 
 def _reachable(host: str) -> str:
     return names.LOOPBACK if host == "0.0.0.0" else host
+
+
+def command(directory: Path) -> list[str]:
+    """Return the arguments of Python that start a coordinator of the job in this directory."""
+    return ["-m", COORDINATOR, _DIRECTORY, str(directory)]
+
+
+def end_coordinators(directory: Path) -> list[int]:
+    """Kill the coordinators of the job in this directory; return their process ids.
+
+    A coordinator that is stopped, or hangs, keeps the job's port and the lock on its journal. A
+    killed launcher may have written no process id, so this finds them by their command line.
+
+    Raises JobError: one of them does not end. The text names its process id.
+    """
+    return [pid for pid in coordinators(directory) if _end(pid, directory)]
+
+
+def coordinators(directory: Path) -> Iterator[int]:
+    """Yield the process ids of the coordinators of the job in this directory."""
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit() and _is_coordinator(int(entry.name), directory):
+            yield int(entry.name)
+
+
+def _is_coordinator(pid: int, directory: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has ended
+        found = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return _contains([os.fsdecode(each) for each in found], command(directory))
+    return False
+
+
+def _contains(words: Sequence[str], part: Sequence[str]) -> bool:
+    return any(words[i : i + len(part)] == part for i in range(len(words)))
+
+
+def _end(pid: int, directory: Path) -> bool:
+    """Kill a coordinator, and wait until it is dead. False: it has ended by itself."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        # The handle belongs to one process. The check after it excludes a later process of this id.
+        if not _is_coordinator(pid, directory):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        end = select.poll()
+        end.register(handle, select.POLLIN)
+        if not end.poll(1000 * names.KILLED_S):
+            raise JobError(
+                f"the job's coordinator (process {pid}) does not answer, and SIGKILL does not end "
+                f"it within {names.KILLED_S:g} s; the kernel blocks it, for example in a file "
+                "system that hangs"
+            )
+    except ProcessLookupError:
+        return False
+    except PermissionError as error:
+        raise JobError(
+            f"the job's coordinator (process {pid}) does not answer, and this user may not end it"
+        ) from error
+    finally:
+        os.close(handle)
+    return True

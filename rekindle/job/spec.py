@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hmac
 import importlib.util
@@ -263,16 +264,17 @@ class JobDirectory:
                 f"Rekindle cannot create the job directory {self.path}: {error}"
             ) from error
 
-    def create(self, spec: JobSpec, *, logs: bool = True) -> None:
-        """Make the directory, the secrets and the description; existing secrets stay.
+    def create(self, spec: JobSpec, *, logs: bool = True, secret: str = "") -> None:
+        """Make the directory, the secrets and the description.
 
-        logs: whether the ranks write their output on this machine; then make its folder, too.
+        secret: the job's; empty: an existing one stays, otherwise a random one. logs: whether the
+        ranks write their output on this machine; then make its folder, too.
         Raises UsageError: the directory cannot be made.
         """
         self.make()
         if logs:
             Path(spec.log_directory).mkdir(parents=True, exist_ok=True)
-        _write_secret(self.path / names.SECRET_FILE)
+        _write_secret(self.path / names.SECRET_FILE, secret)
         _write_secret(self.path / names.MONITOR_FILE)
         replace_file(self.path / names.SPEC_FILE, msgspec.json.encode(spec))
 
@@ -329,8 +331,17 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def _write_secret(path: Path) -> None:
-    """Write a random secret that only this user can read, unless the file exists."""
+def _write_secret(path: Path, secret: str = "") -> None:
+    """Write a secret that only this user can read.
+
+    secret: empty: a random one, unless the file has one that keeps others out.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not secret and path.read_text().strip() == names.NO_SECRET:
+            secret = secrets.token_hex(32)
+    if secret:
+        replace_file(path, secret.encode())
+        return
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -12,7 +12,7 @@ from ranks import Rank, formed, run
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.training.node_check import torch_checker
 from rekindle.training.node_check.serving import WINDOWS, WrongResultError
-from rekindle.training.node_check.torch_device import Bench
+from rekindle.training.node_check.torch_checker import Bench
 
 SMALL = Bench(
     device=torch.device("cpu"),

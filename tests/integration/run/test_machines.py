@@ -76,8 +76,8 @@ def the_first_machine_prints_how_to_join(machines: Machines) -> None:
         lambda: [line for line in first.stderr.splitlines() if "join with" in line], "the hint"
     )
     where = first.endpoint()
-    assert f"--coordinator {where.host}:{where.port} --node-rank" in hint
-    assert str(first.directory.path / names.SECRET_FILE) in hint
+    assert f"--coordinator {where.host}:{where.port} --no-python" in hint
+    assert f"{names.ENV_SECRET}={first.directory.secret()} rekindle run" in hint
 
 
 def a_second_machine_joins(machines: Machines) -> None:

@@ -50,15 +50,20 @@ _PUBLISHED = (
 # Facts that the options do not show: their interaction, the output, failure cases and links.
 NOTES: dict[str, list[str]] = {
     "rekindle run": [
-        "Without `--node-rank` and `--coordinator` the command starts all nodes of the job on this "
-        "machine, each simulated by an agent of its own. With `--nnodes MIN:MAX` the job has MAX "
-        "nodes. It may start with fewer nodes after 20 s, and continue with as few as MIN.",
-        "A job of several machines: `--node-rank 0` and `--listen` with an address of the network "
-        "on the first machine. Each other machine needs `--coordinator`, and the job's secret in "
+        "Without an address of another machine and without `--node-rank` the command starts all "
+        "nodes of the job on this machine, each simulated by an agent of its own. With "
+        "`--nnodes MIN:MAX` the job has MAX nodes. It may start with fewer nodes after 20 s, and continue with as few as MIN.",
+        "A job of several machines: torchrun's command on each machine, with `--rdzv-endpoint`, or "
+        "with `--master-addr` and `--node-rank`. The machine of the address hosts the coordinator "
+        "([the rules](../operate/running.md#several-machines-without-kubernetes)). Without "
+        "`REKINDLE_SECRET` whoever reaches the port can join:",
+        "```text\nREKINDLE_SECRET=$(cat secret) rekindle run --nnodes 2 --rdzv-endpoint "
+        "10.0.0.1:29400 train.py\n```",
+        "Or `--node-rank 0` and `--listen` with an address of the network on the first machine. "
+        "Each other machine runs the command that this one prints, with `--coordinator` and "
         "`REKINDLE_SECRET`. `--node-rank` names its node there, and `--spare` makes it a spare. "
-        "Without both it takes any free place:",
-        "```text\nREKINDLE_SECRET=$(cat secret) rekindle run --coordinator 10.0.0.1:29400 "
-        "--node-rank 1\n```",
+        "Without both it takes any free place.",
+        "A variable `PET_NAME` is an option `--name` of torchrun that the command line lacks.",
         "`--nproc-per-node`: `gpu` is the number of CUDA devices, and an error without any. `cpu` "
         "is the number of CPU cores. `auto` is `gpu`, or `cpu` without a CUDA device.",
         "Without `-r` and `-t` both streams of each rank go to its log files and to the terminal, "

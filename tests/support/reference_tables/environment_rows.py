@@ -24,11 +24,13 @@ _USER: dict[str, Row] = {
     ),
     "REKINDLE_SECRET": (
         "user, pod",
-        "`rekindle run --coordinator`",
+        "`rekindle run` with several machines",
         "",
         "none",
-        "The job's secret, for a node that joins from another machine; without it the command ends "
-        "with status 2. In an agent it has priority over the file `secret`. Ranks do not get it.",
+        "The job's secret, the same on all machines. With `--coordinator` the command ends with "
+        "status 2 without it. With `--rdzv-endpoint` or `--master-addr` each process that reaches "
+        "the coordinator can join a job without it. In an agent it has priority over the file "
+        "`secret`. Ranks do not get it.",
     ),
     "REKINDLE_LOG_FORMAT": (
         "user, processes of a job",
@@ -98,11 +100,19 @@ _USER: dict[str, Row] = {
         "`~/.kube/config`, else the service account of the pod",
         "File with the access to a cluster; the Kubernetes client reads it.",
     ),
+    "GLOO_SOCKET_IFNAME": (
+        "user, agent",
+        "gloo",
+        "network interface",
+        "that of the machine's address, with several machines",
+        "Interface at which gloo reaches the ranks of other machines. The agent sets it only if it "
+        "is not set.",
+    ),
     "OMP_NUM_THREADS": (
         "user, agent",
         "torch, NumPy",
         "threads",
-        "`1` with several ranks on a node",
+        "`1` with several ranks on a machine",
         "Threads of each rank. The agent sets it only if it is not set.",
     ),
     "CUDA_VISIBLE_DEVICES": (

@@ -20,7 +20,8 @@ _JOB = [
     (
         names.SECRET_FILE,
         "launcher",
-        "The job's secret, 64 hexadecimal digits. Each request to the coordinator needs it. Only "
+        "The job's secret: 64 hexadecimal digits, or `REKINDLE_SECRET`. Each request to the "
+        "coordinator needs it. Only "
         "the owner may read it (mode 0600). An existing secret stays when the job runs again.",
     ),
     (

@@ -21,8 +21,10 @@ _LISTENERS = [
         "coordinator",
         "agents, commands, flows",
         "HTTP and WebSocket",
-        f"`--listen`, by default {code(names.LOOPBACK)}; in a pod {_ALL}",
-        f"`--listen`, by default {_ANY}; in a pod {code(names.POD_PORT)}",
+        f"`--listen`, by default {code(names.LOOPBACK)}; in a pod, and with `--rdzv-endpoint` or "
+        f"`--master-addr` of several nodes, {_ALL}",
+        f"`--listen`, by default {_ANY}; in a pod {code(names.POD_PORT)}; that of "
+        "`--rdzv-endpoint` (29400) or `--master-addr` (29500)",
         _NONE,
         "yes: each request has the job's secret in plain text. Agents send `Authorization: Bearer "
         f"SECRET`, commands and flows send `{names.HEADER_SECRET}: Bearer SECRET`. The coordinator "
@@ -131,7 +133,13 @@ _CASES = [
     ),
     ("`--listen` without HOST or PORT, or a port above 65535", "exit status 2"),
     (
-        "`--master-port PORT`, and the port is in use on the node of the store",
+        "`--rdzv-endpoint HOST:PORT`, or `--master-addr` with `--master-port`, and several nodes",
+        "the coordinator has this port. If another process of the host's machine has it, the "
+        "command joins there; with `--node-rank 0` or `is_host=1` it ends with exit status 2",
+    ),
+    (
+        "`--master-port PORT` with one node or with `--listen`, and the port is in use on the node "
+        "of the store",
         "the job fails with exit status 1 and the port in the reason. No rank starts, and "
         "`max_restarts` does not apply",
     ),
@@ -143,7 +151,8 @@ _CASES = [
         "a request to the coordinator without the job's secret, or with a wrong one",
         "HTTP status 401; the command ends with exit status 1. Commands read the secret from the "
         "file `secret` in the job directory. A machine that joins a job gets it in "
-        f"`{names.ENV_SECRET}`",
+        f"`{names.ENV_SECRET}`. A job of `--rdzv-endpoint` or `--master-addr` without this "
+        "variable has no secret, and refuses nobody who has none",
     ),
     (
         "a caller of the replica store without the job's secret",
@@ -151,8 +160,8 @@ _CASES = [
     ),
     (
         "several nodes without Kubernetes",
-        "give the first one `--listen 0.0.0.0:PORT` or its own address; the others join with "
-        "`--coordinator HOST:PORT`",
+        "give all of them `--rdzv-endpoint HOST:PORT`; or give the first one `--listen "
+        "0.0.0.0:PORT` or its own address, and the others `--coordinator HOST:PORT`",
     ),
 ]
 _ALLOWED = [
@@ -218,9 +227,9 @@ def ports() -> str:
         "scheduler, in a process that its fork server forks. If this node is lost, the agent of "
         "the lowest node rank that is left starts a new one for the next generation, and later "
         "ones stay on that node. The ranks get its address with the generation, so no rank "
-        "restarts for it; with MindSpore all ranks restart after each lost node. `--master-addr` "
-        "is the address of each store of the job: give it only if the node of the first store "
-        "cannot be lost.",
+        "restarts for it; with MindSpore all ranks restart after each lost node. With one node or "
+        "with `--listen`, `--master-addr` is the address of each store of the job: give it only if "
+        "the node of the first store cannot be lost.",
         "Nodes of a job must reach each other at every port of this table, not only at fixed "
         "ones: a firewall between them must be open for all TCP ports. A client outside of the "
         "job needs only the coordinator.",

@@ -22,7 +22,7 @@ from rekindle.agent.watchdog import OomCounter
 from rekindle.protocol.node_check import DeviceWork, Done
 from rekindle.recovery.node_check.evidence import KILLED, Measurement, lacks_memory
 from rekindle.training.node_check import serving
-from rekindle.training.node_check.torch_device import Bench, bench_for
+from rekindle.training.node_check.torch_checker import Bench, bench_for
 
 NO_MEMORY = "OutOfMemoryError: CUDA out of memory."
 DEVICE = Bench(
