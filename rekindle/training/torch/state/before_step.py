@@ -362,7 +362,7 @@ class _Object:
         return whole
 
     def _read(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        writer = _OwnTensors()
+        writer = Writer()
         return writer.encode(self._thing.state_dict(), self._name), writer.own
 
     def _keep(self, name: str, tensor: torch.Tensor, before: _Kept | None) -> _Kept:
@@ -376,19 +376,6 @@ class _Object:
                 before.copy.copy_(tensor)
         before.note()
         return before
-
-
-class _OwnTensors(Writer):
-    """A writer that also collects the tensors themselves, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own: dict[str, torch.Tensor] = {}
-
-    def _encode_tensor(self, tensor: torch.Tensor, path: str, *, piece: bool = False) -> Any:
-        body = super()._encode_tensor(tensor, path, piece=piece)
-        self.own.setdefault(body[0], tensor)
-        return body
 
 
 class _Values:
