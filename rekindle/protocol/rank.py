@@ -308,7 +308,7 @@ class EndSession(Message, frozen=True, kw_only=True):
 
 
 class InjectionKind(str, enum.Enum):
-    """Faults that an order injects into a rank; see rekindle.training.torch.faults.injection.
+    """Faults that an order injects into a rank; see rekindle.training.torch.faults.repairs.
 
     Five of them hang: `hang` sleeps in Python, `hang-collective` waits in a collective that no
     other rank joins, `hang-data` waits for a data loader, `stop` stops the rank by a signal, and

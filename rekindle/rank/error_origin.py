@@ -45,7 +45,8 @@ def chain_of(error: BaseException) -> Iterator[BaseException]:
 
 def all_of(error: BaseException) -> list[BaseException]:
     """Return the error and each error that it holds, as cause or as context, directly or not."""
-    found, waiting = [], [error]
+    found: list[BaseException] = []
+    waiting = [error]
     while waiting:
         each = waiting.pop()
         if not any(each is known for known in found):

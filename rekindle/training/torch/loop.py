@@ -23,8 +23,7 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
-from rekindle.training.torch.faults.injection import inject
-from rekindle.training.torch.faults.repairs import kind_of, may_come_from_peers
+from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
@@ -58,6 +57,7 @@ class Loop:
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self.state = HeldState()
         self._step = CurrentStep()
+        self._begun = 0  # bodies of steps
         channel = Channel.from_environment()
         self.generations = TorchGenerations(
             given,
@@ -105,8 +105,12 @@ class Loop:
         self.records.close()
 
     def steps(self, total: int) -> Iterator[int]:
-        """Yield the number of each remaining step of `total`; repeat a step that a fault broke."""
+        """Yield the number of each remaining step of `total`; repeat a step that a fault broke.
+
+        Raises SessionError: the script has not used a step.
+        """
         self.progress.asked_for(total)
+        unused = -1  # the begun steps when the script got its last one
         while True:
             member, finished = self.member, self.state.finished
             if member is not None and self._is_left():
@@ -118,11 +122,18 @@ class Loop:
                     return
             elif member is not None and member.hold():
                 self._repairs.device.free()
-            elif self._keep_buffers():
+            elif unused == self._begun:
+                raise SessionError(
+                    f"the script asks for the next step, but has done nothing in step {finished}: "
+                    "do the work of each step inside `with step:`"
+                )
+            elif self._keep_state():
+                unused = self._begun
                 yield finished
 
     def begin_step(self, step: int) -> None:
         """Begin the step's body, for the first time or again."""
+        self._begun += 1
         self.progress.begin_step()
         self._step.begin()
         self.generations.begin_step()
@@ -136,6 +147,7 @@ class Loop:
 
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
+        self.generations.updates.gradients.end_step(updated=self.progress.page.in_update)
         self._repairs.device.wait()  # until the device has done the update
         finished = self.state.finished + 1
         self._repairs.times.at(finished)  # the step may have called no optimizer
@@ -179,11 +191,11 @@ class Loop:
             return False
         return member.channel.is_over_within(member.generation, NOTICE_S)
 
-    def _keep_buffers(self) -> bool:
-        """Keep the buffers that the step's forward pass will change; False: a fault appeared."""
+    def _keep_state(self) -> bool:
+        """Keep the state from before the step; False: a fault appeared."""
         try:
             if self.member is not None:
-                self._repairs.buffers.keep()
+                self._repairs.before.keep()
         except Exception as error:  # devices report their faults late
             if not self.leave_step(error):
                 raise

@@ -23,6 +23,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["NormBase", "copy_all", "group_of_name", "register_comm_hook"]
 
+# Attributes of torch.amp.GradScaler that are its state. Tensors are None until their first use.
+_SCALE = frozenset(
+    f"_{name}"
+    for name in (
+        *("scale", "growth_tracker", "init_scale", "init_growth_tracker"),
+        *("growth_factor", "backoff_factor", "growth_interval"),
+    )
+)
+
 copy_all = torch._foreach_copy_  # one call for many tensors
 
 MakeGroup = Callable[..., Any]
@@ -71,6 +80,21 @@ def local_shape_and_offset(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Return the module's own buffers, including those that are not saved."""
     return module._buffers
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
+    """Return the module's own parameters."""
+    return module._parameters
+
+
+def scale_of(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Return a scaler's values, with the live tensors; a scaler that is off has none."""
+    return {name: value for name, value in vars(scaler).items() if name in _SCALE}
+
+
+def forget_unscaled(scaler: torch.amp.GradScaler) -> None:
+    """Forget which optimizers' gradients are unscaled, and whether they are finite."""
+    scaler.__dict__.get("_per_optimizer_states", {}).clear()
 
 
 def is_initialised(module: torch.nn.Module) -> bool:

@@ -29,7 +29,8 @@ from rekindle.training.torch.groups.script_groups import (
     in_placeholder,
     leave_placeholder,
 )
-from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.before_step import BeforeStep
+from rekindle.training.torch.state.capture import Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
@@ -93,13 +94,21 @@ class TorchGenerations:
         )
         self.place = self.groups.place(self.slot, self.full_world, given.shard)
         given.check_shard(self.place.shard)
-        self.named = given.named(data.named)
+        modes = Modes()
+        self.named = given.named({**data.named, "modes": modes})
         self.group = Group()
-        self.repairs = Repairs(self.device, given.model, step)
+        before = BeforeStep(
+            self.named,
+            modes,
+            leave=data.named,
+            optimizer=given.optimizer,
+            tells=self.slot == 0,
+        )
+        self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
-        self._updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self.updates = Updates(progress.page, self.repairs, self.group, together=together)
         if channel is not None:
-            self._updates.watch(self.named)
+            self.updates.watch(self.named)
         self._given = given
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
@@ -117,6 +126,7 @@ class TorchGenerations:
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
+        self.updates.gradients.begin_step()
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
 
     def recover(self) -> None:
@@ -135,7 +145,7 @@ class TorchGenerations:
         self.place = self.place.moved(form)
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
-        self.group = self._updates.group = Group(self._progress.page)
+        self.group = self.updates.group = Group(self._progress.page)
         return functools.partial(self._stop, self.group)
 
     def form(self, form: FormGeneration) -> None:
@@ -203,12 +213,14 @@ class TorchGenerations:
 
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""
-        self.repairs.buffers.look()
+        self.repairs.before.look()
+        self.updates.gradients.reset()
         parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
         renew_gradients(parameters, keep=self._keeps_gradients)
         if self._ddp is not None and wrap:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
+            self.model.training = self._given.model.training
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
 

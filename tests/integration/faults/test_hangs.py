@@ -44,7 +44,7 @@ def hangs(kind: str, rank: int, step: int) -> Row:
         other = (rank + 1) % RANKS
         assert f"rank {other}: in a step" in incident.cause.traceback
         if kind != "stop":  # a stopped process does not answer
-            assert "faults/injection.py" in incident.cause.traceback
+            assert "faults/repairs.py" in incident.cause.traceback
 
     cause = FaultKind.HANG, rank
     return Row(kind, step, (hold(step),), inject, replaced={rank}, cause=cause, check=is_named)

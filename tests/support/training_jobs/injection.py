@@ -263,12 +263,12 @@ class Injector:
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
         from rekindle.rank.snapshot_schedule import SnapshotSchedule
         from rekindle.training.torch import torch_generations
-        from rekindle.training.torch.faults.repairs import BufferGuard
+        from rekindle.training.torch.state.before_step import BeforeStep
 
         for owner, name, place in (
             (SnapshotBuffer, "commit", "snapshot"),
             (torch_generations, "receive_state", "receive"),
-            (BufferGuard, "keep", "keep buffers"),
+            (BeforeStep, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
             (SnapshotSchedule, "keep", "keep state"),
             (torch_generations, "send_state", "send"),

@@ -1,28 +1,35 @@
-"""The faults of a rank's steps: which errors report one, and the repair of the rank after it.
+"""The faults of a rank's steps: those that are injected, their errors, and the repair after one.
 
-The repair concerns the device, the module's buffers, and the list of clean updates.
+An injected fault that breaks the process or its node occurs as the step begins (`rekindle inject`).
+An injected exception comes from inside the step's body, like a real one: when the model's forward
+pass begins, or after the optimizer's update.
+
+The repair concerns the device, the state from before the step, and the list of clean updates.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rekindle.errors import SessionError, StaleError
+from rekindle.protocol.agent import Inject, InjectionKind
 from rekindle.protocol.heartbeat_page import HeartbeatPage
 from rekindle.rank.error_origin import causes_of, chain_of, is_of_script, is_raised_by_script
+from rekindle.rank.injection import break_process, due
 from rekindle.rank.member import UnusableError, text_of
 from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
-from rekindle.training.torch import private
 from rekindle.training.torch.groups.generation_group import Group
+from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.transfer import wire_device
 
@@ -63,6 +70,60 @@ _ERROR = re.compile(r"HBM MULTI BIT ECC", re.IGNORECASE)
 # text have other times, in other units.
 _TIME = re.compile(_ERROR.pattern + r"[^\n]*?time (?:is|us\s*=)\s*(\d+)", re.IGNORECASE)
 _KEPT = 1024  # updates; a report of an error comes at most this many updates later
+
+_RAISED: dict[InjectionKind, Callable[[str], Exception]] = {
+    InjectionKind.EXCEPTION: lambda text: RuntimeError(f"an exception was {text}"),
+    InjectionKind.OOM: lambda text: torch.OutOfMemoryError(f"out of memory was {text}"),
+    InjectionKind.UCE: lambda text: RuntimeError(f"UCE ERROR {text}"),
+    InjectionKind.TORN_UPDATE: lambda text: RuntimeError(f"UCE ERROR {text} inside the update"),
+}
+
+
+def inject(
+    faults: list[Inject], step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Inject those of `faults` that are due in `step`, and remove them from the list."""
+    for fault, text in due(faults, step):
+        match fault.kind:
+            case InjectionKind.HANG_COLLECTIVE:
+                _wait_for_nobody(next((p.device for p in model.parameters()), torch.device("cpu")))
+            case InjectionKind.HANG_DATA:
+                _wait_for_data()
+            case InjectionKind.TORN_UPDATE:
+                _once(optimizer.register_step_post_hook, _RAISED[fault.kind](text))
+            case _ if not break_process(fault):
+                _once(model.register_forward_pre_hook, _RAISED[fault.kind](text))
+
+
+def _wait_for_nobody(device: torch.device) -> None:
+    """Receive from the next rank, which sends nothing: it waits for this rank in a collective."""
+    received = torch.empty(1, device=device)
+    dist.recv(received, src=(dist.get_rank() + 1) % dist.get_world_size())
+    received.item()  # a GPU only queues the receive before this call
+
+
+def _wait_for_data() -> None:
+    from torch.utils.data import DataLoader, Dataset
+
+    class Dry(Dataset[int]):
+        """A data set whose source gives nothing."""
+
+        def __getitem__(self, index: int) -> int:
+            os.read(os.pipe()[0], 1)
+            return index
+
+        def __len__(self) -> int:
+            return 1
+
+    next(iter(DataLoader(Dry(), num_workers=1)))
+
+
+def _once(register: Callable[..., torch.utils.hooks.RemovableHandle], error: Exception) -> None:
+    def strike(*_: object) -> None:
+        handle.remove()
+        raise error
+
+    handle = register(strike)
 
 
 def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -> FaultKind | None:
@@ -120,72 +181,6 @@ def _kind_of_one(error: BaseException) -> FaultKind | None:
     return FaultKind.LINK if isinstance(error, (dist.DistError, StaleError)) else None
 
 
-class BufferGuard:
-    """Keeps a copy of a module's buffers that change.
-
-    It copies constant buffers (masks, tables) once: their version counters never change. It copies
-    the buffers of normalisations at every call, because torch's kernels write them without
-    counting. It copies all buffers on a device at every call, because the replay of a CUDA graph
-    does not count.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._places: list[tuple[dict[str, torch.Tensor | None], str, bool]] = []
-        self._kept: dict[int, _Kept] = {}  # by the number of the place
-
-    def look(self) -> None:
-        """Find the module's buffers; once per generation, because it visits all modules."""
-        self._places = [
-            (private.buffers_of(part), name, isinstance(part, private.NormBase))
-            for part in self._module.modules()
-            for name in private.buffers_of(part)
-        ]
-        self._kept = {}
-
-    def keep(self) -> None:
-        """Keep the buffers' current values."""
-        changed: list[_Kept] = []
-        for index, (place, name, uncounted) in enumerate(self._places):
-            buffer, kept = place[name], self._kept.get(index)
-            if buffer is None:
-                continue
-            if kept is None or buffer is not kept.buffer:
-                version = private.version_of(buffer)
-                self._kept[index] = _Kept(buffer, buffer.detach().clone(), version)
-            elif kept.may_differ(uncounted=uncounted):
-                kept.version = private.version_of(buffer)
-                changed.append(kept)
-        if changed:
-            with torch.no_grad():  # one call: for small buffers, calls take longer than the bytes
-                private.copy_all([kept.copy for kept in changed], [kept.buffer for kept in changed])
-
-    def restore(self) -> None:
-        """Restore the kept values."""
-        for index, kept in self._kept.items():
-            place, name, uncounted = self._places[index]
-            place[name] = kept.buffer
-            if kept.may_differ(uncounted=uncounted):
-                with torch.no_grad():
-                    kept.buffer.copy_(kept.copy)
-                kept.version = private.version_of(kept.buffer)
-
-
-@dataclass(slots=True)
-class _Kept:
-    """A buffer, a copy of its values, and its version counter at the time of the copy."""
-
-    buffer: torch.Tensor
-    copy: torch.Tensor
-    version: int
-
-    def may_differ(self, *, uncounted: bool) -> bool:
-        """Return whether the buffer may have changed since the copy."""
-        if uncounted or not self.buffer.is_cpu:
-            return True
-        return private.version_of(self.buffer) != self.version
-
-
 class UpdateTimes:
     """The start times of the updates that led to this rank's state: (finished step, microseconds).
 
@@ -231,18 +226,18 @@ class UpdateTimes:
 
 
 class Repairs:
-    """The device and the module's buffers of one rank, across generations.
+    """The device of one rank, and its state from before a step, across generations.
 
     kind: the fault that ended the generation, if this rank knows it.
     valid_steps: StepFailed's value for that fault, until the rank has another state.
     times: the start times of its updates.
-    step: a step that broke off may have changed the module's buffers.
+    step: tells whether a step broke off. before: the state from before it.
     """
 
-    def __init__(self, device: torch.device, module: torch.nn.Module, step: CurrentStep) -> None:
+    def __init__(self, device: torch.device, before: BeforeStep, step: CurrentStep) -> None:
         self.device = device_for(device)
         self.times = UpdateTimes(self.device.clock_us)
-        self.buffers = BufferGuard(module)
+        self.before = before
         self.kind = FaultKind.LINK
         self.valid_steps: int | None = None
         self._step = step
@@ -262,15 +257,16 @@ class Repairs:
     def repair(self, named: Mapping[str, Any], *, restores: bool) -> bool:
         """Make the device usable after a generation; return whether its state is complete.
 
-        restores: the state is complete, so the buffers get the values from before the broken step.
+        restores: the update has not begun, so the rest of the state returns to that before the
+        broken step. The state is incomplete if a part of it has changed and has no copy.
         Raises UnusableError: only a new process can use the device again.
         """
         kind, self.kind = self.kind, FaultKind.LINK
         in_step = self._step.take_broken()
         try:
             damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
-            if in_step and restores and damage is Damage.NONE:
-                self.buffers.restore()
+            if in_step and restores and damage is Damage.NONE and not self.before.restore():
+                damage = Damage.STATE
         except Exception as error:
             self.note(FaultKind.DEVICE, error)
             raise UnusableError(text_of(error)) from error
@@ -279,8 +275,90 @@ class Repairs:
         return damage is Damage.NONE
 
 
+class StepGradients:
+    """Finds gradients that a script adds up over several steps; a recovery would lose them.
+
+    A step with such gradients begins with those of the step before, and its backward pass adds to
+    them. This looks for it in the second step of a generation, and in each step that follows one
+    without an update. It costs nothing in other steps.
+    """
+
+    def __init__(self) -> None:
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._due = False
+        self._first = True
+        self._old: dict[torch.Tensor, torch.Tensor] = {}  # by parameter: the step before has it
+        self._added: set[torch.Tensor] = set()  # the parameters whose old gradient has grown
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Watch the parameters of this optimizer, too."""
+        self._optimizers.append(optimizer)
+
+    def reset(self) -> None:
+        """Begin a generation: its first step has no gradients of an earlier one."""
+        self._clear()
+        self._first, self._due = True, False
+
+    def begin_step(self) -> None:
+        """Look at the gradients that the step before has left, if it is due."""
+        if not self._due:
+            return
+        for optimizer in self._optimizers:
+            for parameter in _parameters_of(optimizer):
+                if parameter.grad is not None and parameter.requires_grad:
+                    self._old[parameter] = parameter.grad
+                    arrives = functools.partial(self._arrives, parameter)
+                    self._hooks.append(parameter.register_hook(arrives))
+
+    def end_step(self, *, updated: bool) -> None:
+        """End a step. updated: an update has begun in it. Raises as check() does."""
+        if self._hooks:
+            if not updated:
+                self._refuse(self._added)
+            self._clear()
+        self._due = self._first or not updated
+        self._first = False
+
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check the gradients of an update.
+
+        Raises SessionError: they contain those of an earlier step.
+        """
+        if self._added:
+            self._refuse(_parameters_of(optimizer))
+
+    def _arrives(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
+        """Look at the gradient to which the backward pass is about to add."""
+        old = self._old.get(parameter)
+        if old is None or (old.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        if parameter.grad is old and bool(old.any()):
+            self._added.add(parameter)
+        else:  # the script has reset it in this step
+            del self._old[parameter]
+            self._added.discard(parameter)
+
+    def _refuse(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            grown = parameter.grad if parameter in self._added else None
+            if grown is not None and grown is self._old[parameter] and bool(grown.any()):
+                raise SessionError(
+                    "this step adds to the gradients of the step before, but gradients are not "
+                    "part of the state, and a recovery would lose them. Do all micro-batches of an "
+                    "update in one `with step:` block, or call optimizer.zero_grad() in each step"
+                )
+
+    def _clear(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._old, self._added = [], {}, set()
+
+
 class Updates:
-    """Marks the update on the heartbeat page, after a check that the update's gradients are real.
+    """Marks the update on the heartbeat page, after checks of the update's gradients.
+
+    They must be real, and of this step alone.
 
     together: no rank begins its update before all ranks have their gradients. A sharded state would
         lose a step that one shard's ranks have done and another shard's ranks could not. With
@@ -297,15 +375,18 @@ class Updates:
         self._page = page
         self._device = repairs.device
         self._times = repairs.times
+        self._before = repairs.before
         self._together = together
+        self.gradients = StepGradients()
 
     def watch(self, named: Mapping[str, Any]) -> None:
         """Register a hook in every optimizer among these objects: it runs when an update begins."""
         for thing in named.values():
             if isinstance(thing, torch.optim.Optimizer):
-                thing.register_step_pre_hook(lambda *_: self._begin())
+                thing.register_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
+                self.gradients.watch(thing)
 
-    def _begin(self) -> None:
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Check that the gradients are real, and not those of a severed group; mark the update.
 
         An accelerator's collectives do not block the host, and raise nothing when they are aborted.
@@ -318,5 +399,12 @@ class Updates:
             dist.all_reduce(have)
             if int(have.item()) != dist.get_world_size():
                 raise StaleError("the generation ended while the ranks met for the update")
+        self.gradients.check(optimizer)
+        if not self._page.in_update:
+            self._before.update_begins()
         self._times.begin((self._page.finished or 0) + 1)
         self._page.begin_update()
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

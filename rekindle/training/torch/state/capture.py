@@ -10,7 +10,7 @@ import functools
 import gc
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -108,7 +108,8 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     """
     global _pending
     tree = msgspec.json.decode(skeleton)
-    if tree.keys() != named.keys():
+    optional = {name for name, thing in named.items() if getattr(thing, "optional", False)}
+    if tree.keys() != named.keys() and tree.keys() != named.keys() - optional:
         raise SessionError(f"the state has {sorted(tree)}, but the session has {sorted(named)}")
     pending = _pending = _Pending(skeleton)
     for name, node in tree.items():
@@ -119,7 +120,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
             _prepare_optimizer(name, thing, node, pending)
         else:
             state = Reader(pending.writer.tensors).decode(node)
-            pending.load[name] = _distributed(state, thing.state_dict(), name)
+            pending.load[name] = distribute(state, thing.state_dict(), name)
     tensors = pending.writer.tensors
     return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
 
@@ -135,7 +136,7 @@ def finish(named: Mapping[str, Stateful]) -> None:
     if pending is None:
         raise SessionError("finish() without prepare()")
     for name, state in pending.load.items():
-        named[name].load_state_dict(state)
+        load_in_place(named[name], state)
     found = capture(named).skeleton
     if found == pending.skeleton:
         return
@@ -144,6 +145,29 @@ def finish(named: Mapping[str, Stateful]) -> None:
         wrong = difference(node, found_tree[name], name)
         if wrong is not None:
             raise SessionError(f"load_state_dict() did not load the state: {wrong}")
+
+
+def load_in_place(thing: Stateful, state: Any) -> None:
+    """Load a state. Containers and tensors of the object stay the same objects.
+
+    A script may hold them: a scheduler's list of learning rates, a list of averages. Many
+    load_state_dict() put new ones in their place.
+    """
+    if isinstance(thing, nn.Module):  # it fills its tensors in place
+        thing.load_state_dict(state)
+        return
+    held = list(_held(thing, set()))
+    live = thing.state_dict()
+    given, before = _ids(state), _ids(live)
+    thing.load_state_dict(state)
+    loaded = thing.state_dict()
+    after = _ids(loaded)
+    filled: dict[int, Any] = {}
+    for attributes, key, old in held:
+        new = attributes.get(key)
+        # An attribute that selects one of several objects is not among these.
+        if new is not old and (id(new) in given or (id(old) in before and id(new) in after)):
+            attributes[key] = _adopt(old, new, filled)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,6 +181,67 @@ def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: in
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=count, offset=begin).view(shape)
+
+
+class Modes:
+    """Knows which modules are in evaluation mode. It is a part of the state.
+
+    optional: an imported state lacks it, and then the modes stay.
+    """
+
+    optional = True
+
+    def __init__(self) -> None:
+        self._modules: dict[str, torch.nn.Module] = {}
+        self._kept: list[bool] = []
+
+    def look(self, named: Mapping[str, torch.nn.Module]) -> None:
+        """Find all parts of these modules."""
+        self._modules = {
+            f"{name}.{path}" if path else name: part
+            for name, module in named.items()
+            for path, part in module.named_modules()
+        }
+
+    def keep(self) -> None:
+        """Keep all modes."""
+        self._kept = [part.training for part in self._modules.values()]
+
+    def restore(self) -> None:
+        """Restore the kept modes."""
+        for part, mode in zip(self._modules.values(), self._kept, strict=True):
+            part.training = mode
+
+    def state_dict(self) -> dict[str, list[str]]:
+        """Return the names of the modules in evaluation mode; usually there is none."""
+        return {"evaluating": [n for n, part in self._modules.items() if not part.training]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set all modes."""
+        evaluating = set(state["evaluating"])
+        for name, part in self._modules.items():
+            part.training = name not in evaluating
+
+
+class ExtraStates:
+    """The values of get_extra_state() of all parts of a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        plain = torch.nn.Module.get_extra_state
+        self.parts = {
+            path: part
+            for path, part in module.named_modules()
+            if type(part).get_extra_state is not plain
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values."""
+        return {path: part.get_extra_state() for path, part in self.parts.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the values."""
+        for path, value in state.items():
+            self.parts[path].set_extra_state(value)
 
 
 @dataclass(slots=True)
@@ -204,8 +289,13 @@ def _prepare_optimizer(
             at_hand[spec.name] = live.tensors[spec.name]
     state = Reader(at_hand).decode(node)
     _distribute(optimizer, state)
+    groups, entries = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(state)
     _undo_casts(optimizer, state)
+    # A script may hold a group, or the list of groups: a schedule by hand sets the rate there.
+    filled: dict[int, Any] = {}
+    optimizer.param_groups = _adopt(groups, optimizer.param_groups, filled)
+    optimizer.state = _adopt(entries, optimizer.state, filled)
     wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
     if wrong is not None:
         raise SessionError(f"the optimizer did not load the state: {wrong}")
@@ -228,7 +318,67 @@ def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
                 entries[key] = _like(own, value.tensor)
 
 
-def _distributed(state: Any, live: Any, path: str) -> Any:
+def _adopt(old: Any, new: Any, filled: dict[int, Any]) -> Any:
+    """Return `old`, filled with the contents of `new`; where this is not possible, return `new`.
+
+    filled: what was filled before, by identity. Two places may have shared an object, but have
+    different ones in the state.
+    """
+    if old is new or type(old) is not type(new) or filled.get(id(old), new) is not new:
+        return new
+    if isinstance(old, list | dict):
+        filled[id(old)] = new
+    if isinstance(old, list):
+        pairs = list(itertools.zip_longest(old, new))[: len(new)]
+        old[:] = [_adopt(a, b, filled) for a, b in pairs]
+    elif isinstance(old, dict):
+        items = {key: _adopt(old.get(key), value, filled) for key, value in new.items()}
+        old.clear()
+        old.update(items)
+    elif type(old) in (torch.Tensor, nn.Parameter) and _is_alike(old, new):
+        filled[id(old)] = new
+        with torch.no_grad():
+            old.copy_(new)
+    else:
+        return new
+    return old
+
+
+def _held(thing: Any, seen: set[int]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield the containers and tensors that an object has as attributes: attributes, name, value.
+
+    Also those of objects with a state inside it, such as a scheduler of several schedulers.
+    """
+    attributes = getattr(thing, "__dict__", None)
+    if attributes is None or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    for key, value in attributes.items():
+        if isinstance(value, list | dict | torch.Tensor):
+            yield attributes, key, value
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            own = isinstance(part, nn.Module | torch.optim.Optimizer)  # they have another rule
+            if not own and not isinstance(part, type) and hasattr(part, "load_state_dict"):
+                yield from _held(part, seen)
+
+
+def _ids(state: Any) -> set[int]:
+    """Return the identities of all containers and tensors in a state."""
+    if isinstance(state, dict):
+        return {id(state)}.union(*map(_ids, state.values()))
+    if isinstance(state, list | tuple):
+        return {id(state)}.union(*map(_ids, state))
+    return {id(state)} if isinstance(state, torch.Tensor) else set()
+
+
+def _is_alike(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Return whether one tensor can take the other's values in place, and is then equal to it."""
+    form = (new.dtype, new.device, new.shape, new.stride())
+    return not old.is_inference() and form == (old.dtype, old.device, old.shape, old.stride())
+
+
+def distribute(state: Any, live: Any, path: str) -> Any:
     """Give the shards in a state the mesh and placement of the live values at the same places.
 
     Raises SessionError: a live value is not distributed.
@@ -242,11 +392,11 @@ def _distributed(state: Any, live: Any, path: str) -> Any:
     if isinstance(state, dict):
         for key, value in state.items():
             inner = live.get(key) if isinstance(live, dict) else None
-            state[key] = _distributed(value, inner, f"{path}.{key}")
+            state[key] = distribute(value, inner, f"{path}.{key}")
     elif isinstance(state, list | tuple):
         pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
         numbered = enumerate(list(pairs)[: len(state)])
-        return type(state)(_distributed(a, b, f"{path}.{i}") for i, (a, b) in numbered)
+        return type(state)(distribute(a, b, f"{path}.{i}") for i, (a, b) in numbered)
     return state
 
 

@@ -56,11 +56,13 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 class Writer:
     """Turns states into nodes and collects their tensors by name; names are paths.
 
-    distributed: the DTensors of the tensors that are pieces of one, by name.
+    distributed: the DTensors of the tensors that are pieces of one, by name. own: the tensors as
+    the states have them; those in `tensors` are views of them without gradients.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.own: dict[str, torch.Tensor] = {}
         self.distributed: dict[str, Any] = {}
         self._names: dict[tuple[Any, ...], str] = {}
 
@@ -112,7 +114,7 @@ class Writer:
             while name in self.tensors:
                 name += "'"  # {"a.b": ..., "a": {"b": ...}}
             self._names[memory] = name
-            self.tensors[name] = tensor.detach()
+            self.tensors[name], self.own[name] = tensor.detach(), tensor
         return [name, *_form(tensor)]
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rekindle.protocol.agent import Inject, InjectionKind
-from rekindle.training.torch.faults import injection
+from rekindle.training.torch.faults import repairs
 
 
 def test_a_rank_waits_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +31,7 @@ def test_a_rank_waits_on_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch
     model = nn.Linear(1, 1, device="meta")
     nothing: Any = None
     faults = [Inject(rank=1, kind=InjectionKind.HANG_COLLECTIVE)]
-    injection.inject(faults, 3, model, nothing)
+    repairs.inject(faults, 3, model, nothing)
     assert [tensor.device.type for tensor in received] == ["meta"]
     assert waited == received
     assert not faults

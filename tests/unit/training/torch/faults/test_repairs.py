@@ -7,6 +7,8 @@ import torch
 from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.torch.faults.repairs import Repairs
+from rekindle.training.torch.state.before_step import BeforeStep
+from rekindle.training.torch.state.capture import Modes
 
 
 def valid_steps_after(repairs: Repairs, error: BaseException) -> int | None:
@@ -20,7 +22,7 @@ def test_how_late_an_error_was_told_is_read_from_what_the_script_has_wrapped() -
 
     A later error without information about the memory does not change the result.
     """
-    repairs = Repairs(torch.device("cpu"), torch.nn.Linear(1, 1), CurrentStep())
+    repairs = Repairs(torch.device("cpu"), BeforeStep({}, Modes()), CurrentStep())
     repairs.took_state(0)
     for step in (1, 2):
         repairs.times.begin(step)
