@@ -87,11 +87,13 @@ class Channel:
         """Return whether this generation must pause between two steps."""
         return self._held == generation
 
-    def wait(self, newer_than: int) -> FormGeneration | EndSession:
-        """Wait for the next generation, or for the dismissal."""
+    def wait(self, newer_than: int) -> FormGeneration | EndSession | GenerationEnded:
+        """Wait for the next generation, for the dismissal, or for an order to send digests."""
         while True:
             message = self._next()
             if isinstance(message, EndSession):
+                return message
+            if isinstance(message, GenerationEnded) and message.compare is not None:
                 return message
             if isinstance(message, FormGeneration) and message.generation > newer_than:
                 return message

@@ -198,6 +198,8 @@ class Member:
             self._progress.meet()
             self.channel.send(self._arrived())
             message = self.channel.wait(self.generation)
+            if isinstance(message, GenerationEnded):
+                continue  # the rank arrives again, with the digests of its tensors
             self.session_ended = isinstance(message, EndSession)
             if isinstance(message, EndSession):
                 self.ended_step = message.finished

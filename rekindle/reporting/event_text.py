@@ -111,7 +111,7 @@ def words(event: AnyEvent) -> str:
         case RanksDiffer():
             return (
                 f"{listed('rank', event.ranks)} hold different values of {event.item} after step "
-                f"{event.step}; a replaced rank gets those of another rank"
+                f"{event.step}; a replaced rank would get those of another rank"
             )
         case Stopping():
             return f"the job stops: {event.reason}"

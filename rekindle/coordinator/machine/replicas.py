@@ -8,7 +8,8 @@ import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
-from rekindle.coordinator.machine.job_state import JobState, Phase, Report
+from rekindle.coordinator.machine.job_state import JobState, Phase, Report, SetTimer, Timer
+from rekindle.coordinator.machine.roster import Status
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import StateDigest, beat_interval
 from rekindle.recovery.faults.fault import FaultKind
@@ -19,6 +20,7 @@ from rekindle.words import listed
 
 _STATE = "parameters or optimizer"
 _BEATS = 4  # beats of an agent between two messages about equal states
+_ASKS = 2
 _NAMED = 4  # tensors in a text; the signature of the fault has all of them
 _SKIPPED = (
     "a step may have skipped the optimizer's step on one rank (a `continue`), the gradients were "
@@ -78,6 +80,7 @@ class ReplicaComparison:
         self._told: set[str] = set()  # objects whose difference is recorded
         self._equal = 0  # the newest step after which all ranks agreed
         self._different: StateId | None = None
+        self._asks = 0  # times that waiting ranks were asked for the tensors of that state
         self._kept = (0, 0.0)  # the equal step that the agents know, and when they got it
 
     def on_beat(self, message: p.Heartbeat, now: float) -> None:
@@ -124,8 +127,13 @@ class ReplicaComparison:
         lives = [self._generations.live(rank) for rank in self._roster.world]
         if not values or (self._job.spec.policy.replicas is Replicas.WARN and None not in lives):
             return False
-        alone, others = _sides(values)
+        if self._asks < _ASKS and self._lacks_tensors(values):
+            self._different = state
+            self._ask(state)
+            return True
+        self._asks = 0
         names = self._tensors(values)
+        alone, others = _sides(values)
         first = self._roster.ranks[alone[0]]
         fault = self._job.fault(FaultKind.REPLICAS, first, self._text(state, alone, others, names))
         self._job.suspect_states(self._equal, rank=first.rank if len(alone) == 1 else -1)
@@ -163,7 +171,30 @@ class ReplicaComparison:
         elif self._different is None and job.phase in (Phase.TRAINING, Phase.RESTORING):
             cause = p.Cause(kind=FaultKind.REPLICAS.value, ranks=tuple(sorted(values)))
             self._generations.declare_over(cause, compare=state)
+            self._await_again()
         self._different = self._different or state
+
+    def _ask(self, state: StateId) -> None:
+        """Let the waiting ranks arrive again, with the digests of their tensors."""
+        job = self._job
+        self._asks += 1
+        job.do(SetTimer(Timer.LEAVE, job.spec.policy.leave_timeout_s))
+        self._fleet.tell_nodes(
+            p.GenerationEnded(generation=job.generation, cause=job.cause, compare=state)
+        )
+        self._await_again()
+
+    def _await_again(self) -> None:
+        for rank in self._roster.those(Status.WAITING):
+            rank.status = Status.LEAVING
+
+    def _lacks_tensors(self, values: Mapping[int, int]) -> bool:
+        """Return whether one of these ranks has a state, and has not named its tensors.
+
+        Its arrival may have been under way when it was asked.
+        """
+        arrivals = (self._roster.ranks[rank].arrived for rank in values)
+        return any(a is not None and a.finished is not None and not a.tensors for a in arrivals)
 
     def _tensors(self, values: Mapping[int, int]) -> list[str]:
         """Return the names of the tensors that differ between these ranks; empty: unknown."""

@@ -126,6 +126,9 @@ def test_the_last_digest_of_a_dead_rank_counts() -> None:
     job.spawned()
     job.arrive([0], 9, digests=(StateDigest(9, 1, 0, 1),))
     job.arrive([1])
+    assert job.sent_by_node(p.GenerationEnded)[0].compare == StateId(9, 1)
+    job.arrive([0], 9, tensors=SAME)
+    job.arrive([1])
     assert job.last(journal.FaultSeen).fault.kind is FaultKind.REPLICAS
     assert job.last(journal.Formed).step == 6
 
@@ -136,7 +139,10 @@ def test_states_that_differ_at_the_end() -> None:
     for rank, value in enumerate((1, 2)):
         job.arrive([rank], 9, done=True, digests=(StateDigest(9, 1, 0, value),))
     assert not job.sent(p.EndSession)
-    assert job.last(journal.FaultSeen).fault.kind is FaultKind.REPLICAS
+    assert job.sent_by_node(p.GenerationEnded)[0].compare == StateId(9, 1)
+    job.arrive([0], 9, tensors=SAME)  # the arrival of rank 1 was under way
+    arrive(job, 9, SAME, OTHER)
+    assert job.last(journal.FaultSeen).fault.signature == "b.weight"
 
 
 def test_ranks_of_other_groups_hold_other_states() -> None:
@@ -165,6 +171,9 @@ def test_a_policy_that_only_warns() -> None:
     job.arrive([0], 10)
     job.arrive([1])
     job.arrive([2], 10)
+    job.arrive([0], 10, tensors=SAME)
+    job.arrive([1])
+    job.arrive([2], 10, tensors=OTHER)
     assert job.last(journal.FaultSeen).fault.kind is FaultKind.REPLICAS
 
 
