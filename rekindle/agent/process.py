@@ -206,6 +206,7 @@ class Agent:
     def _sort_outbox(self) -> list[protocol.Exited]:
         """Keep messages that a new coordinator needs, and drop those for the old one only."""
         self._last_beat = None  # the new coordinator does not have it
+        self.ranks.begin_beats()
         kept = self._outbox.keep_lasting()
         for message in self.ranks.waiting:
             self.send(message)

@@ -24,7 +24,7 @@ from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.job.spec import EntryKind, JobSpec
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.protocol.heartbeat_page import HeartbeatPage, StateDigest
 from rekindle.rank.progress import numbers_in
 from rekindle.recovery.faults.fault import ErrorRecord, Exit
 
@@ -200,6 +200,7 @@ class HeartbeatPages:
         self._pages: dict[int, tuple[int, HeartbeatPage]] = {}
         self._problems = Problems()
         self._unreadable = b""  # the last record, if the agent could not read it
+        self._sent: dict[int, int] = {}  # the digests of each rank that the coordinator has
 
     def of(self, rank: int) -> tuple[int, HeartbeatPage]:
         """Return the rank's page, and the descriptor of its memory."""
@@ -225,7 +226,22 @@ class HeartbeatPages:
             finished={rank: pages[rank].finished or 0 for rank in sorted(ready)},
             total=first.total if first else 0,
             metrics=self._metrics(first) if first else {},
+            digests={rank: new for rank in pages if (new := self.new_digests(rank))},
         )
+
+    def new_digests(self, rank: int) -> tuple[StateDigest, ...]:
+        """Return the digests on the rank's page since the last call: the caller sends them."""
+        self._sent[rank], new = self._pages[rank][1].digests_after(self._sent.get(rank, 0))
+        return new
+
+    def agreed(self, step: int, *, at_most: bool = False) -> None:
+        """Show all ranks the newest step after which they agreed. at_most: an older one stays."""
+        for page in self.every:
+            page.agreed(min(step, page.compared[1]) if at_most else step)
+
+    def send_again(self) -> None:
+        """Return all digests again, for another coordinator."""
+        self._sent = {}
 
     def _metrics(self, page: HeartbeatPage) -> dict[str, float]:
         """Return the numbers of the newest step record on a page.

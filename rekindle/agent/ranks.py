@@ -85,6 +85,7 @@ class RankSupervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
             protocol.Kill: self._kill,
+            protocol.StatesEqual: lambda order: self._pages.agreed(order.step),
             protocol.WriteFinalCheckpoint: self._write_final_checkpoint,
             protocol.WriteShards: snapshots.write_parts,
             protocol.Commit: snapshots.commit,
@@ -132,6 +133,7 @@ class RankSupervisor:
         state.generation, state.profile = form.generation, form.settings.profile
         state.formed_ns = time.time_ns()
         self._waiting.clear()
+        self._pages.agreed(form.step, at_most=True)
         if form.shards > 1 or form.suspicions:  # otherwise all snapshots stay as they are
             self._snapshots.formed(form)
         for rank in self._ranks.values():
@@ -347,6 +349,7 @@ class RankSupervisor:
             finished=rank.page.finished or 0,
             no_memory=self.watchdog.oom.killed_lately(time.monotonic()),
             at=time.time(),
+            digests=self._pages.new_digests(rank.rank),
         )
         in_background(self._report_end(rank, exited), self._tasks)
         if not self._ranks:
@@ -379,6 +382,10 @@ class RankSupervisor:
     def beat(self) -> protocol.Heartbeat:
         """Return the progress of the live ranks for the coordinator."""
         return self._pages.beat(self._ranks, self._ready)
+
+    def begin_beats(self) -> None:
+        """Note that another coordinator needs all digests of the ranks' states."""
+        self._pages.send_again()
 
     # ---- ending
 

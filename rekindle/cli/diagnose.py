@@ -17,10 +17,13 @@ from rekindle.console import say
 from rekindle.errors import UsageError
 from rekindle.job.journal_reader import events_in, is_over
 from rekindle.job.spec import JobDirectory, job_directory
-from rekindle.profiling.breakdown import HEADS, WHAT, breakdown, chrome_trace
 from rekindle.profiling.findings import Finding, in_words, nodes_of
 from rekindle.profiling.reading import (
+    HEADS,
+    WHAT,
     Task,
+    breakdown,
+    chrome_trace,
     diagnose,
     ranges_of,
     read_task,

@@ -8,7 +8,6 @@ from pathlib import Path
 from prefect import flow
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.blocks.retraining import Retraining
 from rekindle.checkpoints.location import absolute
 from rekindle.flows.train import train_to_the_end
 from rekindle.tasks import job_access as jobs
@@ -16,6 +15,7 @@ from rekindle.tasks import retraining
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.report import JobResult
+from rekindle.tasks.retraining import Retraining
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Read the records of a task, and state what the records cannot show."""
+"""Read the records of a task, break down its time, and state what the records cannot show."""
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,11 +14,25 @@ from rekindle.profiling.blocked_collectives import CollectivePosition, stuck
 from rekindle.profiling.detector import Detector
 from rekindle.profiling.files import lines_of, numbered, rank_folders
 from rekindle.profiling.findings import Finding, Slow, forward_in_words, nodes_of
-from rekindle.profiling.markers import UNREADABLE, Range, marks, ranges
+from rekindle.profiling.markers import (
+    COMMUNICATION,
+    UNREADABLE,
+    Range,
+    marks,
+    operation_of,
+    ranges,
+)
 from rekindle.profiling.steps import Steps, StepTimes
 
 STILL = 3  # after this number of write intervals without a record, the task is stalled
 LATE = 2  # records of this number of newest write intervals may be incomplete
+_ROWS = {"default": 0, COMMUNICATION: 1}
+_PARTS = ("seconds", "compute", "forward", "loading", "waiting")
+HEADS = ("rank", *(f"{part} (ms)" for part in ("step", *_PARTS[1:], "saving")))
+WHAT = (
+    "The table shows medians of the steps, and for saving the mean. Compute is a rank's own "
+    "work without the wait for data. Waiting is the time in collectives."
+)
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -187,3 +203,40 @@ def remarks(task: Task, *, per_node: int = 1) -> list[str]:
             "no rank's forward pass has become longer than its peers'"
         ]
     return lines
+
+
+def chrome_trace(by_rank: Mapping[int, Sequence[Range]], *, per_node: int = 1) -> bytes:
+    """Return JSON of the Trace Event Format: times in microseconds, one process per rank."""
+    events: list[dict[str, object]] = []
+    for rank, spans in by_rank.items():
+        name = f"rank {rank} (node {rank // per_node})"
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
+        events += [_event(rank, each) for each in spans]
+    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _event(rank: int, span: Range) -> dict[str, object]:
+    operation = operation_of(span.name) if span.domain == COMMUNICATION else None
+    return {
+        "ph": "X",
+        "name": operation.op_name if operation else span.name,
+        "cat": span.domain,
+        "pid": rank,
+        "tid": _ROWS.get(span.domain, 0),
+        "ts": span.start / 1e3,
+        "dur": (span.end - span.start) / 1e3,
+        "args": msgspec.to_builtins(operation) if operation else {},
+    }
+
+
+def breakdown(task: Task, window: Iterable[int]) -> list[Sequence[object]]:
+    """Return a row in milliseconds for each rank that has some of these steps; columns as HEADS."""
+    steps = list(window)
+    rows: list[Sequence[object]] = []
+    for rank in task.ranks:
+        own = [task.steps[step][rank] for step in steps if rank in task.steps[step]]
+        if own:
+            figures = [statistics.median(getattr(t, part) for t in own) for part in _PARTS]
+            saving = statistics.fmean(times.saving for times in own)
+            rows.append((rank, *(f"{each * 1e3:.3g}" for each in (*figures, saving))))
+    return rows

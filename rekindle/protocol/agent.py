@@ -21,6 +21,7 @@ from rekindle.protocol.checkpoint import (
     WriteLeftOut,
     WriteShards,
 )
+from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.monitoring import (
     Conditions,
     InspectRanks,
@@ -210,7 +211,8 @@ class Spawned(Message, frozen=True, kw_only=True):
 class Exited(Message, frozen=True, kw_only=True):
     """The process of a rank ended. finished: the steps that its heartbeat page shows.
 
-    no_memory: the kernel has killed a process of this node because memory ran out.
+    no_memory: the kernel has killed a process of this node because memory ran out. digests: of its
+    last states, which no heartbeat had.
     """
 
     rank: int
@@ -220,6 +222,7 @@ class Exited(Message, frozen=True, kw_only=True):
     error: ErrorRecord | None = None
     no_memory: bool = False
     at: float = 0.0
+    digests: tuple[StateDigest, ...] = ()
 
     lasting = True
 
@@ -272,17 +275,19 @@ class Snapshots(Message, frozen=True, kw_only=True):
 class Heartbeat(Message, frozen=True, kw_only=True):
     """The progress of the node's ranks, and the newest metrics of its first rank.
 
-    finished: the steps of each rank that has its generation's state.
+    finished: the steps of each rank that has its generation's state. digests: the new ones of each
+    rank's states.
     """
 
     finished: dict[int, int]
     total: int = 0
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    digests: dict[int, tuple[StateDigest, ...]] = msgspec.field(default_factory=dict)
 
     @property
     def ranks_named(self) -> tuple[int, ...]:
         """The ranks about which the sender reports."""
-        return tuple(self.finished)
+        return tuple({*self.finished, *self.digests})
 
 
 # ---- coordinator -> agent
@@ -338,6 +343,12 @@ class HostStore(Message, frozen=True, kw_only=True):
 
     serial: int
     port: int
+
+
+class StatesEqual(Message, frozen=True, kw_only=True):
+    """All ranks held the same state after this step: keep a snapshot that is not newer."""
+
+    step: int
 
 
 class Kill(Message, frozen=True, kw_only=True):
@@ -416,6 +427,7 @@ ToAgent = (
     | Prepare
     | HostStore
     | Kill
+    | StatesEqual
     | CheckAlone
     | CheckPair
     | CheckStop

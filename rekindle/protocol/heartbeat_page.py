@@ -17,16 +17,18 @@ from rekindle.errors import ProtocolError
 PAGE_BYTES = 64 * 1024
 _FIELDS = 16
 RECENT = 32  # newest operations that the page identifies
-_HEAD_BYTES = 8 * (_FIELDS + RECENT)
+_NUMBERS = 4  # of one digest
+DIGESTS = 64  # newest digests on the page; two beats are never as far apart
+_HEAD_BYTES = 8 * (_FIELDS + RECENT + _NUMBERS * DIGESTS)
 BEAT_S = 0.25
 SLOWEST_BEAT_S = 2.0  # the coordinator sends a ping only after a longer silence
 BEATS_PER_S = 4096  # the beats of all agents together, as long as each agent beats that often
 RECORD_BYTES = PAGE_BYTES - _HEAD_BYTES
 
 # Slots of the head, 8 bytes each and aligned, so that a reader never sees half a number.
-_FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS, _OPERATIONS = (
-    range(9)
-)
+_FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS = range(8)
+_OPERATIONS, _DIGESTED, _COMPARED, _EQUAL = range(8, 12)
+_FIRST_DIGEST = _FIELDS + RECENT
 _NONE = -1
 
 # A limit for long computations of the process, and for a slow disk. Other ranks wait in a
@@ -58,6 +60,19 @@ class PageReading(NamedTuple):
     doing: RankActivity
     since_ns: int
     meetings: int = 0
+
+
+class StateDigest(NamedTuple):
+    """A digest of the state after `step` steps, which `generation` finished last.
+
+    item: 0: the state that ranks share: parameters and optimizer. Otherwise the number of another
+    object in `Arrived.items`, from 1. value: 64 bits, as a signed number.
+    """
+
+    step: int
+    generation: int
+    item: int
+    value: int
 
 
 def beat_interval(nodes: int) -> float:
@@ -145,6 +160,37 @@ class HeartbeatPage:
         count = self._head[_OPERATIONS]
         first = max(0, count - RECENT)
         return tuple(self._head[_FIELDS + number % RECENT] for number in range(first, count))
+
+    def put_digest(self, digest: StateDigest) -> None:
+        """Show a digest of the rank's state."""
+        head = self._head
+        at = _FIRST_DIGEST + head[_DIGESTED] % DIGESTS * _NUMBERS
+        for number in range(_NUMBERS):
+            head[at + number] = digest[number]
+        head[_DIGESTED] += 1
+        head[_COMPARED] = digest.step
+
+    def digests_after(self, count: int) -> tuple[int, tuple[StateDigest, ...]]:
+        """Return the number of all digests so far, and those after the first `count` ones.
+
+        The page has the newest DIGESTS ones. A digest that its rank overwrites meanwhile is absent.
+        """
+        head, written = self._head, self._head[_DIGESTED]
+        found = {}
+        for number in range(max(count, written - DIGESTS), written):
+            at = _FIRST_DIGEST + number % DIGESTS * _NUMBERS
+            found[number] = StateDigest(*head[at : at + _NUMBERS])
+        oldest = head[_DIGESTED] - DIGESTS  # this one may be overwritten now
+        return written, tuple(each for number, each in found.items() if number > oldest)
+
+    @property
+    def compared(self) -> tuple[int, int]:
+        """The newest step with a digest, and the newest one after which all ranks agreed."""
+        return self._head[_COMPARED], self._head[_EQUAL]
+
+    def agreed(self, step: int) -> None:
+        """Record that all ranks held the same state after this step. Only the agent calls this."""
+        self._head[_EQUAL] = step
 
     def begin_update(self) -> None:
         """Record that an update begins: the state belongs to no step until the next beat."""

@@ -13,6 +13,7 @@ import msgspec
 
 from rekindle.errors import ProtocolError
 from rekindle.profiling.switch import Switch
+from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan
 from rekindle.states import StateId, Suspicion
@@ -87,6 +88,12 @@ class Arrived(Message, frozen=True, kw_only=True):
     needs_peer: it can only take its state from a live rank, and does not begin alone.
 
     sources: the digest of each file of the script's own code that its process has loaded, by path.
+
+    replicas: ranks with the same number share their parameters and their optimizer's state.
+    items: the names of other objects whose digests the rank puts on its heartbeat page.
+    digests: of its present state, if its last generation has ended.
+    tensors: digests of the tensors of the state that GenerationEnded.compare names, in groups with
+        a common prefix of their names.
     """
 
     rank: int
@@ -101,6 +108,10 @@ class Arrived(Message, frozen=True, kw_only=True):
     port: int = 0
     needs_peer: bool = False
     sources: dict[str, str] = {}
+    replicas: int = 0
+    items: tuple[str, ...] = ()
+    digests: tuple[StateDigest, ...] = ()
+    tensors: dict[str, int] = {}
 
 
 class StepFailed(Message, frozen=True, kw_only=True):
@@ -212,12 +223,14 @@ class GenerationEnded(Message, frozen=True, kw_only=True):
         leave a step up to this number at once, because the step can still end.
     process_lost: a process has ended. A new one joins the live ones.
     cause: as far as it is known at this time.
+    compare: ranks hold different states after this one: send the digests of its tensors.
     """
 
     generation: int
     finished: int = 0
     process_lost: bool = False
     cause: Cause | None = None
+    compare: StateId | None = None
 
 
 class PauseRequest(Message, frozen=True, kw_only=True):

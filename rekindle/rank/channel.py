@@ -28,6 +28,7 @@ from rekindle.protocol.agent import (
     encode,
 )
 from rekindle.rank import injection
+from rekindle.states import StateId
 
 MAX_MESSAGE = 128 * 1024
 
@@ -50,6 +51,7 @@ class Channel:
         self._settled = -1  # the same, once `on_over` has done its work
         self._held = -1  # the newest generation that must pause between two steps
         self.over_cause: Cause | None = None  # why the newest ended generation ended
+        self.compared: StateId | None = None  # the state whose digests its end asks for
         self.settings = Settings()
         self.injected: list[Inject] = []  # faults to inject; each user empties the list
         self.on_over: Callable[[GenerationEnded], None] = lambda over: None
@@ -85,11 +87,13 @@ class Channel:
         """Return whether this generation must pause between two steps."""
         return self._held == generation
 
-    def wait(self, newer_than: int) -> FormGeneration | EndSession:
-        """Wait for the next generation, or for the dismissal."""
+    def wait(self, newer_than: int) -> FormGeneration | EndSession | GenerationEnded:
+        """Wait for the next generation, for the dismissal, or for an order to send digests."""
         while True:
             message = self._next()
             if isinstance(message, EndSession):
+                return message
+            if isinstance(message, GenerationEnded) and message.compare is not None:
                 return message
             if isinstance(message, FormGeneration) and message.generation > newer_than:
                 return message
@@ -163,7 +167,7 @@ class Channel:
                     self._waiting.put(message)
                 case GenerationEnded(generation=generation):
                     with self._answered:
-                        self.over_cause = message.cause
+                        self.over_cause, self.compared = message.cause, message.compare
                         self._over = max(self._over, generation)
                         self._answered.notify_all()
                     self.on_over(message)

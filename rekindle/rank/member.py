@@ -12,11 +12,12 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rekindle.errors import CheckpointError, RekindleError, SessionError
+from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import (
     Arrived,
     Cause,
@@ -78,6 +79,10 @@ class Arrival:
     valid_steps: int | None = None
     port: int = 0
     needs_peer: bool = False
+    replicas: int = 0
+    items: tuple[str, ...] = ()
+    digests: tuple[StateDigest, ...] = ()
+    tensors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +198,8 @@ class Member:
             self._progress.meet()
             self.channel.send(self._arrived())
             message = self.channel.wait(self.generation)
+            if isinstance(message, GenerationEnded):
+                continue  # the rank arrives again, with the digests of its tensors
             self.session_ended = isinstance(message, EndSession)
             if isinstance(message, EndSession):
                 self.ended_step = message.finished
@@ -285,6 +292,10 @@ class Member:
             port=arrival.port,
             needs_peer=arrival.needs_peer,
             sources=sources.digests(),
+            replicas=arrival.replicas,
+            items=arrival.items,
+            digests=arrival.digests,
+            tensors=dict(arrival.tensors),
         )
 
     def _form(self, form: FormGeneration) -> bool:

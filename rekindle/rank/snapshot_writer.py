@@ -11,7 +11,7 @@ import itertools
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -53,10 +53,22 @@ class Captured(NamedTuple):
 
 
 class SnapshotWriter(ABC):
-    """Copies the state of one rank to its agent's buffers in turn."""
+    """Copies the state of one rank to its agent's buffers in turn.
 
-    def __init__(self, channel: Channel, place: RankPlace) -> None:
+    compared: returns the newest step whose state ranks compare, and the newest equal one; None: no
+    other rank has the same state. Ranks that differ return to a snapshot from before that, so one
+    more buffer keeps the newest snapshot that is not newer than the newest equal step.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        place: RankPlace,
+        compared: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
         self._channel = channel
+        self._compared = compared
+        self._awaits: StateId | None = None  # kept until the comparison after it has a result
         self._slot = place.slot
         self._sharded = place.shard is not None
         self._count = BUFFERS_OF_SHARD if self._sharded else BUFFERS
@@ -67,7 +79,6 @@ class SnapshotWriter(ABC):
         self._buffers: list[SnapshotBuffer] = []
         self._views: list[Sequence[Any]] = []
         self._asked: int | None = None  # the request for buffers without an answer yet
-        self._next = 0
         self._outlasts = False
         self._holds: Callable[[], bool] | None = None  # returns whether the copy is consistent
         self._to_write: int | None = None  # the buffer whose newest snapshot becomes a checkpoint
@@ -137,7 +148,6 @@ class SnapshotWriter(ABC):
                 shards=place.shards,
             )
         )
-        self._next = (index + 1) % self._count
         return True
 
     def outlast(self, holds: Callable[[], bool]) -> None:
@@ -154,16 +164,16 @@ class SnapshotWriter(ABC):
         one snapshot. The node has two copies of each rank, and one of their states must exist for
         all ranks.
         """
-        oldest, *kept = sorted(range(self._count), key=lambda i: self._buffers[i].recency)
-        self._wait_settled(*(kept if copied else kept[:1]))
+        oldest, *kept = self._free()
+        self._wait_settled(*(kept if copied else kept[:-1]))
         if self._buffers[oldest].lock(write=True):
             return oldest
         # The store reads the oldest for an unknown time. The next one is settled, so the rank may
         # overwrite it instead; then the newest must be settled as well.
-        after, newest = kept
+        *after, newest = kept
         self._wait_settled(newest)
         while True:
-            for index in (oldest, after):
+            for index in (oldest, *after):
                 if self._buffers[index].lock(write=True):
                     return index
             time.sleep(_TICK_S)
@@ -175,16 +185,29 @@ class SnapshotWriter(ABC):
 
     def _lock_one(self, *, wait: bool) -> int | None:
         """Lock the older buffer for writing, or the newer one if the agent reads the older."""
-        first = self._next
-        for index in (first, (first + 1) % BUFFERS):
-            other = self._buffers[(index + 1) % BUFFERS]
-            kept = other.is_sealed or self._buffers[index].state is None
+        free = self._free()
+        for index in free:
+            others = [buffer for buffer in self._buffers if buffer is not self._buffers[index]]
+            kept = any(map(_is_sealed, others)) or self._buffers[index].state is None
             if kept and self._buffers[index].lock(write=True):
                 return index
         if wait:
-            self._buffers[first].lock(write=True, wait=True)
-            return first
+            self._buffers[free[0]].lock(write=True, wait=True)
+            return free[0]
         return None
+
+    def _free(self) -> list[int]:
+        """Return the buffers that the next snapshot may overwrite, the oldest first."""
+        states = {b.state: index for index, b in enumerate(self._buffers) if b.state}
+        in_order = sorted(range(len(self._buffers)), key=lambda i: self._buffers[i].recency)
+        compared = self._compared()
+        if compared is None or len(self._buffers) <= self._count:
+            return in_order
+        newest, equal = compared
+        if newest <= equal or self._awaits not in states or self._awaits[0] <= equal:
+            self._awaits = _newest(states, newest) if newest > equal else None
+        kept = {states[state] for state in (_newest(states, equal), self._awaits) if state}
+        return [index for index in in_order if index not in kept]
 
     def _fit(
         self,
@@ -208,7 +231,8 @@ class SnapshotWriter(ABC):
             self._forms = state.forms
             self._to_write = None
             needed = self._layout.total_bytes
-            self._asked = ask_for_buffers(self._channel, self._slot, needed, self._count)
+            count = self._count + (self._compared() is not None)
+            self._asked = ask_for_buffers(self._channel, self._slot, needed, count)
             patience_s = None if wait else PATIENCE_S
         if self._asked is not None:
             asked, self._asked = self._asked, None
@@ -225,8 +249,6 @@ class SnapshotWriter(ABC):
             buffer.map_pages()
             if buffer.state is not None and not buffer.is_sealed:
                 _drop_unannounced(buffer)
-        # Buffers of a dead process of this rank: keep its newest snapshot until a newer one exists.
-        self._next = min(range(self._count), key=lambda i: buffers[i].recency)
         begins = {spec.name: layout.header_bytes + spec.begin for spec in layout.specs}
         self._views = [self.views(buffer.data, state, begins) for buffer in buffers]
 
@@ -252,6 +274,15 @@ class SnapshotWriter(ABC):
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
+
+
+def _is_sealed(buffer: SnapshotBuffer) -> bool:
+    return buffer.is_sealed
+
+
+def _newest(states: Iterable[StateId], step: int) -> StateId | None:
+    """Return the newest of these states that is not newer than this step, or None."""
+    return max((each for each in states if each.step <= step), default=None)
 
 
 def _drop_unannounced(buffer: SnapshotBuffer) -> None:

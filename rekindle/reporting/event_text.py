@@ -39,6 +39,7 @@ from rekindle.recovery.journal.journal import (
     NodeWanted,
     Profiled,
     Progress,
+    RanksDiffer,
     RanksStarted,
     Restored,
     SpareLost,
@@ -68,6 +69,8 @@ def level(event: AnyEvent) -> int:
     """Return the logging level of an event. A terminal shows INFO and above; a flow logs all."""
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
+            return logging.WARNING
+        case RanksDiffer():
             return logging.WARNING
         case CheckpointsPruned():
             return logging.WARNING if event.error else logging.DEBUG
@@ -115,6 +118,11 @@ def words(event: AnyEvent) -> str:
             | Examined()
         ):
             return event.in_words()
+        case RanksDiffer():
+            return (
+                f"{listed('rank', event.ranks)} hold different values of {event.item} after step "
+                f"{event.step}; a replaced rank would get those of another rank"
+            )
         case Stopping():
             return f"the job stops: {event.reason}"
         case Ended():

@@ -14,9 +14,17 @@ from prefect.cache_policies import NO_CACHE
 
 from rekindle import names
 from rekindle.errors import UsageError
-from rekindle.profiling.breakdown import HEADS, WHAT, breakdown
 from rekindle.profiling.findings import in_words, nodes_of
-from rekindle.profiling.reading import Task, diagnose, read_task, remarks, steps_with_collectives
+from rekindle.profiling.reading import (
+    HEADS,
+    WHAT,
+    Task,
+    breakdown,
+    diagnose,
+    read_task,
+    remarks,
+    steps_with_collectives,
+)
 from rekindle.tasks import job_access as jobs
 
 MOST_RANKS = 64  # in the table

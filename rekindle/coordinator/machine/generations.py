@@ -127,11 +127,7 @@ class Generations:
         known = any(g >= message.generation and c <= (valid_steps or 0) for g, c in suspicions)
         if valid_steps is None or known or self._job.phase is Phase.ENDED:
             return
-        generation = max(message.generation, self._job.generation)
-        suspicions.append((generation, valid_steps))
-        self._job.record(
-            journal.Suspected(generation=generation, valid_steps=valid_steps, rank=message.rank)
-        )
+        self._job.suspect_states(valid_steps, rank=message.rank, generation=message.generation)
         # If a rank of the world suspects a state in StepFailed, that fault leads to the rollback.
         answered = isinstance(message, p.StepFailed) and self._roster.ranks[message.rank].inside
         if self._job.phase in (Phase.TRAINING, Phase.RESTORING) and not answered:
@@ -200,13 +196,16 @@ class Generations:
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(CancelTimer(Timer.JOIN))
 
-    def form(self) -> None:
-        """Form the next generation, or kill the ranks that cannot join it."""
+    def form(self) -> bool:
+        """Form the next generation, or kill the ranks that cannot join it.
+
+        Return whether it is formed.
+        """
         plan = self._plan()
         unfit = self._unfit(plan)
         if unfit:
             self._fleet.kill(unfit, grace_s=0.0)
-            return
+            return False
         self._incidents.answered()
         self.planned = plan
         self._job.generation += 1
@@ -227,6 +226,7 @@ class Generations:
         self._job.formed = self._job.met = True
         self._job.do(CancelTimer(Timer.LEAVE))
         self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
+        return True
 
     def _plan(self) -> Plan:
         return make_plan(self._holdings())
@@ -389,10 +389,10 @@ class Generations:
         self._common_steps = 0
         self._refused = set()
 
-    def declare_over(self, pause: p.Cause | None = None) -> None:
+    def declare_over(self, pause: p.Cause | None = None, compare: StateId | None = None) -> None:
         """End the current generation. Every rank in it gets the order to leave its collective.
 
-        pause: why it ends without a fault.
+        pause: why it ends without a fault. compare: the ranks send the digests of this state.
         """
         self._job.stop_inspection()
         if self._job.phase not in (Phase.TRAINING, Phase.RESTORING):
@@ -406,6 +406,7 @@ class Generations:
             finished=finished,
             process_lost=process_lost,
             cause=self._job.cause,
+            compare=compare,
         )
         self._fleet.tell_nodes(over)
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):

@@ -359,6 +359,15 @@ class JobState:
         self.do(Send(connection, bye))
         self.sent_home.add(connection)
 
+    def suspect_states(self, valid_steps: int, *, rank: int, generation: int = 0) -> None:
+        """Note that states after these steps may be wrong on all ranks. No rank may use them.
+
+        generation: the newest one that may have made such a state, if it is not this one.
+        """
+        generation = max(generation, self.generation)
+        self.suspicions.append((generation, valid_steps))
+        self.record(journal.Suspected(generation=generation, valid_steps=valid_steps, rank=rank))
+
     def stop_inspection(self) -> None:
         """Drop the inspection that is under way, and the suspect."""
         self.inspection = self.suspect = None

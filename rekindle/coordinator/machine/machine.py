@@ -25,6 +25,7 @@ from rekindle.coordinator.machine.losses import Losses
 from rekindle.coordinator.machine.moves import Moves
 from rekindle.coordinator.machine.pauses import Pauses
 from rekindle.coordinator.machine.recovery import Recovery
+from rekindle.coordinator.machine.replicas import ReplicaComparison
 from rekindle.coordinator.machine.roster import Status
 from rekindle.coordinator.machine.stragglers import ProfilingSwitch, StragglerCheck
 from rekindle.coordinator.machine.takeover import Takeover
@@ -71,6 +72,7 @@ class Machine:
         self.generations = Generations(
             job, self.fleet, self.injections, self.checkpoints, self._report, self._proceed
         )
+        self.replicas = ReplicaComparison(job, self.fleet, self.generations, self._report)
         self.endings = Endings(job, self.fleet, self.checkpoints, self._report)
         self.elasticity = Elasticity(job, self.fleet, self.generations, self.endings, self._proceed)
         self.moves = Moves(job, self.fleet, self.checkpoints, self.generations)
@@ -125,6 +127,8 @@ class Machine:
             return
         if job.incidents.awaiting is not None:
             return
+        if self.replicas.differ():
+            return
         live = {generations.live(rank) for rank in job.roster.world}
         if len(live) == 1 and None not in live and generations.are_done():
             generations.dismiss()
@@ -142,7 +146,8 @@ class Machine:
             self.elasticity.put_newcomers_out()
             self.recovery.decide(root_cause(faults))
         if job.phase in (Phase.REGROUPING, Phase.GATHERING):
-            generations.form()
+            if generations.form():
+                self.replicas.formed()
 
     def on_message(self, connection: int, message: p.Message, now: float) -> None:
         """Handle a message that an agent sends about itself or its ranks.
@@ -202,13 +207,13 @@ class Machine:
         generations, losses, stored = self.generations, self.losses, self._on_store_news
         return {
             p.Arrived: self._on_arrived,
-            p.Heartbeat: self.checkpoints.on_beat,
+            p.Heartbeat: self._on_beat,
             p.Checked: self.stragglers.on_check_news,
             p.CheckReady: self.stragglers.on_check_news,
             p.WriteLeftOut: stored,
             p.CheckpointWritten: stored,
             p.Conditions: self.health.on_conditions,
-            p.Exited: losses.on_exited,
+            p.Exited: self._on_exited,
             p.DeviceResetFailed: self.recovery.on_reset_failed,
             p.Paused: self.pauses.on_paused,
             p.RanksInspected: self._on_inspected,
@@ -261,7 +266,16 @@ class Machine:
             Timer.EXAMINATION_BEGINS: self.stragglers.on_gathering_over,
         }
 
+    def _on_beat(self, node: int, message: p.Heartbeat, now: float) -> None:
+        self.checkpoints.on_beat(node, message, now)
+        self.replicas.on_beat(message, now)
+
+    def _on_exited(self, node: int, message: p.Exited, now: float) -> None:
+        self.replicas.on_exited(message)
+        self.losses.on_exited(node, message, now)
+
     def _on_arrived(self, node: int, message: p.Arrived, now: float) -> None:
+        self.replicas.on_arrived(message)
         self.generations.on_arrived(message)
         if self.job.roster.any_is(Status.EXITED):
             self.endings.miss_exited()

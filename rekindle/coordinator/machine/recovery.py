@@ -189,6 +189,9 @@ class Recovery:
             final_step=self._checkpoints.step_of_final_checkpoint(),
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),
+            common=self._generations.state_without(()).step
+            if fault.kind is FaultKind.REPLICAS
+            else 0,
         )
 
     def approve(self, answer: p.Approval) -> str:
@@ -309,12 +312,7 @@ class Recovery:
         """Mark all states that are newer than the checkpoint before the last as suspect."""
         valid_steps = self._older_checkpoint()
         assert valid_steps is not None
-        self._job.suspicions.append((self._job.generation, valid_steps))
-        self._job.record(
-            journal.Suspected(
-                generation=self._job.generation, valid_steps=valid_steps, rank=fault.rank
-            )
-        )
+        self._job.suspect_states(valid_steps, rank=fault.rank)
 
     def on_reset_failed(self, node: int, message: p.DeviceResetFailed, now: float) -> None:
         """Handle a failed reset of a rank's device. Report the fault again, as not resettable."""

@@ -25,6 +25,7 @@ class FaultKind(str, enum.Enum):
     STORAGE = "storage"  # a checkpoint write failed
     LAUNCH = "launch"  # the ranks could not start
     SOURCE = "source-changed"  # ranks run different texts of the script or of its modules
+    REPLICAS = "replicas"  # ranks that share their state hold different ones
     HOST_OOM = "host-out-of-memory"  # the host, or the container, ran out of memory
     DEVICE_OOM = "device-out-of-memory"  # a device ran out of memory; the device works
     NODE = "node"  # a node is unhealthy, and its agent still runs
@@ -136,6 +137,7 @@ _CAUSES = (
     FaultKind.SCHEDULING,
     FaultKind.USER_CODE,
     FaultKind.SOURCE,
+    FaultKind.REPLICAS,
     FaultKind.NODE_LOST,
     FaultKind.NODE,
     FaultKind.DEVICE,

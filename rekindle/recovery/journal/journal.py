@@ -107,6 +107,17 @@ class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
     rank: int
 
 
+class RanksDiffer(Event, frozen=True, kw_only=True, tag="ranks-differ"):
+    """Record once that ranks hold different values of an object after this step.
+
+    A replaced rank gets the values of another rank. `item` is the name of the object.
+    """
+
+    item: str
+    step: int
+    ranks: tuple[int, ...]
+
+
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """Record the decision about a fault.
 
@@ -213,6 +224,7 @@ AnyEvent = (
     | RanksStarted
     | FaultSeen
     | Suspected
+    | RanksDiffer
     | Decided
     | Answered
     | HealthEventSeen

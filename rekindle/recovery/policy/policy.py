@@ -46,6 +46,14 @@ class Stragglers(str, enum.Enum):
     REPLACE = "replace"  # the job pauses training between two steps for the check
 
 
+class Replicas(str, enum.Enum):
+    """Name the reactions to ranks that should hold the same state, and do not."""
+
+    ROLL_BACK = "roll-back"  # all ranks return to a state from before the difference
+    FAIL = "fail"
+    WARN = "warn"  # the job only reports it
+
+
 INNER = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.SHRINK)
 RESTARTS = (Strategy.HANG_RESTART, Strategy.RESTART)
 JOBS = (Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB)
@@ -218,6 +226,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "as hung."
         ),
     ] = 1800.0
+    replicas: Annotated[
+        Replicas,
+        Meta(
+            description="The reaction when ranks that should hold the same parameters and "
+            "optimizer state hold different ones. With roll-back, all ranks return once to the "
+            "newest state from before the difference; without such a state, and the second time "
+            "for the same tensors, the job ends. With fail, the job ends. With warn, the job "
+            "reports the difference once and trains on, until a process must be replaced."
+        ),
+    ] = Replicas.ROLL_BACK
     stragglers: Annotated[
         Stragglers,
         Meta(

@@ -9,7 +9,14 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import INNER, JOBS, RESTARTS_APART, Policy, Strategy
+from rekindle.recovery.policy.policy import (
+    INNER,
+    JOBS,
+    RESTARTS_APART,
+    Policy,
+    Replicas,
+    Strategy,
+)
 
 # Returns None if the strategy does not help against this fault.
 StrategyFunction = Callable[[Policy, Situation], "Option | None"]
@@ -73,8 +80,29 @@ class Option(msgspec.Struct, frozen=True):
 
 
 def _retry(policy: Policy, situation: Situation) -> Option | None:
+    if situation.fault.kind is FaultKind.REPLICAS:
+        return _return_to_equal_state(policy, situation)
     doing = None if situation.dead else _RETRY.get(situation.fault.kind)
     return Option(doing, _hinders_inner(Strategy.RETRY, policy, situation)) if doing else None
+
+
+def _return_to_equal_state(policy: Policy, situation: Situation) -> Option:
+    """Return to a state from before ranks differed, once for the same tensors."""
+    again = any(
+        past.strategy is Strategy.RETRY
+        and past.fault.kind is FaultKind.REPLICAS
+        and past.fault.signature == situation.fault.signature
+        for past in situation.past
+    )
+    if policy.replicas is Replicas.FAIL:
+        why_not = "the policy's replicas is fail"
+    elif not situation.common:
+        why_not = "no snapshot or checkpoint is from before that"
+    elif again:
+        why_not = "the same tensors differ again after a return to an older state"
+    else:
+        why_not = _hinders_inner(Strategy.RETRY, policy, situation)
+    return Option(f"all ranks return to the state of step {situation.common}", why_not)
 
 
 def _recover_in_place(policy: Policy, situation: Situation) -> Option | None:
@@ -133,7 +161,7 @@ def _in_row(policy: Policy, situation: Situation, strategy: Strategy) -> int:
 def _restart(policy: Policy, situation: Situation) -> Option | None:
     fault = situation.fault
     apart = _is_lost_apart(situation)
-    if fault.kind in _NEEDS_NO_START and not apart:
+    if fault.kind is FaultKind.REPLICAS or (fault.kind in _NEEDS_NO_START and not apart):
         return None
     if fault.kind is FaultKind.HANG and Strategy.HANG_RESTART in policy.strategies:
         return None  # it does the same, with a limit of its own
@@ -203,7 +231,7 @@ def _reschedule_job(policy: Policy, situation: Situation) -> Option | None:
     worn_out_by_user = fault.user_caused and (fault.reset_failed or bool(situation.worn_out))
     degraded = situation.failed_already(Strategy.RESCHEDULE_POD) or worn_out_by_user
     isolates = _blames(situation) and Strategy.RESCHEDULE_JOB_ISOLATED in policy.strategies
-    if fault.kind is FaultKind.HANG or (isolates and not degraded):
+    if fault.kind in (FaultKind.HANG, FaultKind.REPLICAS) or (isolates and not degraded):
         return None
     if not policy.max_reschedules and history.counts(fault):
         return None  # the user did not allow it

@@ -19,6 +19,7 @@ from rekindle.rank.member import NOTICE_S, Member
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.states import StateId
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data import random_streams as rng
@@ -68,7 +69,9 @@ class Loop:
             step=self._step,
         )
         self._repairs = self.generations.repairs
-        writer = functools.partial(TorchSnapshotWriter, seed=given.seed)
+        writer = functools.partial(
+            TorchSnapshotWriter, seed=given.seed, compared=self.generations.digests.compared
+        )
         self._snapshot_schedule = SnapshotSchedule(
             channel, self.generations.place, self._profiler, writer
         )
@@ -160,7 +163,9 @@ class Loop:
             return
         self.member.step_done()
         self.generations.groups.step_done()
-        self._keep(last=finished == self.progress.total)
+        last = finished == self.progress.total
+        self.generations.digests.step_done(StateId(finished, self.generation), last=last)
+        self._keep(last=last)
 
     def leave_step(self, error: BaseException) -> bool:
         """Handle an error of the step's body; True: the rank forms the next generation.

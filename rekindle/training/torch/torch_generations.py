@@ -11,10 +11,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
+from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
-from rekindle.rank.member import Arrival
+from rekindle.rank.member import Arrival, UnusableError, text_of
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
@@ -32,6 +33,7 @@ from rekindle.training.torch.groups.script_groups import (
 from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
+from rekindle.training.torch.state.digests import ReplicaDigests
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
@@ -96,6 +98,9 @@ class TorchGenerations:
         given.check_shard(self.place.shard)
         modes = Modes()
         self.named = given.named({**data.named, "modes": modes})
+        self.digests = ReplicaDigests(
+            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
+        )
         self.group = Group()
         before = BeforeStep(
             self.named,
@@ -118,11 +123,21 @@ class TorchGenerations:
         self._state = state
         self._progress = progress
         self._step = step
+        self._present: tuple[StateDigest, ...] = ()  # of the state after the last generation
+        self._compared: dict[str, int] = {}
 
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
-        return Arrival(done, shard=self.place.shard, valid_steps=self.repairs.valid_steps)
+        return Arrival(
+            done,
+            shard=self.place.shard,
+            valid_steps=self.repairs.valid_steps,
+            replicas=self.digests.number,
+            items=self.digests.items,
+            digests=self._present,
+            tensors=self._compared,
+        )
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
@@ -132,11 +147,20 @@ class TorchGenerations:
     def recover(self) -> None:
         """Make the device usable again if the generation has ended. Raises UnusableError."""
         channel, generation = self._channel, self.place.generation
-        if channel is None or not channel.is_over(generation):
+        if channel is None:
+            return
+        if not channel.is_over(generation):
+            self._present = self.digests.present(self._state, compared=True)
             return
         channel.wait_over(generation)
         if not self.repairs.repair(self.named, restores=not self._state.torn):
             self._state.tear()
+        try:
+            self._present = self.digests.present(self._state, compared=False)
+        except RuntimeError as error:  # the device cannot compute
+            self.repairs.note(FaultKind.DEVICE, error)
+            raise UnusableError(text_of(error)) from error
+        self._compared = self.digests.tensors(channel.compared)
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the former process group; return a function that severs the new one."""
@@ -223,6 +247,7 @@ class TorchGenerations:
             self.model.training = self._given.model.training
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
+        self.digests.begin(self.place, self.world_size)
 
 
 def renew_gradients(parameters: Iterable[torch.nn.Parameter], *, keep: bool) -> None:

@@ -65,6 +65,8 @@ EVENTS = {
     "file, and its `seq` is 0. The steps and losses of a job are in the files "
     "`metrics/rank<r>.jsonl` "
     "of the job directory.",
+    "ranks-differ": "Ranks hold different values of an object outside of the parameters and the "
+    "optimizer's state. Recorded once for each object; training continues.",
     "ranks-started": "An agent started processes of ranks.",
     "restored": "Every rank of the generation has its state.",
     "health-event": "A monitor or a person reported a health event.",
@@ -111,6 +113,7 @@ FIELDS = {
     "hosts": "Names of the hosts.",
     "incident": "Number of the incident, from 1; 0: none.",
     "isolate": "Whether the job isolates the node.",
+    "item": "Name of the object.",
     "job_id": "The job's id.",
     "explained": "`true`: this event replaces an earlier `fault` of the incident, because a later "
     "report "
@@ -300,6 +303,7 @@ _QUESTIONS = (
         "`checkpoint-skipped`, one for each checkpoint",
     ),
     ("Was a host excluded?", "`isolated`"),
+    ("Did ranks hold different states?", "`fault` of kind `replicas`, `ranks-differ`"),
     ("Was a node lost, and replaced?", "`fault` of kind `node-lost`, `node-wanted`, `node-joined`"),
     ("Which steps and losses?", "not in the journal: `metrics/rank<r>.jsonl`"),
 )

@@ -15,7 +15,6 @@ from reference_tables.markdown import code, codes, page, sentence, table
 from rekindle.blocks.forms import Form
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.job_fields import CheckpointDirectory, NodeCheck
-from rekindle.blocks.retraining import Retraining
 from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.cli.local_options import MAX_RESTARTS
@@ -28,6 +27,7 @@ from rekindle.engines.kubernetes.manifests.settings import (
 )
 from rekindle.recovery.policy.policy import Policy
 from rekindle.settings import CHOICES, declared
+from rekindle.tasks.retraining import Retraining
 
 # A number has its unit in its name, or in this table.
 _UNITS = {

@@ -10,7 +10,6 @@ import pytest
 
 from rekindle.cli import main as cli
 from rekindle.errors import UsageError
-from rekindle.profiling.breakdown import chrome_trace
 from rekindle.profiling.markers import (
     COMMUNICATION,
     DEFAULT,
@@ -21,7 +20,7 @@ from rekindle.profiling.markers import (
     ranges,
     step_of,
 )
-from rekindle.profiling.reading import peers_in, task_in
+from rekindle.profiling.reading import chrome_trace, peers_in, task_in
 
 TASKD = Path(__file__).parent / "taskd.jsonl"
 

@@ -12,10 +12,12 @@ from rekindle import names
 from rekindle.coordinator.agent_connection import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import (
+    DIGESTS,
     RECENT,
     SLOWEST_BEAT_S,
     HeartbeatPage,
     RankActivity,
+    StateDigest,
     beat_interval,
 )
 from rekindle.rank import environment
@@ -127,3 +129,26 @@ def test_without_an_agent_there_is_a_page_that_no_process_reads(
     progress.end_step(3)
     assert progress.page.finished == 3
     assert (other.finished, other.mark.doing) == (0, RankActivity.OUTSIDE)
+
+
+def test_the_agent_reads_each_digest_once(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    """The page has the newest digests. Their numbers are exact, also negative ones."""
+    rank, agent = pages
+    written = [StateDigest(step, 1, 0, (-1) ** step * (2**62 + step)) for step in range(1, 100)]
+    for each in written[:3]:
+        rank.put_digest(each)
+    count, found = agent.digests_after(0)
+    assert (count, list(found)) == (3, written[:3])
+    assert agent.digests_after(count) == (3, ())
+    for each in written[3:]:
+        rank.put_digest(each)
+    count, found = agent.digests_after(count)
+    assert (count, list(found)) == (99, written[100 - DIGESTS :])
+
+
+def test_a_rank_sees_the_newest_equal_step(pages: tuple[HeartbeatPage, HeartbeatPage]) -> None:
+    """The rank shows the newest compared step, and its agent the newest equal one."""
+    rank, agent = pages
+    rank.put_digest(StateDigest(8, 1, 0, 5))
+    agent.agreed(4)
+    assert rank.compared == (8, 4)

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -128,8 +128,15 @@ class PinnedMemory:
 class TorchSnapshotWriter(SnapshotWriter):
     """Copies live tensors. seed: of the random streams; a checkpoint's metadata include it."""
 
-    def __init__(self, channel: Channel, place: RankPlace, *, seed: int) -> None:
-        super().__init__(channel, place)
+    def __init__(
+        self,
+        channel: Channel,
+        place: RankPlace,
+        *,
+        seed: int,
+        compared: Callable[[], tuple[int, int] | None] = lambda: None,
+    ) -> None:
+        super().__init__(channel, place, compared)
         self._seed = seed
         self._pinned = PinnedMemory()
 

@@ -23,15 +23,19 @@ from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_sna
 class Rank:
     """A rank, and the buffers of an agent that acts only on the test's request."""
 
-    def __init__(self) -> None:
+    def __init__(self, compared: tuple[int, int] | None = None) -> None:
         self.taken: list[SnapshotTaken] = []
-        self.fds = [create_buffer("test", 1 << 16) for _ in range(2)]
+        self.compared = compared
+        count = 2 if compared is None else 3
+        self.fds = [create_buffer("test", 1 << 16) for _ in range(count)]
         self.agent = [SnapshotBuffer(fd) for fd in self.fds]
         self.asked: list[BufferRequest] = []
         self.makes = True  # the agent allocates requested memory at once
         self.patience: list[float | None] = []
         self.forgotten: list[int] = []
-        self.writer = TorchSnapshotWriter(self, RankPlace(0, generation=1), seed=0)
+        self.writer = TorchSnapshotWriter(
+            self, RankPlace(0, generation=1), seed=0, compared=lambda: self.compared
+        )
         self.model = torch.nn.Linear(2, 2)
 
     def send(self, message: SnapshotTaken | BufferRequest) -> None:
@@ -227,3 +231,50 @@ def test_a_shard_that_is_to_be_written_waits_for_its_memory(
     assert (taken, rank.patience) == (checkpoint, [patience])
     writer.close()
     os.close(rank.fds.pop())
+
+
+def test_a_snapshot_from_before_a_difference_is_kept() -> None:
+    """A third buffer keeps the newest snapshot that is not newer than the newest equal step.
+
+    While a comparison has no result, its own newest snapshot stays as well.
+    """
+    rank = Rank((4, 4))
+    steps = []
+    for step, compared in (
+        (10, (8, 8)),
+        (20, (16, 8)),  # the comparison of step 16 needs the snapshot of step 10
+        (30, (16, 8)),
+        (40, (32, 8)),  # that of step 32 waits
+        (50, (32, 32)),  # 30 takes the place of 10
+        (60, (32, 32)),
+        (70, (64, 32)),  # 60 waits for its comparison
+        (80, (64, 32)),
+        (90, (64, 64)),  # 60 takes the place of 30
+        (100, (64, 64)),
+    ):
+        rank.compared = compared
+        assert rank.take(step)
+        rank.seal(step)
+        steps.append(sorted(buffer.state[0] for buffer in rank.agent if buffer.state))
+    rank.close()
+    assert steps == [
+        [10],
+        [10, 20],
+        [10, 20, 30],
+        [10, 30, 40],
+        [30, 40, 50],
+        [30, 50, 60],
+        [30, 60, 70],
+        [30, 60, 80],
+        [60, 80, 90],
+        [60, 90, 100],
+    ]
+
+
+def test_a_rank_without_other_ranks_has_two_buffers() -> None:
+    """Only a rank that compares its state asks for the third buffer."""
+    for compared, count in ((None, 2), ((4, 4), 3)):
+        rank = Rank(compared)
+        assert rank.take(1)
+        assert rank.asked[0].buffers == count
+        rank.close()
