@@ -96,6 +96,8 @@ class Generations:
         self.place = self.groups.place(self.slot, self.full_world, given.shard)
         given.check_shard(self.place.shard)
         self.named = given.named(data.named)
+        # Refuse now what a snapshot could not hold. Reading a loader's state may start its workers.
+        capture({name: each for name, each in self.named.items() if name not in data.named})
         self.group = Group()
         self.repairs = Repairs(self.device, given.model, step)
         together = self.place.shard is not None or self.device.type == "npu"

@@ -22,6 +22,7 @@ from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
 from rekindle.training.torch.loop import Loop, Step
+from rekindle.training.torch.state.plain_objects import stateful
 
 
 class Session:
@@ -37,7 +38,8 @@ class Session:
     ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword
         arguments. Use `session.model` in the loop. Without `ddp` the script all-reduces its
         gradients itself, and builds the same weights on every rank: nothing is sent at the start.
-    extra: more objects to keep, by name, each with state_dict() and load_state_dict().
+    extra: more objects to keep, by name: objects with state_dict() and load_state_dict(), and
+        tensors, generators, NumPy arrays, lists, dicts, sets and deques, which are filled in place.
     backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
         on a CPU.
     seed: seed of the random streams of each step and rank.
@@ -246,7 +248,8 @@ class Arguments:
         """Return all objects whose state is kept, by name, without those that are None.
 
         of_data: the sampler's or loader's parts.
-        Raises SessionError: a name in `extra` is already the name of another kept object.
+        Raises SessionError: a name in `extra` is already the name of another kept object, or the
+        object cannot be kept.
         """
         own = {
             "model": self.model,
@@ -259,7 +262,12 @@ class Arguments:
                 raise SessionError(
                     f"extra: Session uses the name {name!r} itself; choose another one"
                 )
-        return {name: each for name, each in {**own, **self.extra}.items() if each is not None}
+        given = {**own, **self.extra}
+        return {
+            name: stateful(name, each) if name in self.extra else each
+            for name, each in given.items()
+            if each is not None
+        }
 
     def ddp_options(self) -> dict[str, Any] | None:
         """Return the keyword arguments of DistributedDataParallel; None: there is no wrapper."""

@@ -27,8 +27,11 @@ from rekindle.training.torch.state.skeleton import (
     Reader,
     Writer,
     difference,
+    is_late,
     tensor_specs,
 )
+from rekindle.training.torch.state.tensor_forms import is_flattened
+from rekindle.training.torch.state.values import LiveParts
 
 __all__ = [
     "DTYPE_CODES",
@@ -117,8 +120,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
         elif isinstance(thing, torch.optim.Optimizer):
             _prepare_optimizer(name, thing, node, pending)
         else:
-            state = Reader(pending.writer.tensors).decode(node)
-            pending.load[name] = _distributed(state, thing.state_dict(), name)
+            _prepare_other(name, thing, node, pending)
     tensors = pending.writer.tensors
     return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
 
@@ -133,8 +135,8 @@ def finish(named: Mapping[str, Stateful]) -> None:
     pending, _pending = _pending, None
     if pending is None:
         raise SessionError("finish() without prepare()")
-    for name, state in pending.load.items():
-        named[name].load_state_dict(state)
+    for load in pending.load:
+        load()
     found = capture(named).skeleton
     if found == pending.skeleton:
         return
@@ -164,7 +166,12 @@ class _Pending:
 
     skeleton: bytes
     writer: Writer = field(default_factory=Writer)  # only one, since objects may share tensors
-    load: dict[str, Any] = field(default_factory=dict)
+    load: list[Callable[[], Any]] = field(default_factory=list)  # after the tensors are filled
+
+    def add(self, node: Node) -> None:
+        """Add unfilled tensors for those below the node, for values that are made later."""
+        for spec in tensor_specs(node):
+            self.writer.tensors.setdefault(spec.name, spec.make())
 
 
 _pending: _Pending | None = None
@@ -180,18 +187,50 @@ def _encode(tree: dict[str, Node]) -> bytes:
 def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
     """Prepare to fill parameters and buffers in place, because optimizers hold them."""
     live = module.state_dict()
-    for key in [key for key in live if key.endswith(_EXTRA_STATE)]:
-        del live[key]
     [(kind, pairs)] = node.items()
-    extra = [[key, each] for key, each in pairs if key.endswith(_EXTRA_STATE)]
-    plain = [pair for pair in pairs if pair not in extra]
-    wrong = difference({kind: plain}, pending.writer.encode(live, name), name)
+    late = [pair for pair in pairs if pair[0].endswith(_EXTRA_STATE) or _is_rebuilt(pair[1])]
+    plain = [pair for pair in pairs if pair not in late]
+    names = {key for key, _ in late} | {key for key in live if key.endswith(_EXTRA_STATE)}
+    inner = {key: value for key, value in live.items() if key not in names}
+    wrong = difference({kind: plain}, {kind: pending.writer.pairs(inner, name)}, name)
     if wrong is not None:
         raise SessionError(f"the state belongs to another model: {wrong}")
-    if extra:
-        reader = Reader(pending.writer.tensors)
-        live.update((key, reader.decode(each)) for key, each in extra)
-        pending.load[name] = live
+    for _, each in late:
+        pending.add(each)
+
+    def load() -> None:
+        reader = Reader(pending.writer.tensors, _live_parts(live, name))
+        module.load_state_dict({**inner, **{key: reader.decode(each) for key, each in late}})
+
+    if late:
+        pending.load.append(load)
+
+
+def _is_rebuilt(node: Node) -> bool:
+    """Return whether a tensor in a module's state has no memory that could be filled in place."""
+    return isinstance(node, dict) and not node.keys().isdisjoint(
+        ("quantized", "quantized_channels")
+    )
+
+
+def _prepare_other(name: str, thing: Stateful, node: Node, pending: _Pending) -> None:
+    """Prepare to load the state of an object that takes a complete state."""
+    live = thing.state_dict()
+    parts = _live_parts(live, name)
+    pending.add(node)
+
+    def load() -> None:
+        state = Reader(pending.writer.tensors, parts).decode(node)
+        thing.load_state_dict(_distributed(state, live, name))
+
+    pending.load.append(load)
+
+
+def _live_parts(state: Any, name: str) -> LiveParts:
+    """Return the classes and functions in a live state."""
+    writer = Writer()
+    writer.encode(state, name)
+    return writer.live
 
 
 def _prepare_optimizer(
@@ -200,17 +239,31 @@ def _prepare_optimizer(
     """Load the optimizer with its own tensors if they fit, otherwise with new, unfilled ones."""
     live = Writer()
     live.encode(optimizer.state_dict(), name)
+    if is_late(node):
+        pending.add(node)
+        tensors = pending.writer.tensors
+        pending.load.append(functools.partial(_load_optimizer, optimizer, node, tensors, live.live))
+        return
     at_hand = dict(pending.writer.tensors)
     for spec in tensor_specs(node):
         if spec.name in live.tensors and spec.fits(live.tensors[spec.name]):
             at_hand[spec.name] = live.tensors[spec.name]
-    state = Reader(at_hand).decode(node)
-    _distribute(optimizer, state)
-    optimizer.load_state_dict(state)
-    _undo_casts(optimizer, state)
+    _load_optimizer(optimizer, node, at_hand, live.live)
     wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
     if wrong is not None:
         raise SessionError(f"the optimizer did not load the state: {wrong}")
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    node: Node,
+    tensors: dict[str, torch.Tensor],
+    live: LiveParts,
+) -> None:
+    state = Reader(tensors, live).decode(node)
+    _distribute(optimizer, state)
+    optimizer.load_state_dict(state)
+    _undo_casts(optimizer, state)
 
 
 def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -245,10 +298,11 @@ def _distributed(state: Any, live: Any, path: str) -> Any:
         for key, value in state.items():
             inner = live.get(key) if isinstance(live, dict) else None
             state[key] = _distributed(value, inner, f"{path}.{key}")
-    elif isinstance(state, list | tuple):
+    elif isinstance(state, list | tuple) and not isinstance(state, torch.Size):
         pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
         numbered = enumerate(list(pairs)[: len(state)])
-        return type(state)(_distributed(a, b, f"{path}.{i}") for i, (a, b) in numbered)
+        inside = [_distributed(a, b, f"{path}.{i}") for i, (a, b) in numbered]
+        return inside if isinstance(state, list) else tuple.__new__(type(state), inside)
     return state
 
 
@@ -279,7 +333,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:
     for index, entries in state["state"].items():
         loaded = optimizer.state[parameters[index]]
         for key, value in entries.items():
-            if isinstance(value, str):
-                loaded[key] = value
+            if isinstance(value, str) or is_flattened(type(value)):
+                loaded[key] = value  # the second: a copy has other inner tensors
             elif isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)
