@@ -19,7 +19,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.checkpoints.location import absolute
-from rekindle.cli import terminal
+from rekindle.cli import origin, terminal
 from rekindle.cli.run_spec import entry_kind, host_and_port, read_spec
 from rekindle.console import Process, catch, say, start
 from rekindle.engines.client import JobClient
@@ -63,7 +63,10 @@ def launch(options: argparse.Namespace) -> int:
         say(f"{options.policy}: {text}")
     directory = JobDirectory(spec.directory)
     stop = terminal.Stop()
+    newest = origin.newest_of(spec)
     with _only_launcher(directory, spec):
+        if options.resume_from:
+            origin.begin_with(spec, options.resume_from, newest)
         nodes = None if options.node_rank is None else (options.node_rank,)
         engine = LocalEngine(
             directory,

@@ -27,6 +27,8 @@ from rekindle.training.torch.faults.repairs import kind_of, may_come_from_peers
 from rekindle.training.torch.generations import Generations
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
+from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.forgotten import Forgotten
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 if TYPE_CHECKING:
@@ -68,6 +70,10 @@ class Loop:
         self._snapshot_schedule = SnapshotSchedule(
             channel, self.generations.place, self._profiler, writer
         )
+        self._forgotten: Forgotten | None = None
+        if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
+            # A rank that replaces another one must not lose time.
+            self._forgotten = Forgotten(self.generations.named, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(
@@ -133,6 +139,7 @@ class Loop:
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
         self._repairs.device.wait()  # until the device has done the update
+        self._check_state()
         finished = self.state.finished + 1
         self._repairs.times.at(finished)  # the step may have called no optimizer
         self.state.step_done(finished, self.generation)
@@ -145,6 +152,17 @@ class Loop:
         self.member.step_done()
         self.generations.groups.step_done()
         self._keep(last=finished == self.progress.total)
+
+    def _check_state(self) -> None:
+        """Check in the first steps that the state is complete, and that a snapshot can hold it.
+
+        Raises SessionError: it is not; the step does not count.
+        """
+        if self._forgotten is not None:
+            self._forgotten.look(self.state.finished)
+            capture(self.generations.named)
+            if self._forgotten.done:
+                self._forgotten = None
 
     def leave_step(self, error: BaseException) -> bool:
         """Handle an error of the step's body; True: the rank forms the next generation.

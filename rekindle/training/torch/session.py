@@ -7,7 +7,7 @@ next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError
 from rekindle.rank.member import Recovery
@@ -55,6 +56,8 @@ class Session:
         dist.new_group() there, and create the objects that depend on it.
     on_recovery: called with a Recovery before and after each recovery, between two steps. All ranks
         wait for it. Its errors are errors of the script.
+    ignore: objects with a state that the Session does not keep, although training changes them. In
+        its first steps a job ends with a SessionError if such an object is not listed here.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -81,6 +84,7 @@ class Session:
         shard: int | None = None,
         make_groups: Callable[[], None] | None = None,
         on_recovery: Callable[[Recovery], object] | None = None,
+        ignore: Sequence[Any] = (),
     ) -> None:
         self._loop = Loop(
             Arguments(
@@ -99,6 +103,7 @@ class Session:
                 shard=shard,
                 make_groups=make_groups,
                 on_recovery=on_recovery,
+                ignore=ignore,
             )
         )
 
@@ -188,6 +193,7 @@ class Arguments:
     shard: int | None
     make_groups: Callable[[], None] | None
     on_recovery: Callable[[Recovery], object] | None = None
+    ignore: Sequence[Any] = ()
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""
@@ -243,6 +249,14 @@ class Arguments:
                 f"{wanted} needs the complete state on every rank, but shard={shard} means that "
                 "this rank has only a piece of it; leave one of them out"
             )
+
+    def objects(self) -> list[Any]:
+        """Return the given objects whose own state, or that of objects in them, is kept.
+
+        The dataset of a plain DataLoader is none of them: a StepSampler counts only its samples.
+        """
+        loader = None if type(self.loader) is DataLoader else self.loader
+        return [self.model, self.optimizer, self.scheduler, loader, *self.extra.values()]
 
     def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return all objects whose state is kept, by name, without those that are None.
