@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.member import NOTICE_S, Member
-from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Records
+from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.sampler import StepSampler
@@ -51,12 +50,14 @@ class Loop:
         self.data = Data(given.sampler, given.loader, world, waits, in_parts=parts)
         if parts:
             given.check_parts(self.data.sampler)
+        channel = Channel.from_environment()
+        if channel is None:
+            rank_environment.check_is_rank()
         page = rank_environment.page()
         self.progress = ProgressReporter(page)
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self.state = HeldState()
         self._step = CurrentStep()
-        channel = Channel.from_environment()
         self.generations = Generations(
             given,
             self.data,
@@ -66,9 +67,8 @@ class Loop:
             step=self._step,
         )
         self._repairs = self.generations.repairs
-        writer = functools.partial(TorchSnapshotWriter, seed=given.seed)
         self._snapshot_schedule = SnapshotSchedule(
-            channel, self.generations.place, self._profiler, writer
+            channel, self.generations.place, self._profiler, self._writer
         )
         self._forgotten: Forgotten | None = None
         if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
@@ -152,6 +152,9 @@ class Loop:
         self.member.step_done()
         self.generations.groups.step_done()
         self._keep(last=finished == self.progress.total)
+
+    def _writer(self, channel: Channel, place: RankPlace) -> TorchSnapshotWriter:
+        return TorchSnapshotWriter(channel, place, values=self.generations.values)
 
     def _check_state(self) -> None:
         """Check in the first steps that the state is complete, and that a snapshot can hold it.

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError
+from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
@@ -146,6 +147,16 @@ class Session:
     def finished(self) -> int:
         """The finished steps of the whole run."""
         return self._loop.state.finished
+
+    @property
+    def first_start(self) -> bool:
+        """Whether this process is the first of its rank in the job: nothing has run before it.
+
+        It is False in a process that replaces another one, after a restart, and in a later run of
+        the same job. Code that empties a folder or writes a header belongs below it. The variable
+        REKINDLE_FIRST_START has the same value before the Session exists.
+        """
+        return rank_environment.is_first_start()
 
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state from which training continues."""

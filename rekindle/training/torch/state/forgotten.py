@@ -7,6 +7,7 @@ after the first steps of a job; an object that does not change, such as a teache
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import types
@@ -30,9 +31,10 @@ from rekindle.training.torch.state.skeleton import Writer
 LAST = 4  # finished steps of a job after which nothing is compared any more; GANs alternate
 _MOST = 20_000  # objects that a search visits
 _LONG = 1_000  # elements; longer containers hold data
-_SAMPLE = 256  # elements of each tensor that are compared; all of a smaller one
+_SAMPLE = 4_096  # elements of each tensor that are compared, at most twice as many
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, type, types.ModuleType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_is_of_library = functools.cache(is_of_library)  # each look asks about all modules
 _OF_LIBRARY = ("torch", "numpy", "rekindle", "torchdata")
 
 
@@ -130,13 +132,13 @@ def _variables() -> Iterator[tuple[str, Any]]:
     frame: types.FrameType | None = sys._getframe(1)
     spaces: list[tuple[str, dict[str, Any]]] = []
     while frame is not None:
-        if not is_of_library(str(frame.f_globals.get("__name__")), frame.f_code.co_filename):
+        if not _is_of_library(str(frame.f_globals.get("__name__")), frame.f_code.co_filename):
             spaces.append(("", dict(frame.f_locals)))
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), types.ModuleType):
             space = types.ModuleType.__getattribute__(module, "__dict__")
-            if not is_of_library(name, str(space.get("__file__"))):
+            if not _is_of_library(name, str(space.get("__file__"))):
                 spaces.append(("" if name == "__main__" else f"{name}.", space))
     for prefix, space in spaces:
         for name, value in list(space.items()):
@@ -307,9 +309,9 @@ def _digest(tensors: Iterable[torch.Tensor]) -> bytes:
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of at most 256 elements, which are spread over the tensor."""
-    if tensor.is_contiguous():
-        flat = tensor.view(-1)[:: max(1, tensor.numel() // _SAMPLE)]
-    else:
-        flat = tensor[tuple(slice(None, None, max(1, size // 16)) for size in tensor.shape)]
-    return flat.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+    """Return the bytes of a small tensor, or of elements that are spread over it."""
+    if tensor.numel() > 2 * _SAMPLE:
+        every = tensor.numel() // _SAMPLE
+        spread = [slice(None, None, max(1, min(size, every))) for size in tensor.shape[:1]]
+        tensor = tensor.view(-1)[::every] if tensor.is_contiguous() else tensor[tuple(spread)]
+    return tensor.contiguous().view(-1)[: 2 * _SAMPLE].view(torch.uint8).cpu().numpy().tobytes()
