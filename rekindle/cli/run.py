@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,13 +20,16 @@ import msgspec
 
 from rekindle import names
 from rekindle.checkpoints.location import absolute
-from rekindle.cli import origin, terminal
+from rekindle.checkpoints.open_store import open_store
+from rekindle.checkpoints.store import Checkpoint, CheckpointStore
+from rekindle.cli import terminal
+from rekindle.cli.checkpoints import chosen, copy_to
 from rekindle.cli.run_spec import entry_kind, host_and_port, read_spec
 from rekindle.console import Process, catch, say, start
 from rekindle.engines.client import JobClient
 from rekindle.engines.hosts import SimulatedHosts
 from rekindle.engines.local import LocalEngine
-from rekindle.errors import LeaseHeldError, UnansweredError, UsageError
+from rekindle.errors import LeaseHeldError, RekindleError, UnansweredError, UsageError
 from rekindle.file_lock import locked
 from rekindle.job.journal_reader import events_in
 from rekindle.job.lifeline import PASSED_ON
@@ -35,6 +39,7 @@ from rekindle.recovery.policy.policy import without_effect
 from rekindle.waiting import retry
 
 ASK_EVERY_S = 0.5  # for a node that waits for its coordinator
+_ANSWER_S = 10.0  # for a store that may hang; the job itself waits longer for it
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,10 +68,10 @@ def launch(options: argparse.Namespace) -> int:
         say(f"{options.policy}: {text}")
     directory = JobDirectory(spec.directory)
     stop = terminal.Stop()
-    newest = origin.newest_of(spec)
+    newest = newest_of(spec)
     with _only_launcher(directory, spec):
         if options.resume_from:
-            origin.begin_with(spec, options.resume_from, newest)
+            begin_with(spec, options.resume_from, newest)
         nodes = None if options.node_rank is None else (options.node_rank,)
         engine = LocalEngine(
             directory,
@@ -86,6 +91,71 @@ def launch(options: argparse.Namespace) -> int:
         if not (options.job_id or options.rdzv_id):
             say(f"job {spec.job_id} starts; files are in {directory.path}", logging.INFO)
         return terminal.run(engine, directory, stop, attempt=attempt, launched=launched)
+
+
+def newest_of(spec: JobSpec) -> Checkpoint | None:
+    """Return the newest complete checkpoint of the job; None: none, or the store is unreadable.
+
+    The agents of the job read the store again. They report a store that they cannot read.
+    Raises UsageError: the newest checkpoint belongs to another job.
+    """
+    newest = _first_of(spec)
+    if newest is not None and newest.manifest.job_id != spec.job_id:
+        where = spec.checkpoint_store
+        raise UsageError(
+            f"{where} has checkpoints of job {newest.manifest.job_id!r} (step "
+            f"{newest.manifest.step}), and this is job {spec.job_id!r}: to continue that job, give "
+            f"--job-id {newest.manifest.job_id}; to begin this job with its state, give "
+            f"--resume-from {where} and another --checkpoint-dir, or none"
+        )
+    return newest
+
+
+def begin_with(spec: JobSpec, source: str, newest: Checkpoint | None) -> None:
+    """Copy the newest checkpoint of another store to the job's store, unless the job has one.
+
+    source: the location of a store, the id of its job, or a reference of a published checkpoint.
+    newest: the job's own checkpoint.
+    Raises UsageError: `source` names no other store; CheckpointError: there is no intact
+    checkpoint, or it cannot be copied.
+    """
+    if newest is not None:
+        say(
+            f"job {spec.job_id} continues from its own checkpoint of step {newest.manifest.step}; "
+            f"--resume-from {source} has no effect",
+            logging.INFO,
+        )
+        return
+    with chosen(source, None) as checkpoint:
+        copied = copy_to(_store(spec), checkpoint, job_id=spec.job_id)
+        say(f"job {spec.job_id} begins with {checkpoint.location}: {copied}", logging.INFO)
+
+
+def _store(spec: JobSpec) -> CheckpointStore:
+    return open_store(spec.checkpoint_store, os.environ | spec.environment)
+
+
+def _first_of(spec: JobSpec) -> Checkpoint | None:
+    """Return the newest complete checkpoint of any job in the store."""
+    found: list[Checkpoint] = []
+
+    def look() -> None:
+        try:
+            store = _store(spec)
+            for step, generation in list(store.keys()):
+                checkpoint = store.find(step, generation)
+                if checkpoint is not None:
+                    found.append(checkpoint)
+                    return
+        except RekindleError as error:
+            say(f"whose checkpoints {spec.checkpoint_store} has is unknown: {error}")
+
+    reader = threading.Thread(target=look, daemon=True)
+    reader.start()
+    reader.join(_ANSWER_S)
+    if reader.is_alive():
+        say(f"{spec.checkpoint_store} does not answer; whose checkpoints it has is unknown")
+    return found[0] if found else None
 
 
 @contextmanager

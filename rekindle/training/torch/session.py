@@ -24,7 +24,7 @@ from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
 from rekindle.training.torch.loop import Loop, Step
-from rekindle.training.torch.state.plain_objects import stateful
+from rekindle.training.torch.state.plain_objects import is_stateful, stateful
 
 
 class Session:
@@ -217,6 +217,11 @@ class Arguments:
             raise SessionError(
                 f"optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer; "
                 "Session needs to detect when the optimizer begins to change the parameters"
+            )
+        if self.scheduler is not None and not is_stateful(self.scheduler):
+            raise SessionError(
+                f"scheduler is a {type(self.scheduler).__name__}, which has no state_dict() and "
+                "load_state_dict(); give it these methods"
             )
         if dist.is_initialized() and not in_placeholder():
             raise SessionError(

@@ -13,6 +13,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+import rekindle
 from rekindle.errors import SessionError
 from rekindle.rank.error_origin import is_of_library
 from rekindle.training.torch import private
@@ -34,6 +36,7 @@ _LONG = 1_000  # elements; longer containers hold data
 _SAMPLE = 4_096  # elements of each tensor that are compared, at most twice as many
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, type, types.ModuleType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_OURS = str(Path(rekindle.__file__).parent)  # the fork server runs as the main module
 _is_of_library = functools.cache(is_of_library)  # each look asks about all modules
 _OF_LIBRARY = ("torch", "numpy", "rekindle", "torchdata")
 
@@ -41,9 +44,9 @@ _OF_LIBRARY = ("torch", "numpy", "rekindle", "torchdata")
 class Forgotten:
     """The search in one rank.
 
-    kept: the objects that the Session keeps, by name. given: the script's arguments for them, and
-    other objects that the Session knows, such as a loader. ignore: objects, or their names in the
-    message, that the script may forget.
+    kept: the objects that the Session keeps, by name.
+    given: the arguments of the script for them, and other objects that the Session knows.
+    ignore: objects that may be lost, or their names in the message.
     """
 
     def __init__(
@@ -132,13 +135,15 @@ def _variables() -> Iterator[tuple[str, Any]]:
     frame: types.FrameType | None = sys._getframe(1)
     spaces: list[tuple[str, dict[str, Any]]] = []
     while frame is not None:
-        if not _is_of_library(str(frame.f_globals.get("__name__")), frame.f_code.co_filename):
+        name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+        if not _is_of_library(name, file) and not file.startswith(_OURS):
             spaces.append(("", dict(frame.f_locals)))
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
         if issubclass(type(module), types.ModuleType):
             space = types.ModuleType.__getattribute__(module, "__dict__")
-            if not _is_of_library(name, str(space.get("__file__"))):
+            file = space.get("__file__", "")
+            if isinstance(file, str) and file and not _is_of_library(name, file):
                 spaces.append(("" if name == "__main__" else f"{name}.", space))
     for prefix, space in spaces:
         for name, value in list(space.items()):
@@ -151,8 +156,9 @@ def _reachable(
 ) -> list[tuple[str, Any]]:
     """Return each object with a state below the roots, with the shortest name of it.
 
-    known: the ids of objects below which nothing is forgotten. inside: the roots are such objects;
-    an optimizer in another one, or in a scheduler, is then left out: its state may be forgotten.
+    known: the ids of objects that the search leaves out, with all objects below them.
+    inside: the roots are such objects. The search then leaves out an optimizer in another optimizer
+    or in a scheduler, because these need not keep its state.
     """
     seen, found = set(known), []
     left_out = _seeded()

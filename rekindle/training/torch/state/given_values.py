@@ -21,9 +21,10 @@ _Groups = list[dict[str, Any]]
 
 
 class GivenValues(msgspec.Struct, frozen=True):
-    """seed: of the random streams. ranks: the full world size. batch_size: samples of a rank in a
-    step; None: there is no sampler. optimizers: by name the hyperparameters of each group, as the
-    script has built them.
+    """The values of one script.
+
+    ranks: the full world size. batch_size: samples of a rank in a step; None without a sampler.
+    optimizers: the hyperparameters of each group as the script has built them, by name.
     """
 
     seed: int = 0

@@ -22,6 +22,11 @@ _FILLED = (
 )
 
 
+def is_stateful(value: Any) -> bool:
+    """Return whether an object gives and takes its state."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
 def stateful(name: str, value: Any) -> Any:
     """Return an object with state_dict() and load_state_dict() for an object in `extra`.
 
@@ -29,7 +34,7 @@ def stateful(name: str, value: Any) -> Any:
     """
     if isinstance(value, type):
         raise SessionError(f"extra: {name!r} is the class {value.__name__}; give an object of it")
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+    if is_stateful(value):
         return value
     if type(value) in _FILL or isinstance(value, torch.Tensor):
         if isinstance(value, np.ndarray) and not value.flags.writeable:

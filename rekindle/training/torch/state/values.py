@@ -47,7 +47,7 @@ REMEDY = (
 class LiveParts:
     """Parts of live states that no file contains: classes by name, functions by place.
 
-    classes: Enums, named tuples and subclasses of Tensor. factories: those of defaultdicts.
+    classes: Enums, named tuples, subclasses of Tensor. factories: the functions of defaultdicts.
     """
 
     classes: dict[str, type] = dataclasses.field(default_factory=dict)
@@ -62,7 +62,7 @@ class LiveParts:
     def find(self, name: str, fits: Callable[[type], bool]) -> Any:
         """Return the class of this name. Raises SessionError: the process has no such class.
 
-        fits: whether a class is of the expected kind; a file cannot name another one.
+        fits: checks the kind of the class, because a file may name any class.
         """
         found: Any = self.classes.get(name)
         if found is None:
