@@ -11,6 +11,7 @@ ENV_AGENT = "REKINDLE_AGENT"  # identifies the agent; the processes that ranks s
 ENV_NODE_RANK = "REKINDLE_NODE_RANK"
 ENV_SCHEDULE_COUNT = "MA_SCHEDULE_CNT"  # ModelArts: how many times it placed the node's pod
 ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how many times the script started in this pod
+ENV_FIRST_START = "REKINDLE_FIRST_START"  # "1": no process of this rank has run in the job before
 ENV_SLOT = "REKINDLE_SLOT"  # number of the rank in the full world; RANK counts only present ranks
 ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # number of ranks in the full world
 ENV_JOINS = "REKINDLE_JOINS"  # "1": this rank joins ranks that continue in their processes

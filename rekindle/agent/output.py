@@ -23,6 +23,9 @@ _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20  # bytes; the console shows longer lines in pieces, the file in full
 _MOST_WAITING = 4 << 20  # bytes of a stream; a rank that prints faster waits, as at any slow pipe
 _AGAIN_S = 0.05
+_TAIL = 2_048  # bytes of a stream that the agent remembers
+_LAST_LINES = 3
+_LONGEST_TEXT = 300  # characters of a remembered line
 
 
 class Logs(NamedTuple):
@@ -126,9 +129,16 @@ class Stream:
         self._files = files
         self._name = name
         self._shown = shown
+        self._tail = b""
         self._read, self.fd = os.pipe()
         os.set_blocking(self._read, False)
         asyncio.get_running_loop().add_reader(self._read, self._readable)
+
+    def last_lines(self) -> str:
+        """Return the last lines of the output, as one line; empty: there was none."""
+        lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines()]
+        last = [line[:_LONGEST_TEXT] for line in lines if line][-_LAST_LINES:]
+        return " | ".join(last)
 
     def started(self) -> None:
         """Close the agent's copy of the writing end, now that the rank has its own."""
@@ -167,6 +177,7 @@ class Stream:
             self._log.lose("cannot be written, because the file system does not accept data")
         else:
             self._log.put(self._files, data)
+        self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
         if self._shown is not None:
             self._shown.show(data)
         return True

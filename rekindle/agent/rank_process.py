@@ -71,6 +71,8 @@ def rank_environment(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         names.ENV_SCHEDULE_COUNT: str(spawn.placements),
         names.ENV_START_COUNT: str(starts),
+        # Generations count on in each attempt.
+        names.ENV_FIRST_START: str(int(starts == 1 and spawn.generation == 1)),
         names.ENV_JOB_ID: spec.job_id,
         names.ENV_NODE_RANK: str(node),
         names.ENV_SLOT: str(rank),

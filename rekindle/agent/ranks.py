@@ -41,6 +41,9 @@ from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.recovery.faults.fault import Exit
 from rekindle.supervised import in_background
 
+# Signals of a person, of the job or of the kernel, which a rank's own output does not explain.
+_UNEXPLAINED = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class RankSupervisor:
     """The node's ranks, their fork server and (on one node of the job) their store.
@@ -334,7 +337,8 @@ class RankSupervisor:
             rank.send(answer, fds)
 
     def _on_exit(self, rank: RankProcess, exit_: Exit) -> None:
-        for stream in self._streams.pop(rank.rank, []):
+        streams = self._streams.pop(rank.rank, [])
+        for stream in streams:
             stream.drain()
         if self._ranks.get(rank.rank) is rank:
             del self._ranks[rank.rank]
@@ -351,12 +355,13 @@ class RankSupervisor:
             at=time.time(),
             digests=self._pages.new_digests(rank.rank),
         )
-        in_background(self._report_end(rank, exited), self._tasks)
+        said = streams[-1].last_lines() if streams else ""
+        in_background(self._report_end(rank, exited, said), self._tasks)
         if not self._ranks:
             self._gone.set()
 
-    async def _report_end(self, rank: RankProcess, exited: protocol.Exited) -> None:
-        """Report the end of a rank.
+    async def _report_end(self, rank: RankProcess, exited: protocol.Exited, said: str) -> None:
+        """Report the end of a rank. said: the end of its standard error.
 
         If its status is 0, the agent first writes the rank's last checkpoint, because the job may
         end.
@@ -369,6 +374,8 @@ class RankSupervisor:
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )
+            if exited.error is None and said and exited.exit.signal not in _UNEXPLAINED:
+                say(f"rank {rank.rank} ended with {exited.exit}; the end of its stderr: {said}")
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)

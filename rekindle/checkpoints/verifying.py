@@ -131,14 +131,20 @@ def _tensors_in(header: Header, damaged: Sequence[Range]) -> list[str]:
     ]
 
 
-def copy(checkpoint: Checkpoint, to: CheckpointStore, on_bytes: OnBytes) -> Written:
+def copy(
+    checkpoint: Checkpoint, to: CheckpointStore, on_bytes: OnBytes, *, job_id: str = ""
+) -> Written:
     """Copy a checkpoint that was verified.
 
     on_bytes: called with the number of bytes that were copied, or that exist in the target.
+    job_id: the job that begins with the copy, in generation 0 like an import; empty: the copy
+    belongs to the same job and generation.
     Raises CorruptError: the checkpoint has changed since its verification. CheckpointError: it
     cannot be read or written, or the target has another checkpoint of the same step and generation.
     """
     manifest = checkpoint.manifest
+    if job_id:
+        manifest = msgspec.structs.replace(manifest, job_id=job_id, generation=0)
     there = to.find(*manifest.state)
     if there is not None:
         existing(there.location, there.manifest, manifest.job_id)

@@ -204,11 +204,19 @@ def _verify(options: argparse.Namespace) -> int:
 def _copy(options: argparse.Namespace) -> None:
     target = open_at(options.target, exists=False)
     with chosen(options.source, options.step) as checkpoint:
-        step, total = checkpoint.manifest.step, _bytes([checkpoint])
-        with progress(f"copy step {step}", total) as on_bytes:
-            written = copy(checkpoint, target, on_bytes)
+        print(copy_to(target, checkpoint))
+
+
+def copy_to(target: CheckpointStore, checkpoint: Checkpoint, *, job_id: str = "") -> str:
+    """Copy a checkpoint with a progress bar; return the result in words.
+
+    job_id: as for rekindle.checkpoints.verifying.copy(), which also has the errors.
+    """
+    step, total = checkpoint.manifest.step, _bytes([checkpoint])
+    with progress(f"copy step {step}", total) as on_bytes:
+        written = copy(checkpoint, target, on_bytes, job_id=job_id)
     verb = "existed already" if written.existed else "copied"
-    print(f"step {step}, {size(total)}: {verb}: {written.location}")
+    return f"step {step}, {size(total)}: {verb}: {written.location}"
 
 
 def _prune(options: argparse.Namespace) -> None:

@@ -210,6 +210,13 @@ _RECOVERY = (
         help="folder or s3:// location of checkpoints; default: checkpoints in the job directory",
     ),
     option(
+        "resume_from",
+        default=None,
+        metavar="STORE",
+        help="begin with the newest checkpoint of this folder, s3:// location or job; without "
+        "effect when this job has a checkpoint",
+    ),
+    option(
         "checkpoint_every",
         default="0",
         metavar="STEPS",

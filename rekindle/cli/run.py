@@ -25,6 +25,7 @@ from rekindle import names
 from rekindle.checkpoints.location import absolute
 from rekindle.cli import terminal
 from rekindle.cli.rendezvous import Meeting, endpoint_without_effect, is_here, meeting_of
+from rekindle.cli.resuming import begin_with, newest_of
 from rekindle.cli.run_spec import KEPT, check_joiner, entry_kind, host_and_port, read_spec
 from rekindle.console import Process, catch, say, start
 from rekindle.engines.client import JobClient
@@ -207,7 +208,10 @@ def _opened(options: argparse.Namespace, here: Host) -> Iterator[LocalEngine]:
     if here.meeting is not None:  # the options are the coordinator's address
         spec = msgspec.structs.replace(spec, master_addr="", master_port=0)
     directory = JobDirectory(spec.directory)
+    newest = newest_of(spec)
     with _only_launcher(directory, spec, here.secret):
+        if options.resume_from:
+            begin_with(spec, options.resume_from, newest)
         engine = LocalEngine(
             directory,
             foreground=True,

@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from rekindle import names
 from rekindle.console import say
 from rekindle.errors import ProtocolError
 from rekindle.protocol.agent import (
@@ -27,7 +26,7 @@ from rekindle.protocol.agent import (
     decode_to_rank,
     encode,
 )
-from rekindle.rank import injection
+from rekindle.rank import environment, injection
 from rekindle.states import StateId
 
 MAX_MESSAGE = 128 * 1024
@@ -60,8 +59,8 @@ class Channel:
     @staticmethod
     def from_environment() -> Channel | None:
         """Return the connection that the agent prepared; None: no agent started this process."""
-        fd = os.environ.pop(names.ENV_CHANNEL_FD, None)
-        return Channel(int(fd)) if fd else None
+        fd = environment.take_channel()
+        return None if fd is None else Channel(fd)
 
     def send(self, message: Message) -> None:
         """Send a message to the agent."""

@@ -6,7 +6,23 @@ import os
 from pathlib import Path
 
 from rekindle import names
+from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+
+# The variables of torchrun that form a process group.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_taken_in = 0  # the process that took over the connection to its agent
+
+
+def take_channel() -> int | None:
+    """Return the descriptor of the connection to the agent, only once; None: there is none."""
+    global _taken_in
+    fd = os.environ.pop(names.ENV_CHANNEL_FD, None)
+    if not fd:
+        return None
+    _taken_in = os.getpid()
+    return int(fd)
 
 
 def page() -> HeartbeatPage:
@@ -28,6 +44,28 @@ def path(name: str) -> Path | None:
 def number(name: str, default: int = 0) -> int:
     """Return the number in this variable, or the default if it is not set."""
     return int(os.environ.get(name, default))
+
+
+def is_first_start() -> bool:
+    """Return whether this process is the first of its rank in the job; without an agent it is."""
+    return number(names.ENV_FIRST_START, 1) == 1
+
+
+def check_is_rank() -> None:
+    """Check that a process without a connection to an agent is no child of a rank.
+
+    Raises SessionError: it has the environment of a rank, and is another process. Its records and
+    its process group would be those of the rank.
+    """
+    if names.ENV_METRICS_FILE in os.environ and _taken_in != os.getpid():
+        raise SessionError(
+            f"this process is a child of rank {os.environ.get('RANK')} of job "
+            f"{os.environ.get(names.ENV_JOB_ID)}, and has the environment of the rank: a Session "
+            "in it would write into the rank's records, and wait for the other ranks. Start it "
+            "without the variables of a rank: env={name: value for name, value in "
+            f"os.environ.items() if name not in {RANK_VARIABLES} and not "
+            "name.startswith('REKINDLE_')}"
+        )
 
 
 def slot_of_world(rank: int | None = None) -> tuple[int, int]:

@@ -30,6 +30,7 @@ from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
+_LONGEST_TEXT = 500  # characters of an error in a line
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -113,9 +114,17 @@ def run(
         end(_status(request), orderly=True)
     except BaseException as error:
         sys.stderr.write("".join(_frames_of_script(error)))
+        *_, first = chain_of(error)
+        if first is not error:
+            say(f"the script raised {_in_short(error)} while it handled {_in_short(first)}")
         _try_to_record(error)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
+
+
+def _in_short(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return text.splitlines()[-1][:_LONGEST_TEXT]
 
 
 def _on_thread(args: threading.ExceptHookArgs) -> None:

@@ -154,6 +154,7 @@ class Records:
         self._numbers: tuple[int, dict[str, float]] = (-1, {})  # the newest step, and its numbers
         self._torn = False  # the last line is incomplete
         self._loss_reported = False
+        self._not_finite: set[str] = set()  # the values that were not finite, by name
 
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
         """Write the record of a step.
@@ -169,11 +170,17 @@ class Records:
             "metrics": metrics,
         }
         try:
-            _require_floats(metrics)
+            new = {name for name, value in metrics.items() if not _require_floats(value)}
             line = msgspec.json.encode(record)
             self._page.put_record(line)
         except (TypeError, ValueError, RecursionError, ProtocolError) as error:
             raise SessionError(f"step.log of step {step}: {error}") from error
+        for name in sorted(new - self._not_finite):
+            self._not_finite.add(name)
+            say(
+                f"step {step}: {name} is not finite ({str(metrics[name])[:100]}), and the record "
+                f"has null; later values of {name} are not reported"
+            )
         self._numbers = step, finite_numbers(metrics)
         if self._fd >= 0:
             self._append(line)
@@ -224,11 +231,14 @@ def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _require_floats(value: Any) -> None:
-    """Raise ValueError if a number in the value is too large for a float.
+def _require_floats(value: Any) -> bool:
+    """Return whether all numbers in the value are finite.
 
-    All readers of records use floats: the agent, the coordinator, and most readers of JSON.
+    Raises ValueError: a number is too large for a float. All readers of records use floats: the
+    agent, the coordinator, and most readers of JSON.
     """
+    if isinstance(value, float):
+        return math.isfinite(value)
     if isinstance(value, int):
         try:
             float(value)
@@ -237,12 +247,13 @@ def _require_floats(value: Any) -> None:
                 f"an integer of {value.bit_length()} bits is too large for a record; log it as "
                 "text, or log its logarithm"
             ) from error
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            _require_floats(each)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            _require_floats(each)
+        return True
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        finite = [_require_floats(each) for each in value]
+        return all(finite)
+    return True
 
 
 def phase_of(name: str) -> RankActivity:

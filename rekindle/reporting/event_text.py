@@ -193,6 +193,8 @@ def _recovery_sentence(
             return f"{prefix}the job no longer uses the host {event.host}"
         case Formed():
             verb = f"continues after step {event.step}" if event.step else "begins at step 0"
+            if event.incident and not event.step:
+                verb = "begins again at step 0, because no state of a later step is left"
             world = f"generation {event.generation}, world size {event.world_size}"
             return f"{prefix}training {verb}: {sources_in_words(event.sources)} ({world})"
         case Restored():

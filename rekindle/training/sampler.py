@@ -84,6 +84,11 @@ class StepSampler:
         return self._position
 
     @property
+    def batch_size(self) -> int:
+        """The samples of a share in each step; a rank of the full world has one share."""
+        return self._batch_size
+
+    @property
     def epoch(self) -> int:
         """The epoch that contains the first sample of the next step."""
         return self._position // self._stream.length

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from repository import ROOT
 
-MOST_FILES = 350
+MOST_FILES = 365
 LONGEST_FILE = 450
 SHORT_FILE = 60
 

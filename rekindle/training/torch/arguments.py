@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError
 from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+from rekindle.training.torch.state.plain_objects import is_stateful, stateful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Arguments:
     shard: int | None
     make_groups: Callable[[], None] | None
     on_recovery: Callable[[Recovery], object] | None = None
+    ignore: Sequence[Any] = ()
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""
@@ -47,6 +50,11 @@ class Arguments:
             raise SessionError(
                 f"optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer; "
                 "Session needs to detect when the optimizer begins to change the parameters"
+            )
+        if self.scheduler is not None and not is_stateful(self.scheduler):
+            raise SessionError(
+                f"scheduler is a {type(self.scheduler).__name__}, which has no state_dict() and "
+                "load_state_dict(); give it these methods"
             )
         if dist.is_initialized() and not in_placeholder():
             raise SessionError(
@@ -91,11 +99,20 @@ class Arguments:
                 "this rank has only a piece of it; leave one of them out"
             )
 
+    def objects(self) -> list[Any]:
+        """Return the given objects whose own state, or that of objects in them, is kept.
+
+        The dataset of a plain DataLoader is none of them: a StepSampler counts only its samples.
+        """
+        loader = None if type(self.loader) is DataLoader else self.loader
+        return [self.model, self.optimizer, self.scheduler, loader, *self.extra.values()]
+
     def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return all objects whose state is kept, by name, without those that are None.
 
         of_data: the sampler's or loader's parts.
-        Raises SessionError: a name in `extra` is already the name of another kept object.
+        Raises SessionError: a name in `extra` is already the name of another kept object, or the
+        object cannot be kept.
         """
         own = {
             "model": self.model,
@@ -108,7 +125,12 @@ class Arguments:
                 raise SessionError(
                     f"extra: Session uses the name {name!r} itself; choose another one"
                 )
-        return {name: each for name, each in {**own, **self.extra}.items() if each is not None}
+        given = {**own, **self.extra}
+        return {
+            name: stateful(name, each) if name in self.extra else each
+            for name, each in given.items()
+            if each is not None
+        }
 
     def ddp_options(self) -> dict[str, Any] | None:
         """Return the keyword arguments of DistributedDataParallel; None: there is no wrapper."""

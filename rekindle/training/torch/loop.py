@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -16,7 +15,7 @@ from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.member import NOTICE_S, Member
-from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, Records
+from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace, Records
 from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.states import StateId
@@ -27,6 +26,8 @@ from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
+from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.forgotten import Forgotten
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 from rekindle.training.torch.torch_generations import TorchGenerations
 
@@ -53,13 +54,15 @@ class Loop:
         self.data = Data(given.sampler, given.loader, world, waits, in_parts=parts)
         if parts:
             given.check_parts(self.data.sampler)
+        channel = Channel.from_environment()
+        if channel is None:
+            rank_environment.check_is_rank()
         page = rank_environment.page()
         self.progress = ProgressReporter(page)
         self.records = Records(rank_environment.path(names.ENV_METRICS_FILE), page, slot)
         self.state = HeldState()
         self._step = CurrentStep()
         self._begun = 0  # bodies of steps
-        channel = Channel.from_environment()
         self.generations = TorchGenerations(
             given,
             self.data,
@@ -69,12 +72,13 @@ class Loop:
             step=self._step,
         )
         self._repairs = self.generations.repairs
-        writer = functools.partial(
-            TorchSnapshotWriter, seed=given.seed, compared=self.generations.digests.compared
-        )
         self._snapshot_schedule = SnapshotSchedule(
-            channel, self.generations.place, self._profiler, writer
+            channel, self.generations.place, self._profiler, self._writer
         )
+        self._forgotten: Forgotten | None = None
+        if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
+            # A rank that replaces another one must not lose time.
+            self._forgotten = Forgotten(self.generations.named, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(
@@ -152,6 +156,7 @@ class Loop:
         """End a successful step: the state now includes one more step."""
         self.generations.updates.gradients.end_step(updated=self.progress.page.in_update)
         self._repairs.device.wait()  # until the device has done the update
+        self._check_state()
         finished = self.state.finished + 1
         self._repairs.times.at(finished)  # the step may have called no optimizer
         self.state.step_done(finished, self.generation)
@@ -166,6 +171,23 @@ class Loop:
         last = finished == self.progress.total
         self.generations.digests.step_done(StateId(finished, self.generation), last=last)
         self._keep(last=last)
+
+    def _writer(self, channel: Channel, place: RankPlace) -> TorchSnapshotWriter:
+        generations = self.generations
+        return TorchSnapshotWriter(
+            channel, place, values=generations.values, compared=generations.digests.compared
+        )
+
+    def _check_state(self) -> None:
+        """Check in the first steps that the state is complete, and that a snapshot can hold it.
+
+        Raises SessionError: it is not; the step does not count.
+        """
+        if self._forgotten is not None:
+            self._forgotten.look(self.state.finished)
+            capture(self.generations.named)
+            if self._forgotten.done:
+                self._forgotten = None
 
     def leave_step(self, error: BaseException) -> bool:
         """Handle an error of the step's body; True: the rank forms the next generation.

@@ -7,12 +7,13 @@ next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
+from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
@@ -33,7 +34,8 @@ class Session:
     ddp: whether the Session wraps the model in DistributedDataParallel; a mapping gives its keyword
         arguments. Use `session.model` in the loop. Without `ddp` the script all-reduces its
         gradients itself, and builds the same weights on every rank: nothing is sent at the start.
-    extra: more objects to keep, by name, each with state_dict() and load_state_dict().
+    extra: more objects to keep, by name: objects with state_dict() and load_state_dict(), and
+        tensors, generators, NumPy arrays, lists, dicts, sets and deques, which are filled in place.
     backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
         on a CPU.
     seed: seed of the random streams of each step and rank.
@@ -49,6 +51,8 @@ class Session:
         dist.new_group() there, and create the objects that depend on it.
     on_recovery: called with a Recovery before and after each recovery, between two steps. All ranks
         wait for it. Its errors are errors of the script.
+    ignore: objects with a state that the Session does not keep, although training changes them. In
+        its first steps a job ends with a SessionError if such an object is not listed here.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -75,6 +79,7 @@ class Session:
         shard: int | None = None,
         make_groups: Callable[[], None] | None = None,
         on_recovery: Callable[[Recovery], object] | None = None,
+        ignore: Sequence[Any] = (),
     ) -> None:
         self._loop = Loop(
             Arguments(
@@ -93,6 +98,7 @@ class Session:
                 shard=shard,
                 make_groups=make_groups,
                 on_recovery=on_recovery,
+                ignore=ignore,
             )
         )
 
@@ -135,6 +141,16 @@ class Session:
     def finished(self) -> int:
         """The finished steps of the whole run."""
         return self._loop.state.finished
+
+    @property
+    def first_start(self) -> bool:
+        """Whether this process is the first of its rank in the job: nothing has run before it.
+
+        It is False in a process that replaces another one, after a restart, and in a later run of
+        the same job. Code that empties a folder or writes a header belongs below it. The variable
+        REKINDLE_FIRST_START has the same value before the Session exists.
+        """
+        return rank_environment.is_first_start()
 
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state from which training continues."""

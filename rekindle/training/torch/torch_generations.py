@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
@@ -34,6 +35,7 @@ from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
+from rekindle.training.torch.state.given_values import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
@@ -48,8 +50,8 @@ def fetch_state(
     named: Mapping[str, Any],
     channel: Channel,
     fresh: torch.nn.Module | None,
-) -> None:
-    """Set the live objects to the plan's state.
+) -> GivenValues | None:
+    """Set the live objects to the plan's state; return the values of its script, if they are known.
 
     fresh: the module that all ranks must begin with in the form that rank 0 has built.
     Raises CheckpointError or CorruptError: the source does not have the state that the plan
@@ -63,9 +65,10 @@ def fetch_state(
         case StateSource.REPLICA:
             load_snapshot(channel, place.slot, named, state, copy=True)
         case StateSource.CHECKPOINT:
-            load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, state, place)
+            return load_checkpoint(os.environ[names.ENV_CHECKPOINT_STORE], named, state, place)
         case StateSource.FRESH if fresh is not None:
             broadcast_module_state(fresh)
+    return None
 
 
 class TorchGenerations:
@@ -73,7 +76,7 @@ class TorchGenerations:
 
     model: the module, or its DDP wrapper of this generation. rank, world_size: rank and world size
     in this generation. place: the shard of the state that the rank holds, and the rank that writes
-    it.
+    it. values: those with which the script began the state.
     """
 
     def __init__(
@@ -98,6 +101,9 @@ class TorchGenerations:
         given.check_shard(self.place.shard)
         modes = Modes()
         self.named = given.named({**data.named, "modes": modes})
+        # Refuse now what a snapshot could not hold. Reading a loader's state may start its workers.
+        capture({name: each for name, each in self.named.items() if name not in data.named})
+        self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
         self.digests = ReplicaDigests(
             given.model, given.optimizer, self.named, given.extra, self.place, progress.page
         )
@@ -224,7 +230,7 @@ class TorchGenerations:
         if plan.source is not StateSource.SELF:
             assert self._channel is not None
             self._state.replace(plan.source)
-            fetch_state(
+            former = fetch_state(
                 plan,
                 state,
                 place=self.place,
@@ -233,7 +239,17 @@ class TorchGenerations:
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
+            if former is not None:
+                self._compare(former, form)
         self._state.hold(state)
+
+    def _compare(self, former: GivenValues, form: FormGeneration) -> None:
+        """Report in one line each how the script's values differ from those of the state."""
+        readers = (s for s, plan in form.plan.items() if plan.source is StateSource.CHECKPOINT)
+        if self.slot == min(readers):
+            for difference in self.values.differences(former):
+                say(f"training continues after step {form.step}: {difference}")
+        self.values = self.values.in_force(former)
 
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""

@@ -220,6 +220,13 @@ _RANK: dict[str, Row] = {
         "",
         "How often the platform has placed the node (name of ModelArts).",
     ),
+    "REKINDLE_FIRST_START": (
+        "agent",
+        "scripts, ranks",
+        "",
+        "1 without an agent",
+        "1: no process of this rank has run in the job before; otherwise 0.",
+    ),
     "MA_PROC_START_CNT": (
         "agent",
         "script",

@@ -8,13 +8,17 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import date, time, timedelta, tzinfo
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from rekindle.checkpoints.files import explained, sync_directory
@@ -70,6 +74,7 @@ def save_dcp(states: Mapping[str, Any], step: int, skeleton: str, out: Path) -> 
 
     Raises UsageError: the path exists; CheckpointError: the folder cannot be written.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -83,6 +88,9 @@ def save_dcp(states: Mapping[str, Any], step: int, skeleton: str, out: Path) -> 
             )
         except ValueError as error:  # two names that DCP does not distinguish
             raise CheckpointError(f"DCP cannot store this state: {error}") from error
+        except CheckpointException as error:  # a sparse tensor
+            causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+            raise CheckpointError(f"DCP cannot store this state: {causes}") from error
 
 
 @contextlib.contextmanager
@@ -261,12 +269,42 @@ def _whole(node: Node, pieces: Mapping[str, tuple[_Shape, _Shape]]) -> Node:
 
 
 def _plain(state: Any) -> Any:
-    """Return the state with plain numbers, and with tensors instead of complete shards."""
+    """Return the state with values that torch.load(weights_only=True) reads.
+
+    Complete shards become tensors, numbers of NumPy become Python's, arrays and bytes become
+    tensors (arrays without such a dtype: lists), sets and queues become lists, generators their
+    states, and dates and paths their texts.
+    """
     if isinstance(state, LocalShard):
         return state.tensor
     if isinstance(state, Mapping):
-        kind: Any = type(state)  # dict or OrderedDict
-        return kind({key: _plain(value) for key, value in state.items()})
-    if isinstance(state, list | tuple):
+        kind: Any = dict if isinstance(state, defaultdict) else type(state)
+        return kind({_plain(key): _plain(value) for key, value in state.items()})
+    if type(state) in (list, tuple):
         return type(state)(_plain(value) for value in state)
-    return state.item() if hasattr(state, "dtype") and not torch.is_tensor(state) else state
+    for kinds, change in _PLAIN:
+        if isinstance(state, kinds):
+            return change(state)
+    return state
+
+
+def _plain_array(array: np.ndarray[Any, Any]) -> Any:
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):  # torch has no such dtype
+        return _plain(array.tolist())
+
+
+# The first row that fits a value counts.
+_PLAIN: tuple[tuple[tuple[type, ...], Callable[[Any], Any]], ...] = (
+    ((set, frozenset, deque), lambda v: [_plain(each) for each in v]),
+    ((bytes, bytearray), lambda v: torch.tensor(list(v), dtype=torch.uint8)),
+    ((np.ndarray,), _plain_array),
+    ((np.generic,), lambda v: _plain(v.item())),
+    ((torch.Generator,), lambda v: v.get_state()),
+    ((np.random.Generator,), lambda v: _plain(v.bit_generator.state)),
+    ((np.random.RandomState,), lambda v: _plain(v.get_state(legacy=False))),
+    ((random.Random,), lambda v: v.getstate()),
+    ((complex,), lambda v: [v.real, v.imag]),
+    ((PurePath, date, time, timedelta, tzinfo), str),
+)

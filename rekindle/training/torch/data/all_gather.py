@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from rekindle.training.torch.state.capture import as_bytes
-from rekindle.training.torch.state.skeleton import Reader, Writer
+from rekindle.training.torch.state.skeleton import Reader, Writer, tensor_specs
 from rekindle.training.torch.state.transfer import wire_device
+from rekindle.training.torch.state.values import LiveParts
 
 _HEAD = 8  # bytes that hold the length
 _ROOM = 56  # bytes for the first messages
@@ -67,11 +68,10 @@ def pack(value: Any, path: str) -> bytes:
 def unpack(words: bytes) -> Any:
     """Return the state from packed bytes."""
     node, rows = msgspec.msgpack.decode(words)
-    reader = Reader({})
-    value = reader.decode(node)
+    tensors = {spec.name: spec.make() for spec in tensor_specs(node)}
     for name, row in rows.items():
         if row:
             filled = torch.frombuffer(bytearray(row), dtype=torch.uint8)
-            target = reader.tensors[name]
+            target = tensors[name]
             target.copy_(filled.view(target.dtype).view(target.shape))
-    return value
+    return Reader(tensors, LiveParts()).decode(node)

@@ -10,15 +10,16 @@ import functools
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 import torch
 from torch import nn
 
 from rekindle.errors import SessionError
+from rekindle.training.torch.state.in_place import Stateful, adopt, load_in_place
 from rekindle.training.torch.state.skeleton import (
     DTYPE_CODES,
     TORCH_DTYPES,
@@ -27,8 +28,11 @@ from rekindle.training.torch.state.skeleton import (
     Reader,
     Writer,
     difference,
+    is_late,
     tensor_specs,
 )
+from rekindle.training.torch.state.tensor_forms import is_flattened
+from rekindle.training.torch.state.values import LiveParts
 
 __all__ = [
     "DTYPE_CODES",
@@ -45,14 +49,6 @@ R = TypeVar("R")
 
 _EXTRA_STATE = "_extra_state"  # torch's suffix for the value of a module's get_extra_state()
 _pending: _Pending | None = None
-
-
-class Stateful(Protocol):
-    """An object with a state: a module, an optimizer, a scheduler, a sampler."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +115,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
         elif isinstance(thing, torch.optim.Optimizer):
             _prepare_optimizer(name, thing, node, pending)
         else:
-            state = Reader(pending.writer.tensors).decode(node)
-            pending.load[name] = distribute(state, thing.state_dict(), name)
+            _prepare_other(name, thing, node, pending)
     tensors = pending.writer.tensors
     return {spec.name: tensors[spec.name] for node in tree.values() for spec in tensor_specs(node)}
 
@@ -135,8 +130,8 @@ def finish(named: Mapping[str, Stateful]) -> None:
     pending, _pending = _pending, None
     if pending is None:
         raise SessionError("finish() without prepare()")
-    for name, state in pending.load.items():
-        load_in_place(named[name], state)
+    for load in pending.load:
+        load()
     found = capture(named).skeleton
     if found == pending.skeleton:
         return
@@ -145,29 +140,6 @@ def finish(named: Mapping[str, Stateful]) -> None:
         wrong = difference(node, found_tree[name], name)
         if wrong is not None:
             raise SessionError(f"load_state_dict() did not load the state: {wrong}")
-
-
-def load_in_place(thing: Stateful, state: Any) -> None:
-    """Load a state. Containers and tensors of the object stay the same objects.
-
-    A script may hold them: a scheduler's list of learning rates, a list of averages. Many
-    load_state_dict() put new ones in their place.
-    """
-    if isinstance(thing, nn.Module):  # it fills its tensors in place
-        thing.load_state_dict(state)
-        return
-    held = list(_held(thing, set()))
-    live = thing.state_dict()
-    given, before = _ids(state), _ids(live)
-    thing.load_state_dict(state)
-    loaded = thing.state_dict()
-    after = _ids(loaded)
-    filled: dict[int, Any] = {}
-    for attributes, key, old in held:
-        new = attributes.get(key)
-        # An attribute that selects one of several objects is not among these.
-        if new is not old and (id(new) in given or (id(old) in before and id(new) in after)):
-            attributes[key] = _adopt(old, new, filled)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -250,7 +222,12 @@ class _Pending:
 
     skeleton: bytes
     writer: Writer = field(default_factory=Writer)  # only one, since objects may share tensors
-    load: dict[str, Any] = field(default_factory=dict)
+    load: list[Callable[[], Any]] = field(default_factory=list)  # after the tensors are filled
+
+    def add(self, node: Node) -> None:
+        """Add unfilled tensors for those below the node, for values that are made later."""
+        for spec in tensor_specs(node):
+            self.writer.tensors.setdefault(spec.name, spec.make())
 
 
 def _encode(tree: dict[str, Node]) -> bytes:
@@ -263,18 +240,50 @@ def _encode(tree: dict[str, Node]) -> bytes:
 def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
     """Prepare to fill parameters and buffers in place, because optimizers hold them."""
     live = module.state_dict()
-    for key in [key for key in live if key.endswith(_EXTRA_STATE)]:
-        del live[key]
     [(kind, pairs)] = node.items()
-    extra = [[key, each] for key, each in pairs if key.endswith(_EXTRA_STATE)]
-    plain = [pair for pair in pairs if pair not in extra]
-    wrong = difference({kind: plain}, pending.writer.encode(live, name), name)
+    late = [pair for pair in pairs if pair[0].endswith(_EXTRA_STATE) or _is_rebuilt(pair[1])]
+    plain = [pair for pair in pairs if pair not in late]
+    names = {key for key, _ in late} | {key for key in live if key.endswith(_EXTRA_STATE)}
+    inner = {key: value for key, value in live.items() if key not in names}
+    wrong = difference({kind: plain}, {kind: pending.writer.pairs(inner, name)}, name)
     if wrong is not None:
         raise SessionError(f"the state belongs to another model: {wrong}")
-    if extra:
-        reader = Reader(pending.writer.tensors)
-        live.update((key, reader.decode(each)) for key, each in extra)
-        pending.load[name] = live
+    for _, each in late:
+        pending.add(each)
+
+    def load() -> None:
+        reader = Reader(pending.writer.tensors, _live_parts(live, name))
+        module.load_state_dict({**inner, **{key: reader.decode(each) for key, each in late}})
+
+    if late:
+        pending.load.append(load)
+
+
+def _is_rebuilt(node: Node) -> bool:
+    """Return whether a tensor in a module's state has no memory that could be filled in place."""
+    return isinstance(node, dict) and not node.keys().isdisjoint(
+        ("quantized", "quantized_channels")
+    )
+
+
+def _prepare_other(name: str, thing: Stateful, node: Node, pending: _Pending) -> None:
+    """Prepare to load the state of an object that takes a complete state."""
+    live = thing.state_dict()
+    parts = _live_parts(live, name)
+    pending.add(node)
+
+    def load() -> None:
+        state = Reader(pending.writer.tensors, parts).decode(node)
+        load_in_place(thing, distribute(state, live, name))
+
+    pending.load.append(load)
+
+
+def _live_parts(state: Any, name: str) -> LiveParts:
+    """Return the classes and functions in a live state."""
+    writer = Writer()
+    writer.encode(state, name)
+    return writer.live
 
 
 def _prepare_optimizer(
@@ -283,22 +292,36 @@ def _prepare_optimizer(
     """Load the optimizer with its own tensors if they fit, otherwise with new, unfilled ones."""
     live = Writer()
     live.encode(optimizer.state_dict(), name)
+    if is_late(node):
+        pending.add(node)
+        tensors = pending.writer.tensors
+        pending.load.append(functools.partial(_load_optimizer, optimizer, node, tensors, live.live))
+        return
     at_hand = dict(pending.writer.tensors)
     for spec in tensor_specs(node):
         if spec.name in live.tensors and spec.fits(live.tensors[spec.name]):
             at_hand[spec.name] = live.tensors[spec.name]
-    state = Reader(at_hand).decode(node)
+    _load_optimizer(optimizer, node, at_hand, live.live)
+    wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
+    if wrong is not None:
+        raise SessionError(f"the optimizer did not load the state: {wrong}")
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    node: Node,
+    tensors: dict[str, torch.Tensor],
+    live: LiveParts,
+) -> None:
+    state = Reader(tensors, live).decode(node)
     _distribute(optimizer, state)
     groups, entries = optimizer.param_groups, optimizer.state
     optimizer.load_state_dict(state)
     _undo_casts(optimizer, state)
     # A script may hold a group, or the list of groups: a schedule by hand sets the rate there.
     filled: dict[int, Any] = {}
-    optimizer.param_groups = _adopt(groups, optimizer.param_groups, filled)
-    optimizer.state = _adopt(entries, optimizer.state, filled)
-    wrong = difference(node, pending.writer.encode(optimizer.state_dict(), name), name)
-    if wrong is not None:
-        raise SessionError(f"the optimizer did not load the state: {wrong}")
+    optimizer.param_groups = adopt(groups, optimizer.param_groups, filled)
+    optimizer.state = adopt(entries, optimizer.state, filled)
 
 
 def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
@@ -318,66 +341,6 @@ def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
                 entries[key] = _like(own, value.tensor)
 
 
-def _adopt(old: Any, new: Any, filled: dict[int, Any]) -> Any:
-    """Return `old`, filled with the contents of `new`; where this is not possible, return `new`.
-
-    filled: what was filled before, by identity. Two places may have shared an object, but have
-    different ones in the state.
-    """
-    if old is new or type(old) is not type(new) or filled.get(id(old), new) is not new:
-        return new
-    if isinstance(old, list | dict):
-        filled[id(old)] = new
-    if isinstance(old, list):
-        pairs = list(itertools.zip_longest(old, new))[: len(new)]
-        old[:] = [_adopt(a, b, filled) for a, b in pairs]
-    elif isinstance(old, dict):
-        items = {key: _adopt(old.get(key), value, filled) for key, value in new.items()}
-        old.clear()
-        old.update(items)
-    elif type(old) in (torch.Tensor, nn.Parameter) and _is_alike(old, new):
-        filled[id(old)] = new
-        with torch.no_grad():
-            old.copy_(new)
-    else:
-        return new
-    return old
-
-
-def _held(thing: Any, seen: set[int]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield the containers and tensors that an object has as attributes: attributes, name, value.
-
-    Also those of objects with a state inside it, such as a scheduler of several schedulers.
-    """
-    attributes = getattr(thing, "__dict__", None)
-    if attributes is None or id(thing) in seen:
-        return
-    seen.add(id(thing))
-    for key, value in attributes.items():
-        if isinstance(value, list | dict | torch.Tensor):
-            yield attributes, key, value
-        parts = value if isinstance(value, list | tuple) else [value]
-        for part in parts:
-            own = isinstance(part, nn.Module | torch.optim.Optimizer)  # they have another rule
-            if not own and not isinstance(part, type) and hasattr(part, "load_state_dict"):
-                yield from _held(part, seen)
-
-
-def _ids(state: Any) -> set[int]:
-    """Return the identities of all containers and tensors in a state."""
-    if isinstance(state, dict):
-        return {id(state)}.union(*map(_ids, state.values()))
-    if isinstance(state, list | tuple):
-        return {id(state)}.union(*map(_ids, state))
-    return {id(state)} if isinstance(state, torch.Tensor) else set()
-
-
-def _is_alike(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Return whether one tensor can take the other's values in place, and is then equal to it."""
-    form = (new.dtype, new.device, new.shape, new.stride())
-    return not old.is_inference() and form == (old.dtype, old.device, old.shape, old.stride())
-
-
 def distribute(state: Any, live: Any, path: str) -> Any:
     """Give the shards in a state the mesh and placement of the live values at the same places.
 
@@ -393,10 +356,11 @@ def distribute(state: Any, live: Any, path: str) -> Any:
         for key, value in state.items():
             inner = live.get(key) if isinstance(live, dict) else None
             state[key] = distribute(value, inner, f"{path}.{key}")
-    elif isinstance(state, list | tuple):
+    elif isinstance(state, list | tuple) and not isinstance(state, torch.Size):
         pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
         numbered = enumerate(list(pairs)[: len(state)])
-        return type(state)(distribute(a, b, f"{path}.{i}") for i, (a, b) in numbered)
+        inside = [distribute(a, b, f"{path}.{i}") for i, (a, b) in numbered]
+        return inside if isinstance(state, list) else tuple.__new__(type(state), inside)
     return state
 
 
@@ -427,7 +391,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:
     for index, entries in state["state"].items():
         loaded = optimizer.state[parameters[index]]
         for key, value in entries.items():
-            if isinstance(value, str):
-                loaded[key] = value
+            if isinstance(value, str) or is_flattened(type(value)):
+                loaded[key] = value  # the second: a copy has other inner tensors
             elif isinstance(value, torch.Tensor) and loaded[key].dtype != value.dtype:
                 loaded[key] = value.to(loaded[key].device)

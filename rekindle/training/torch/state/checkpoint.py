@@ -25,6 +25,7 @@ from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.states import StateId
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
+from rekindle.training.torch.state.given_values import GivenValues, values_in
 from rekindle.training.torch.state.sharding import METADATA_PIECES, Piece, Refit, pieces_in
 
 _TAKE_BYTES = 16 << 20  # bytes per read, if the layouts of file and tensor differ
@@ -47,9 +48,10 @@ class _Move(NamedTuple):
 
 def load_checkpoint(
     location: str, named: Mapping[str, Any], state: StateId, place: RankPlace
-) -> None:
+) -> GivenValues | None:
     """Take a state from the store, or only this rank's part of a sharded state.
 
+    Returns the values with which the script began that state, if the file has them.
     Raises CheckpointError: the checkpoint is missing; CorruptError: a file has changed since it was
     written; SessionError: the state belongs to another model, or its pieces cannot be combined.
     """
@@ -57,10 +59,10 @@ def load_checkpoint(
     # One pin per node is enough: its ranks read at the same time, and a thousand pins take long.
     one = os.environ.get("LOCAL_RANK", "0") == "0"
     with reading(store, state) if one else contextlib.nullcontext():
-        _load(found, named, place)
+        return _load(found, named, place)
 
 
-def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None:
+def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> GivenValues | None:
     written, own = len(found.manifest.files), (place.shard or 0) if place.shards > 1 else 0
     first = own if written == place.shards else own * written // place.shards
     source = _open(found, first)
@@ -85,6 +87,7 @@ def _load(found: Checkpoint, named: Mapping[str, Any], place: RankPlace) -> None
     if left.names:
         raise CorruptError(f"{found.location}: no file has all of {min(left.names)}")
     finish(named)
+    return values_in(header)
 
 
 def _open(checkpoint: Checkpoint, number: int) -> Excerpts:

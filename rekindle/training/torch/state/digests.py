@@ -21,7 +21,8 @@ from rekindle.protocol.heartbeat_page import HeartbeatPage, StateDigest
 from rekindle.rank.progress import HeldState, RankPlace
 from rekindle.states import StateId
 from rekindle.training.torch.groups.script_groups import is_zero
-from rekindle.training.torch.state.capture import Stateful, as_bytes, capture
+from rekindle.training.torch.state.capture import as_bytes, capture
+from rekindle.training.torch.state.in_place import Stateful
 
 EVERY = 64  # steps
 _KEPT = 16  # compared states whose tensors can still be named

@@ -15,8 +15,9 @@ from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.progress import RankPlace
 from rekindle.training.torch import private
-from rekindle.training.torch.state.capture import CapturedState, Stateful
-from rekindle.training.torch.state.skeleton import Node, Reader, TensorSpec, stride_of
+from rekindle.training.torch.state.capture import CapturedState
+from rekindle.training.torch.state.in_place import Stateful
+from rekindle.training.torch.state.skeleton import MAPPINGS, Node, Reader, TensorSpec, stride_of
 
 METADATA_PIECES = "pieces"  # by name of a piece: the full shape, and the offset in it
 
@@ -121,9 +122,9 @@ class Refit:
             return self._tensor(kind, TensorSpec(*body), live, path)
         if kind == "tuple":
             return {kind: self._list(body, live, path)}
-        if not isinstance(body, list) or kind == "numpy":
-            return node
-        return {kind: [self._pair(key, value, live, path) for key, value in body]}
+        if kind in MAPPINGS:
+            return {kind: [self._pair(key, value, live, path) for key, value in body]}
+        return {kind: self._node(body, None, path)}
 
     def _pair(self, key: Node, value: Node, live: Any, path: str) -> list[Node]:
         name = Reader({}).decode(key)

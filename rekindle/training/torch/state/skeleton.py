@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 
-from rekindle.errors import SessionError
+from rekindle.errors import CorruptError, SessionError
 from rekindle.training.torch import private
+from rekindle.training.torch.state import tensor_forms, values
+from rekindle.training.torch.state.tensor_forms import is_flattened
+from rekindle.training.torch.state.values import LiveParts
 
 # The codes of the safetensors format, and the inverse mapping.
 DTYPE_CODES: Mapping[torch.dtype, str] = {
@@ -44,25 +46,30 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {code: dtype for dtype, code in DTYPE_
 Node = Any  # a JSON value
 
 _MAPPING_KINDS: Mapping[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
-_MAPPINGS: Mapping[str, Callable[[list[Any]], Any]] = {
+MAPPINGS: Mapping[str, Callable[[list[Any]], Any]] = {
     "dict": dict,
     "OrderedDict": OrderedDict,
     "Counter": lambda pairs: Counter(dict(pairs)),  # MultiStepLR keeps its milestones in a Counter
 }
 _INT64 = range(-(2**63), 2**63)
 _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+# Errors of decoders for nodes that Rekindle has not written.
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError)
+_DENSE = ("tensor", "shard")  # the kinds of nodes that are tensors of the file
 
 
 class Writer:
     """Turns states into nodes and collects their tensors by name; names are paths.
 
     distributed: the DTensors of the tensors that are pieces of one, by name. own: the tensors as
-    the states have them; those in `tensors` are views of them without gradients.
+    the states have them; those in `tensors` are views of them without gradients. live: the parts of
+    the states that no file contains.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.own: dict[str, torch.Tensor] = {}
+        self.live = LiveParts()
         self.distributed: dict[str, Any] = {}
         self._names: dict[tuple[Any, ...], str] = {}
 
@@ -80,18 +87,21 @@ class Writer:
         if kind is tuple:
             return {"tuple": [self.encode(each, f"{path}.{i}") for i, each in enumerate(value)]}
         if kind in _MAPPING_KINDS:
-            return {_MAPPING_KINDS[kind]: self._encode_pairs(value, path)}
-        if kind in _TENSOR_TYPES:
+            return {_MAPPING_KINDS[kind]: self.pairs(value, path)}
+        if kind in _TENSOR_TYPES and value.dtype in DTYPE_CODES and _is_dense(value):
             return {"tensor": self._encode_tensor(value, path)}
         if kind.__name__ == "DTensor":  # by name: most scripts do not import it
-            body = self._encode_tensor(value.detach().to_local(), path, piece=True)
-            self.distributed[body[0]] = value
-            return {"shard": body}
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return {"numpy": [value.dtype.name, self.encode(value.item(), path)]}
-        raise SessionError(f"{path}: a state cannot contain a value of type {kind.__qualname__}")
+            return {"shard": self._encode_shard(value, path)}
+        if kind in _TENSOR_TYPES or is_flattened(kind):
+            node, what = tensor_forms.encode(value, path, self), _what(value)
+        else:
+            node, what = values.encode(value, path, self), f"value of type {kind.__qualname__}"
+        if node is None:
+            raise SessionError(f"{path}: a state cannot contain a {what}; {values.REMEDY}")
+        return node
 
-    def _encode_pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
+    def pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:
+        """Return the nodes of a mapping's keys and values, in their order."""
         return [
             [
                 key if type(key) is str else self.encode(key, f"{path}[{key!r}]"),
@@ -100,10 +110,18 @@ class Writer:
             for key, each in value.items()
         ]
 
+    def _encode_shard(self, value: Any, path: str) -> Node:
+        local = value.detach().to_local()
+        if type(local) not in _TENSOR_TYPES or local.dtype not in DTYPE_CODES or local.is_meta:
+            raise SessionError(
+                f"{path}: a state cannot contain a piece of {type(local).__qualname__}, "
+                f"{local.dtype} of a distributed tensor; {values.REMEDY}"
+            )
+        body = self._encode_tensor(local, path, piece=True)
+        self.distributed[body[0]] = value
+        return body
+
     def _encode_tensor(self, tensor: torch.Tensor, path: str, *, piece: bool = False) -> Node:
-        if tensor.dtype not in DTYPE_CODES or tensor.layout is not torch.strided or tensor.is_meta:
-            what = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
-            raise SessionError(f"{path}: a state cannot contain this tensor ({what})")
         # One memory has one name: tied weights are kept once, and stay tied when they are loaded.
         # Pieces without elements have no memory, but those of tied weights share one storage.
         at = tensor.data_ptr() if tensor.numel() else private.storage_id(tensor)
@@ -118,16 +136,33 @@ class Writer:
         return [name, *_form(tensor)]
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def _what(tensor: torch.Tensor) -> str:
+    """Return the kind of a tensor that no state can hold."""
+    return "meta tensor" if tensor.is_meta else f"tensor of {tensor.layout}, {tensor.dtype}"
+
+
 class Reader:
     """Turns nodes into states.
 
     tensors: existing tensors, by name. The reader adds new, unfilled tensors for the other names.
+    live: the parts of states that no file contains. None: the program is not the training script;
+    a value of a class of the script becomes a text, a tuple, a number or a mapping.
     """
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], live: LiveParts | None = None) -> None:
         self.tensors = tensors
+        self.live = live
 
     def decode(self, node: Node) -> Any:
+        """Return the value; tensors below a node for which is_late() holds must be filled.
+
+        Raises CorruptError: Rekindle has not written such a node; SessionError: the process has not
+        loaded the class of a value.
+        """
         if isinstance(node, list):
             return [self.decode(each) for each in node]
         if not isinstance(node, dict):
@@ -142,9 +177,15 @@ class Reader:
                 return LocalShard(self._decode_tensor(TensorSpec(*body)))
             case "int" | "float":
                 return int(body) if kind == "int" else float(body)
-            case "numpy":
-                return np.dtype(body[0]).type(self.decode(body[1]))
-        return _MAPPINGS[kind]([(self.decode(key), self.decode(each)) for key, each in body])
+        if kind in MAPPINGS:
+            return MAPPINGS[kind]([(self.decode(key), self.decode(each)) for key, each in body])
+        forms = tensor_forms if kind in tensor_forms.DECODERS else values
+        try:
+            return forms.DECODERS[kind](body, self)
+        except _DAMAGE as error:
+            raise CorruptError(
+                f"the state has a damaged value of kind {kind!r}: {error}"
+            ) from error
 
     def _decode_tensor(self, spec: TensorSpec) -> torch.Tensor:
         tensor = self.tensors.get(spec.name)
@@ -209,13 +250,26 @@ def tensor_specs(node: Node) -> Iterator[TensorSpec]:
     """Yield all tensors below the node, in the order in which they were collected."""
     if isinstance(node, dict):
         [(kind, body)] = node.items()
-        if kind in ("tensor", "shard"):
+        if kind in _DENSE:
             yield TensorSpec(*body)
-            return
-        node = body
-    if isinstance(node, list):
+        else:
+            yield from tensor_specs(body)
+    elif isinstance(node, list):
         for each in node:
             yield from tensor_specs(each)
+
+
+def is_late(node: Node) -> bool:
+    """Return whether a value below the node can only be made from the elements of its tensors."""
+    if isinstance(node, list):
+        return any(map(is_late, node))
+    if not isinstance(node, dict):
+        return False
+    [(kind, body)] = node.items()
+    if kind in _DENSE:
+        return False
+    known = kind in MAPPINGS or kind == "tuple" or kind in tensor_forms.VIEWS
+    return is_late(body) if known else next(tensor_specs(body), None) is not None
 
 
 def difference(expected: Node, found: Node, path: str) -> str | None:
@@ -228,7 +282,7 @@ def difference(expected: Node, found: Node, path: str) -> str | None:
             return _first(difference(a, b, f"{path}.{i}") for a, b, i in pairs)
         if isinstance(expected, dict) and expected.keys() == found.keys():
             [(kind, a)], [(_, b)] = expected.items(), found.items()
-            if kind in _MAPPINGS:
+            if kind in MAPPINGS:
                 return _difference_of_pairs(a, b, path)
             return difference(a, b, path)
     return f"{path}: {_short(found)} instead of {_short(expected)}"

@@ -26,6 +26,7 @@ from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotW
 from rekindle.states import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
+from rekindle.training.torch.state.given_values import GivenValues
 from rekindle.training.torch.state.sharding import metadata_of
 
 _log = logging.getLogger(__name__)
@@ -126,26 +127,28 @@ class PinnedMemory:
 
 
 class TorchSnapshotWriter(SnapshotWriter):
-    """Copies live tensors. seed: of the random streams; a checkpoint's metadata include it."""
+    """Copies live tensors. values: those of the script, which are in the metadata of a file."""
 
     def __init__(
         self,
         channel: Channel,
         place: RankPlace,
         *,
-        seed: int,
+        values: GivenValues,
         compared: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
         super().__init__(channel, place, compared)
-        self._seed = seed
+        self._values = values
         self._pinned = PinnedMemory()
 
     def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the state of live objects, without a copy."""
         state = capture(named)
         forms = tuple((n, DTYPE_CODES[t.dtype], tuple(t.shape)) for n, t in state.tensors.items())
-        form_metadata = metadata_of(state, place, seed=self._seed) if forms != before else None
-        return Captured(state.skeleton, state.tensors, forms, form_metadata)
+        if forms == before:
+            return Captured(state.skeleton, state.tensors, forms)
+        metadata = metadata_of(state, place, seed=self._values.seed) | self._values.metadata()
+        return Captured(state.skeleton, state.tensors, forms, metadata)
 
     def views(
         self, data: memoryview, state: Captured, begins: Mapping[str, int]

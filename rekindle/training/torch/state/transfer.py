@@ -15,7 +15,8 @@ import torch.distributed as dist
 import xxhash
 
 from rekindle.errors import CorruptError
-from rekindle.training.torch.state.capture import CapturedState, Stateful, as_bytes, finish, prepare
+from rekindle.training.torch.state.capture import CapturedState, as_bytes, finish, prepare
+from rekindle.training.torch.state.in_place import Stateful
 
 _PIECE_BYTES = 8 << 20  # the checksum then finds it in the cache; larger pieces are not faster
 _PACKED_BYTES = 1 << 20  # limit of packed tensors; a larger one is faster alone

@@ -30,6 +30,7 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.progress import RankPlace
 from rekindle.states import StateId
+from rekindle.training.torch.state.given_values import GivenValues
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'
@@ -245,7 +246,7 @@ def test_a_rank_does_not_wait_for_the_store(buffers: list[int]) -> None:
         ) -> tuple[p.BufferGrant, list[int]]:
             return p.BufferGrant(serial=serial), [os.dup(fd) for fd in buffers]
 
-    writer, model = TorchSnapshotWriter(Line(), place, seed=0), torch.nn.Linear(2, 2)
+    writer, model = TorchSnapshotWriter(Line(), place, values=GivenValues()), torch.nn.Linear(2, 2)
 
     def take(step: int) -> list[int]:
         writer.take(

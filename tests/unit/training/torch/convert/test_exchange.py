@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import enum
+import random
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -22,6 +25,15 @@ from rekindle.training.torch.state.skeleton import tensor_specs
 from rekindle.training.torch.state.snapshot import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 class Kinds:
@@ -92,6 +104,38 @@ def test_a_file_as_torch_users_expect_it(store: DirectoryStore, checkpoints: Che
         thing.load_state_dict(found[name])
         assert bits(thing.state_dict()) == bits(trained.named[name].state_dict())
     assert not [path for path in Path.cwd().iterdir() if path.name.startswith(".")]
+
+
+def test_values_that_torch_does_not_load(tmp_path: Path, checkpoints: Checkpoints) -> None:
+    """An exported file has plain values in place of those that weights_only=True refuses."""
+    state = {
+        "array": np.arange(3),
+        "words": np.array(["a"]),
+        "day": np.array(["2026-01-02"], "datetime64[D]"),
+        "set": {1},
+        "queue": deque([Point(1, 2)], maxlen=2),
+        "lists": defaultdict(list, {"a": [b"x"]}),
+        "colour": Colour.RED,
+        "path": Path("/a"),
+        "complex": 1 + 2j,
+        "generators": [np.random.default_rng(1), torch.Generator(), random.Random(1)],
+        "numpy": np.random.get_state(),
+        "sparse": torch.eye(2).to_sparse(),
+        "wide": torch.ones(1, dtype=torch.complex128),
+    }
+    Trained().keep(DirectoryStore(tmp_path / "store"), 7, kinds=Kinds(state))
+    assert checkpoints("export", "store", "out.pt", "--format", "torch").status == 0
+    found = torch.load("out.pt", weights_only=True)["kinds"]
+    assert found["array"].tolist() == [0, 1, 2]
+    assert (found["words"], found["day"]) == (["a"], ["2026-01-02"])
+    assert (found["set"], found["queue"]) == ([1], [(1, 2)])
+    assert found["lists"]["a"][0].tolist() == [ord("x")]
+    assert (found["colour"], found["path"], found["complex"]) == ("RED", "/a", [1.0, 2.0])
+    assert found["sparse"].to_dense().tolist() == torch.eye(2).tolist()
+    assert found["wide"].dtype is torch.complex128
+    done = checkpoints("export", "store", "out", "--format", "dcp")
+    assert done.status == 1
+    assert "DCP cannot store this state: Cannot access storage of SparseTensorImpl" in done.err
 
 
 def test_a_folder_as_dcp_users_expect_it(store: DirectoryStore, checkpoints: Checkpoints) -> None:

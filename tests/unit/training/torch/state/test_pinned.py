@@ -9,6 +9,7 @@ import torch
 
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import Captured
+from rekindle.training.torch.state.given_values import GivenValues
 from rekindle.training.torch.state.snapshot import PinnedMemory, TorchSnapshotWriter
 
 ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
@@ -45,7 +46,7 @@ def test_a_snapshot_of_a_gpu_registers_its_buffers(
     cudart = Cudart()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
     channel: Any = None
-    writer = TorchSnapshotWriter(channel, RankPlace(0), seed=0)
+    writer = TorchSnapshotWriter(channel, RankPlace(0), values=GivenValues())
     tensor = torch.ones(2).as_subclass(OnGpu) if on_gpu else torch.ones(2)
     state = Captured(b"", {"a": tensor}, (("a", "F32", (2,)),))
     for _ in range(2):

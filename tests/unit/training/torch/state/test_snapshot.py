@@ -17,6 +17,7 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
 from rekindle.training.torch import private
+from rekindle.training.torch.state.given_values import GivenValues
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
 
 
@@ -34,7 +35,10 @@ class Rank:
         self.patience: list[float | None] = []
         self.forgotten: list[int] = []
         self.writer = TorchSnapshotWriter(
-            self, RankPlace(0, generation=1), seed=0, compared=lambda: self.compared
+            self,
+            RankPlace(0, generation=1),
+            values=GivenValues(),
+            compared=lambda: self.compared,
         )
         self.model = torch.nn.Linear(2, 2)
 
@@ -224,7 +228,7 @@ def test_a_shard_that_is_to_be_written_waits_for_its_memory(
     place = RankPlace(0, shard=0, generation=1, shards=2, writes=True)
     rank.makes = False
     rank.fds.append(create_buffer("test", 1 << 16))
-    writer = TorchSnapshotWriter(rank, place, seed=0)
+    writer = TorchSnapshotWriter(rank, place, values=GivenValues())
     taken = writer.take(
         {"model": rank.model}, place=place, step=1, notes={}, checkpoint=checkpoint, wait=False
     )

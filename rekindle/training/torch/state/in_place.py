@@ -1,0 +1,104 @@
+"""Load a state into live objects, so that their containers and tensors stay the same objects.
+
+A script may hold them: a parameter group, a scheduler's list of learning rates, an average.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Stateful(Protocol):
+    """An object with a state: a module, an optimizer, a scheduler, a sampler."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def load_in_place(thing: Stateful, state: Any) -> None:
+    """Load a state. Containers and tensors of the object stay the same objects.
+
+    A script may hold them: a scheduler's list of learning rates, a list of averages. Many
+    load_state_dict() put new ones in their place.
+    """
+    if isinstance(thing, nn.Module):  # it fills its tensors in place
+        thing.load_state_dict(state)
+        return
+    held = list(_held(thing, set()))
+    live = thing.state_dict()
+    given, before = _ids(state), _ids(live)
+    thing.load_state_dict(state)
+    loaded = thing.state_dict()
+    after = _ids(loaded)
+    filled: dict[int, Any] = {}
+    for attributes, key, old in held:
+        new = attributes.get(key)
+        # An attribute that selects one of several objects is not among these.
+        if new is not old and (id(new) in given or (id(old) in before and id(new) in after)):
+            attributes[key] = adopt(old, new, filled)
+
+
+def adopt(old: Any, new: Any, filled: dict[int, Any]) -> Any:
+    """Return `old`, filled with the contents of `new`; where this is not possible, return `new`.
+
+    filled: what was filled before, by identity. Two places may have shared an object, but have
+    different ones in the state.
+    """
+    if old is new or type(old) is not type(new) or filled.get(id(old), new) is not new:
+        return new
+    if isinstance(old, list | dict):
+        filled[id(old)] = new
+    if isinstance(old, list):
+        pairs = list(itertools.zip_longest(old, new))[: len(new)]
+        old[:] = [adopt(a, b, filled) for a, b in pairs]
+    elif isinstance(old, dict):
+        items = {key: adopt(old.get(key), value, filled) for key, value in new.items()}
+        old.clear()
+        old.update(items)
+    elif type(old) in (torch.Tensor, nn.Parameter) and _is_alike(old, new):
+        filled[id(old)] = new
+        with torch.no_grad():
+            old.copy_(new)
+    else:
+        return new
+    return old
+
+
+def _held(thing: Any, seen: set[int]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield the containers and tensors that an object has as attributes: attributes, name, value.
+
+    Also those of objects with a state inside it, such as a scheduler of several schedulers.
+    """
+    attributes = getattr(thing, "__dict__", None)
+    if attributes is None or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    for key, value in attributes.items():
+        if isinstance(value, list | dict | torch.Tensor):
+            yield attributes, key, value
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            own = isinstance(part, nn.Module | torch.optim.Optimizer)  # they have another rule
+            if not own and not isinstance(part, type) and hasattr(part, "load_state_dict"):
+                yield from _held(part, seen)
+
+
+def _ids(state: Any) -> set[int]:
+    """Return the identities of all containers and tensors in a state."""
+    if isinstance(state, dict):
+        return {id(state)}.union(*map(_ids, state.values()))
+    if isinstance(state, list | tuple):
+        return {id(state)}.union(*map(_ids, state))
+    return {id(state)} if isinstance(state, torch.Tensor) else set()
+
+
+def _is_alike(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Return whether one tensor can take the other's values in place, and is then equal to it."""
+    form = (new.dtype, new.device, new.shape, new.stride())
+    return not old.is_inference() and form == (old.dtype, old.device, old.shape, old.stride())
