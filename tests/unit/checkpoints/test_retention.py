@@ -13,7 +13,7 @@ NOW = 1_000_000.0
 
 
 def kept(step: int, generation: int = 1, *, hours: float = 0.0, **metrics: float) -> Kept:
-    return Kept((step, generation), NOW - hours * 3600, metrics)
+    return Kept(StateId(step, generation), NOW - hours * 3600, metrics)
 
 
 def gone(finished: list[Kept], in_use: tuple[StateId, ...] = (), **rules: object) -> list[StateId]:
