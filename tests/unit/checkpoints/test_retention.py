@@ -111,7 +111,7 @@ def test_rules_that_cannot_be_meant(rules: dict[str, object], text: str) -> None
         Retention(**rules)
 
 
-keys = st.tuples(st.integers(0, 40), st.integers(0, 3))
+keys = st.builds(StateId, st.integers(0, 40), st.integers(0, 3))
 checkpoints = st.builds(
     Kept,
     keys,
