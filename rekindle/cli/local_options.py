@@ -318,29 +318,6 @@ RUN = (
     argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script"),
 )
 
-
-def of_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return the options in torchrun's PET_ variables. A command line has priority over them.
-
-    Raises UsageError: the variable of a flag is not a number.
-    """
-    found = [
-        f"--{name.replace('_', '-')}={environment[_variable(name)]}"
-        for name in _OF_VARIABLES
-        if environment.get(_variable(name))
-    ]
-    for name in _FLAGS:
-        value = environment.get(_variable(name)) or "0"
-        if not value.isdecimal():
-            raise UsageError(f"{_variable(name)} is {value!r}; give 1 or 0")
-        found += [f"--{name.replace('_', '-')}"] if int(value) else []
-    return found
-
-
-def _variable(option: str) -> str:
-    return f"PET_{option.upper()}"
-
-
 # The options of `rekindle policy`.
 POLICY = (
     argument("file", metavar="FILE", help="the policy or the job, as YAML or JSON"),
@@ -445,3 +422,25 @@ DIAGNOSIS = (
     ),
     AS_JSON,
 )
+
+
+def of_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return the options in torchrun's PET_ variables. A command line has priority over them.
+
+    Raises UsageError: the variable of a flag is not a number.
+    """
+    found = [
+        f"--{name.replace('_', '-')}={environment[_variable(name)]}"
+        for name in _OF_VARIABLES
+        if environment.get(_variable(name))
+    ]
+    for name in _FLAGS:
+        value = environment.get(_variable(name)) or "0"
+        if not value.isdecimal():
+            raise UsageError(f"{_variable(name)} is {value!r}; give 1 or 0")
+        found += [f"--{name.replace('_', '-')}"] if int(value) else []
+    return found
+
+
+def _variable(option: str) -> str:
+    return f"PET_{option.upper()}"

@@ -13,7 +13,7 @@ NOW = 1_000_000.0
 
 
 def kept(step: int, generation: int = 1, *, hours: float = 0.0, **metrics: float) -> Kept:
-    return Kept((step, generation), NOW - hours * 3600, metrics)
+    return Kept(StateId(step, generation), NOW - hours * 3600, metrics)
 
 
 def gone(finished: list[Kept], in_use: tuple[StateId, ...] = (), **rules: object) -> list[StateId]:
@@ -111,7 +111,7 @@ def test_rules_that_cannot_be_meant(rules: dict[str, object], text: str) -> None
         Retention(**rules)
 
 
-keys = st.tuples(st.integers(0, 40), st.integers(0, 3))
+keys = st.builds(StateId, st.integers(0, 40), st.integers(0, 3))
 checkpoints = st.builds(
     Kept,
     keys,
