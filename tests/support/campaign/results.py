@@ -18,6 +18,9 @@ from rekindle.recovery.journal import journal
 
 _TRAINED = ("digest", "position", "rate", "updates")
 _LOOK_S = 0.1
+# Temporary folders that stay: torch's compiled code, and the folders of killed DataLoader workers
+# (docs/train/session.md, "Processes that a rank starts").
+KEPT = ("torchinductor_*", "pymp-*")
 
 
 class Shared(Protocol):
@@ -67,8 +70,8 @@ def left_behind(place: Place, before: set[Path]) -> list[str]:
     `before`: the files of /dev/shm before the job. A new file counts only if no process uses it.
     """
     found = [f"left: process {text}" for text in place.left()]
-    kept = place.temporary.glob("torchinductor_*")  # torch keeps the code that it has compiled
-    found += [f"left: {path}" for path in {*place.temporary.iterdir()} - {*kept}]
+    kept = {path for name in KEPT for path in place.temporary.glob(name)}
+    found += [f"left: {path}" for path in {*place.temporary.iterdir()} - kept]
     new = lambda: {p for p in Path("/dev/shm").iterdir() if p not in before} - used()  # noqa: E731
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not new(), "no file in /dev/shm", pause_s=_LOOK_S)
