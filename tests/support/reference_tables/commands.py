@@ -52,7 +52,8 @@ NOTES: dict[str, list[str]] = {
     "rekindle run": [
         "Without an address of another machine and without `--node-rank` the command starts all "
         "nodes of the job on this machine, each simulated by an agent of its own. With "
-        "`--nnodes MIN:MAX` the job has MAX nodes. It may start with fewer nodes after 20 s, and continue with as few as MIN.",
+        "`--nnodes MIN:MAX` the job has MAX nodes. It may start with fewer nodes after 20 s, and "
+        "continue with as few as MIN.",
         "A job of several machines: torchrun's command on each machine, with `--rdzv-endpoint`, or "
         "with `--master-addr` and `--node-rank`. The machine of the address hosts the coordinator "
         "([the rules](../operate/running.md#several-machines-without-kubernetes)). Without "
