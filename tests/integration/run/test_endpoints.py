@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -240,20 +241,52 @@ def test_a_machine_with_other_values_ends_at_once(two: tuple[Machine, Machine]) 
     assert host.end() | other.end() == BOTH
 
 
+# Waits until the test lets it end.
+WAITS = """
+import os, time
+
+print("runs", os.environ["RANK"], flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"""
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind((names.LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.mark.parametrize("variables", [False, True])
 def test_two_commands_on_one_machine_form_one_job(place: Place, variables: bool) -> None:
     """One of them hosts the coordinator, and the other one joins. The options may be variables."""
     place.script(QUICK)
-    with socket.socket() as probe:
-        probe.bind((names.LOOPBACK, 0))
-        port = probe.getsockname()[1]
-    options = {"nnodes": "2", "rdzv_endpoint": f"localhost:{port}", "rdzv_backend": "c10d"}
+    options = {"nnodes": "2", "rdzv_endpoint": f"localhost:{free_port()}", "rdzv_backend": "c10d"}
     command = [] if variables else [f"--{name}={value}" for name, value in options.items()]
     more = {f"PET_{name.upper()}": value for name, value in options.items()} if variables else {}
     runs = [place.start(*command, *PROGRAM, env=place.environment(more)) for _ in range(2)]
     for run in runs:
         wait_until(run.has_ended, "the end of both commands")
         assert run.process.returncode == 0, run.story()
-    found = set().union(*(ends(run.stdout) for run in runs))
-    assert found == BOTH
+    assert set().union(*(ends(run.stdout) for run in runs)) == BOTH
+    place.wait_for_silence()
+
+
+def test_a_lost_machine_joins_again_with_the_same_command(place: Place) -> None:
+    """The job waits for the machine, and restarts all ranks when it is there."""
+    place.script(WAITS)
+    command = ["--nnodes=2", f"--rdzv-endpoint=localhost:{free_port()}", "--max-restarts=1"]
+    host = place.start(*command, *PROGRAM)
+    wait_until(lambda: "hosts the coordinator" in host.stderr, "the host")
+    lost = place.start(*command, *PROGRAM)
+    wait_until(lambda: "runs" in host.stdout and "runs" in lost.stdout, "all ranks")
+    lost.signal(signal.SIGKILL)
+    again = place.start(*command, *PROGRAM)
+    wait_until(lambda: host.stdout.count("runs") == 2 and "runs" in again.stdout, "a restart")
+    (place.folder / "go").touch()
+    for run, status in ((lost, -9), (host, 0), (again, 0)):
+        wait_until(run.has_ended, "the end of the commands")
+        assert run.process.returncode == status, run.story()
+    assert "joins job job at localhost:" in again.stderr
     place.wait_for_silence()
