@@ -58,6 +58,7 @@ _NEVER = (
     FaultKind.COORDINATOR,
     FaultKind.LAUNCH,
     FaultKind.SOURCE,
+    FaultKind.REPLICAS,
     FaultKind.STORAGE,
     FaultKind.PLANNED,
 )  # these arise during recovery or do not disturb training
