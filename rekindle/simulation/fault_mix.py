@@ -22,6 +22,7 @@ _NEVER = (
     FaultKind.COORDINATOR,
     FaultKind.LAUNCH,
     FaultKind.SOURCE,
+    FaultKind.REPLICAS,
     FaultKind.STORAGE,
     FaultKind.PLANNED,
 )  # these arise during recovery or do not disturb training

@@ -29,7 +29,7 @@ _KEPT = 16  # compared states whose tensors can still be named
 _NAME_BYTES = 24 << 10  # of the groups' names; a message of a rank has at most 128 KiB
 _ROW = 1 << 14  # words that have weights of their own
 _CHUNK = 1 << 21  # words that a device multiplies at once, in memory of their own
-_SETTINGS = "the values in the optimizer's parameter groups"
+_SETTINGS = "the optimizer's parameter groups"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
