@@ -48,6 +48,9 @@ _TICK_S = 0.02  # the kernel rounds a socket's time-out up to its tick
 _POKE_TIMEOUT_S = 1.0
 _FREEING_S = 0.5
 _REST_S, _CALM_LOOKS = 1.0, 3
+# Limit to connect to the ranks' store. A store may die while ranks connect to it, and nothing wakes
+# a rank from torch's constructor, which tries twice. Then the next generation gets another store.
+_CONNECT_TO_STORE = timedelta(seconds=30)
 
 
 class Group:
@@ -186,7 +189,7 @@ class Group:
 @functools.lru_cache(maxsize=1)
 def store_at(host: str, port: int) -> TCPStore:
     """Return this process's connection to the ranks' store; reused while the store is the same."""
-    return TCPStore(host, port, wait_for_workers=False)
+    return TCPStore(host, port, timeout=_CONNECT_TO_STORE, wait_for_workers=False)
 
 
 class _StoreConnection:
@@ -197,9 +200,11 @@ class _StoreConnection:
     ends for each new connection, and a name service that does not answer delays that by seconds.
     """
 
-    def __init__(self, store: TCPStore, timeout: timedelta) -> None:
+    def __init__(self, store: TCPStore) -> None:
         before = socket_inodes()
-        self.store = TCPStore(store.host, store.port, timeout=timeout, wait_for_workers=False)
+        self.store = TCPStore(
+            store.host, store.port, timeout=_CONNECT_TO_STORE, wait_for_workers=False
+        )
         self._sockets = list(connected_to(store.port, before))
         self.usable = True
 
@@ -217,7 +222,7 @@ def _connection_to(store: TCPStore, timeout: timedelta) -> _StoreConnection:
     address = (store.host, store.port)
     connection = _store_connections.get(address)
     if connection is None or not connection.usable:
-        connection = _store_connections[address] = _StoreConnection(store, timeout)
+        connection = _store_connections[address] = _StoreConnection(store)
     connection.store.set_timeout(timeout)
     return connection
 
