@@ -41,13 +41,11 @@ class Logs(NamedTuple):
         os.close(self.stderr)
 
 
-def open_logs(directory: Path, metrics_file: Path) -> Logs:
-    """Make the directories of a rank's files, remove its old error file, and open its logs.
+def open_logs(directory: Path) -> Logs:
+    """Make the log directory of a rank, remove its old error file, and open its logs.
 
-    Raises UsageError: the agent cannot write to the log directory. Raises OSError: it cannot make
-    the directory of the metrics.
+    Raises UsageError: the agent cannot write to the log directory.
     """
-    metrics_file.parent.mkdir(parents=True, exist_ok=True)
     opened: list[int] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -214,13 +212,13 @@ class Output:
         stdout, stderr = self._helpers
         return stdout.fd, stderr.fd
 
-    async def open(self, rank: int, restart: int, metrics_file: Path) -> Logs:
+    async def open(self, rank: int, restart: int) -> Logs:
         """Open the logs of a process of a rank.
 
-        Raises RekindleError, OSError: this fails, or takes longer than LOGS_S.
+        Raises RekindleError: this fails, or takes longer than LOGS_S.
         """
         directory = Path(self._spec.log_directory, f"attempt_{restart}", str(rank))
-        opens = started(functools.partial(open_logs, directory, metrics_file), Logs.close)
+        opens = started(functools.partial(open_logs, directory), Logs.close)
         try:
             return await asyncio.wait_for(opens, LOGS_S)
         except asyncio.TimeoutError:

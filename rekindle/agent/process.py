@@ -345,7 +345,7 @@ class Agent:
         await self._checkers.end()
         await self.ranks.end()
         if not self._hurried:
-            await self._snapshots.close()
+            self._hurried = not await self._snapshots.close()
             await self._replica_server.close()
         await self._link.close()
         await in_thread(end_descendants)

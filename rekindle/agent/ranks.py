@@ -236,7 +236,7 @@ class RankSupervisor:
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
         if rank in self._ended:  # otherwise they ended with the rank
             await self._end_helpers(rank)
-        logs = await self._output.open(rank, spawn.restart, self._metrics_file(rank))
+        logs = await self._output.open(rank, spawn.restart)
         streams = self._output.streams(rank, logs)
         with contextlib.ExitStack() as closing:
             for stream in streams:
@@ -367,7 +367,7 @@ class RankSupervisor:
         end.
         """
         if exited.exit.code == 0:
-            await self._snapshots.finish()
+            await self._snapshots.finish_in_time()
             self._ended.add(exited.rank)
         else:
             await self._end_helpers(rank.rank)

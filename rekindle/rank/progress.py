@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -20,8 +21,11 @@ from rekindle.protocol.agent import FormGeneration
 from rekindle.protocol.heartbeat_page import HeartbeatPage, RankActivity
 from rekindle.recovery.policy.plan import StateSource
 from rekindle.states import StateId
+from rekindle.writer import END_S, Worker
 
 STEP_LIMIT_S = 0.1  # seconds; the data that the step still needs may be lost with a node
+WRITE_S = 1.0  # the rank waits no longer for the write of a step record
+MOST_WAITING = 16 << 20  # bytes of step records that wait for the file system
 
 PHASES = {
     "evaluate": RankActivity.EVALUATE,
@@ -145,15 +149,10 @@ class Records:
     """Writes the step records of one rank. Without a path it writes no file."""
 
     def __init__(self, path: Path | None, page: HeartbeatPage, slot: int) -> None:
-        self._fd = -1
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = None if path is None else RecordFile(path)
         self._page = page
         self._slot = slot
         self._numbers: tuple[int, dict[str, float]] = (-1, {})  # the newest step, and its numbers
-        self._torn = False  # the last line is incomplete
-        self._loss_reported = False
         self._not_finite: set[str] = set()  # the values that were not finite, by name
 
     def write(self, step: int, generation: int, metrics: Mapping[str, Any]) -> None:
@@ -182,29 +181,86 @@ class Records:
                 f"has null; later values of {name} are not reported"
             )
         self._numbers = step, finite_numbers(metrics)
-        if self._fd >= 0:
-            self._append(line)
+        if self._file is not None:
+            self._file.append(line)
 
     def numbers_of(self, step: int) -> dict[str, float]:
         """Return the finite numbers that this step has logged; only the newest step is known."""
         return self._numbers[1] if self._numbers[0] == step else {}
 
-    def _append(self, line: bytes) -> None:
-        """Append a line; a full disk loses records, but does not stop the training."""
-        # A line break ends an incomplete line, so that it does not damage other records.
-        data = (b"\n" if self._torn else b"") + line + b"\n"
-        try:
-            self._torn = os.write(self._fd, data) < len(data)
-        except OSError as error:
-            if not self._loss_reported:
-                self._loss_reported = True
-                say(f"the rank loses step records: {error}")
-
     def close(self) -> None:
         """Close the metrics file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class RecordFile:
+    """The file of a rank's step records. A thread opens and writes it.
+
+    `append` returns when the record is in the file, so that it survives the death of the process.
+    It waits for WRITE_S at most, because the file system may hang. After that it does not wait
+    until the thread has written all records. A full disk, or too many records that wait, lose
+    records, but do not stop the training.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._torn = False  # the last line is incomplete
+        self._late = threading.Event()  # records wait, and `append` does not
+        self._queued = self._finished = 0  # bytes; the rank counts the first, the thread the second
+        self._loss_reported = False
+        self._worker = Worker("rekindle-records")
+        self._worker.do(self._open)
+
+    def append(self, line: bytes) -> None:
+        """Append a line."""
+        if self._queued - self._finished > MOST_WAITING:
+            self._lose("the file system of the metrics does not answer")
+            return
+        self._queued += len(line)
+        written = threading.Event()
+        self._worker.do(functools.partial(self._write, line, written))
+        if not self._late.is_set() and not written.wait(WRITE_S):
+            self._late.set()
+
+    def close(self) -> None:
+        """Close the file, after all records, or after END_S without progress."""
+        self._worker.do(self._close)
+        self._worker.close(END_S)
+
+    # ---- in the thread
+
+    def _open(self) -> None:
+        mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, mode, 0o644)
+        except OSError as error:
+            self._lose(str(error))
+
+    def _write(self, line: bytes, written: threading.Event) -> None:
+        if self._fd >= 0:
+            # A line break ends an incomplete line, so that it does not damage other records.
+            data = (b"\n" if self._torn else b"") + line + b"\n"
+            try:
+                self._torn = os.write(self._fd, data) < len(data)
+            except OSError as error:
+                self._lose(str(error))
+        self._finished += len(line)
+        written.set()
+        if self._finished == self._queued:
+            self._late.clear()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+
+    def _lose(self, why: str) -> None:
+        if not self._loss_reported:
+            self._loss_reported = True
+            say(f"the rank loses step records: {why}")
 
 
 class _Record(msgspec.Struct):

@@ -15,6 +15,7 @@ from repository import ROOT
 EXCEPTIONS = {
     "tests/support/waiting.py": "it keeps the rules for all others",
     "tests/support/campaign/moments.py": "faults at random moments",
+    "tests/support/process_faults": "it stops processes for some seconds; and a script",
     "tests/support/cluster": "an imitation: its delays are those of Kubernetes",
     "tests/support/hanging/hook": "a file system that hangs on purpose",
     "tests/support/hanging/journal": "a file system that hangs on purpose",
@@ -29,7 +30,6 @@ EXCEPTIONS = {
     "tests/integration/checkpoints/test_s3_uploads.py": "kills a writer at random moments",
     "tests/integration/faults/test_hangs.py": "a suspended machine: the test reads the wall clock",
     "tests/integration/faults/test_killed_agent.py": "a child process that outlasts the test",
-    "tests/integration/run/test_suspended.py": "suspended processes: the test reads the wall clock",
     "tests/integration/flow/scripts": "scripts: their sleeps are their work",
     "tests/integration/flow/test_flow_kills.py": "kills at random moments",
 }

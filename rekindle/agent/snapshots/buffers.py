@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -18,16 +19,18 @@ from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.threads import in_pool
 from rekindle.checkpoints.store import CheckpointStore
+from rekindle.console import say
 from rekindle.errors import CheckpointError, CorruptError
 from rekindle.job.spec import JobSpec
 from rekindle.names import OFFERS
 from rekindle.protocol import agent as protocol
 from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.states import StateId, is_clean
-from rekindle.supervised import in_background
+from rekindle.supervised import in_background, within
 
 _ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005
+SILENT_S = 10.0  # the end of a job waits no longer for the store without a line
 MAKERS = 8  # threads that make memory; more are not faster
 
 _Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
@@ -358,19 +361,51 @@ class NodeSnapshots:
         while self._jobs:
             await asyncio.wait(list(self._jobs))
 
-    async def close(self) -> None:
-        """Free the memory after the running work has ended."""
+    async def finish_in_time(self) -> None:
+        """Wait as `finish` does, for dump_timeout_s of the policy at most.
+
+        The store may hang, so a line says what the job waits for. Checkpoints that the store has
+        not taken in time have failed.
+        """
+        limit_s = self._spec.policy.dump_timeout_s
+        try:
+            await within(self.finish(), min(SILENT_S, limit_s))
+        except asyncio.TimeoutError:
+            say(
+                f"the end of the job waits for the checkpoint store, for {limit_s:g} s at most: "
+                f"it has not answered for {min(SILENT_S, limit_s):g} s"
+            )
+            try:
+                await within(self.finish(), max(0.0, limit_s - SILENT_S))
+            except asyncio.TimeoutError:
+                self._due.give_up(f"the store has not answered for {limit_s:g} s")
+
+    async def close(self) -> bool:
+        """Free the memory after the running work has ended. False: it takes too long.
+
+        The limit is dump_timeout_s of the policy. If a store hangs, nothing ends the thread that
+        writes to it.
+        """
+        limit_s = self._spec.policy.dump_timeout_s
         self._replica_client.break_off()
         self._closing.set()
         while self._asking:
             await asyncio.wait(list(self._asking))
-        await self.finish()
+        try:
+            await within(self.finish(), limit_s)
+        except asyncio.TimeoutError:
+            say(
+                f"the agent ends, although the checkpoint store has not answered for {limit_s:g} s",
+                logging.ERROR,
+            )
+            return False
         self._due.formed()
         for rank in list(self._buffers):
             await self._close(self._buffers.pop(rank), set())
         self._makes.shutdown()
         self._seals.shutdown()
         self._writes.shutdown()
+        return True
 
     async def _close(self, pair: _Held, users: set[asyncio.Task[None]]) -> None:
         """Close buffers after their last possible readers have ended."""

@@ -207,7 +207,8 @@ class DueCheckpoints:
         self._writing: StateId | None = None  # the state, not sharded, that the store is taking now
         self._next: DueSnapshot | None = None  # the next one to write
         self._offered: dict[int, DueSnapshot] = {}  # by rank: the newest of its shard
-        self._busy: dict[int, StateId] = {}  # ranks whose shard the store is taking now
+        # By rank: the snapshot whose shard the store is taking now.
+        self._busy: dict[int, protocol.SnapshotTaken] = {}
 
     def due(self, taken: protocol.SnapshotTaken, fd: int) -> None:
         """Add a sealed snapshot that becomes a checkpoint; the caller holds its buffer."""
@@ -280,11 +281,13 @@ class DueCheckpoints:
             for each in found:
                 if each.state == state:
                     self._offered.pop(each.taken.rank).close()
-            self._tell(_left_out(state, order.of, busy[0] if busy else None))
+            taken = busy[0] if busy else None
+            writing = StateId(taken.step, taken.generation) if taken else None
+            self._tell(_left_out(state, order.of, writing))
             return
         for snapshot in found:
             rank = snapshot.taken.rank
-            self._busy[rank] = state
+            self._busy[rank] = snapshot.taken
             del self._offered[rank]
             self._start(self._write_part(snapshot))
 
@@ -296,19 +299,19 @@ class DueCheckpoints:
             if not written.error or snapshot.is_there:
                 self._tell(msgspec.structs.replace(written, stall_s=taken.stall_s))
         except Exception as error:  # a bug, which must be visible; the coordinator must not wait
-            self._tell(
-                protocol.ShardWritten(
-                    step=taken.step,
-                    generation=taken.generation,
-                    shard=taken.shard,
-                    shards=taken.shards,
-                    error=f"{type(error).__name__}: {error}",
-                )
-            )
+            self._tell(_failed_shard(taken, f"{type(error).__name__}: {error}"))
             raise
         finally:
             del self._busy[taken.rank]
             snapshot.close()
+
+    def give_up(self, error: str) -> None:
+        """Report what the store is taking now as failed. The coordinator no longer waits for it."""
+        if self._writing is not None:
+            step, generation = self._writing
+            self._tell(protocol.CheckpointWritten(step=step, generation=generation, error=error))
+        for taken in self._busy.values():
+            self._tell(_failed_shard(taken, error))
 
     def formed(self) -> None:
         """Start a generation: drop the shards of earlier ones whose writing has not started."""
@@ -323,6 +326,16 @@ class DueCheckpoints:
         pruned = await in_pool(self._writes, self._files.prune)
         if pruned is not None:
             self._tell(pruned)
+
+
+def _failed_shard(taken: protocol.SnapshotTaken, error: str) -> protocol.ShardWritten:
+    return protocol.ShardWritten(
+        step=taken.step,
+        generation=taken.generation,
+        shard=taken.shard,
+        shards=taken.shards,
+        error=error,
+    )
 
 
 def _left_out(state: StateId, shards: int, busy: StateId | None) -> protocol.WriteLeftOut:

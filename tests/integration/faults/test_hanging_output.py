@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hanging import HangingFile
 from jobs import refuse_agent
 from training_jobs.job import Job, pause_all
 
@@ -18,35 +17,6 @@ from rekindle.recovery.journal import journal
 LINE = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z (INFO|WARNING|ERROR) (.+?): ")
 RANKS = 2
 STEP = 3
-
-
-class HangingFile:
-    """A named pipe with the name of a file. It takes no more data until the test reads from it."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        os.mkfifo(path)
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self.text = ""
-
-    def fill(self) -> None:
-        """Let the next write hang."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(self._fd, b"\0" * 4096)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                os.write(self._fd, b"\0")
-
-    def read(self) -> str:
-        """Take all data, so that writes continue. Return the text so far."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._fd, 1 << 16):
-                self.text += data.replace(b"\0", b"").decode()
-        return self.text
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @pytest.fixture

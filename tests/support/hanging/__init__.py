@@ -1,7 +1,8 @@
-"""A log directory that hangs: Python in the agents waits before some file system calls."""
+"""Files that hang: a log directory, in which agents wait before some calls, and a full pipe."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -53,3 +54,32 @@ class HangingLogs:
     def calls(self) -> list[str]:
         """Return the calls so far that hung or that were on an event loop, sorted."""
         return sorted(self._record.read_text().splitlines()) if self._record.exists() else []
+
+
+class HangingFile:
+    """A named pipe with the name of a file. It takes no more data until the test reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self.text = ""
+
+    def fill(self) -> None:
+        """Let the next write hang."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._fd, b"\0" * 4096)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._fd, b"\0")
+
+    def read(self) -> str:
+        """Take all data, so that writes continue. Return the text so far."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 1 << 16):
+                self.text += data.replace(b"\0", b"").decode()
+        return self.text
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -211,7 +211,7 @@ class Place:
         home = f"{names.ENV_HOME}={self.home}\0".encode()
         found = []
         for process in psutil.process_iter():
-            if process.pid != os.getpid() and home in _environ(process.pid):
+            if process.pid != os.getpid() and home in environ(process.pid):
                 found.append(process)
         return found
 
@@ -256,7 +256,7 @@ def refuse_agent(where: Endpoint, secret: str) -> None:
         connection.close()
 
 
-def _environ(pid: int) -> bytes:
+def environ(pid: int) -> bytes:
     """Return the initial environment of a process; empty if it has ended or is not readable."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()

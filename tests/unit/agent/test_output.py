@@ -67,7 +67,7 @@ def test_the_rest_of_a_rank_that_prints_more_than_its_file_takes(
 
     async def prints() -> bytes:
         outputs = Output(spec)
-        logs = open_logs(tmp_path / "logs", tmp_path / "metrics" / "rank0.jsonl")
+        logs = open_logs(tmp_path / "logs")
         stream, other = outputs.streams(0, logs)
         written = b"line\n" * 200_000
         begin, rest = os.dup(stream.fd), written
@@ -113,5 +113,5 @@ def test_a_log_that_cannot_be_opened_leaves_no_descriptor(tmp_path: Path) -> Non
     (tmp_path / "logs/stderr.log").mkdir(parents=True)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(UsageError, match="Is a directory"):
-        open_logs(tmp_path / "logs", tmp_path / "rank0.jsonl")
+        open_logs(tmp_path / "logs")
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from hanging import HangingFile
+from waiting import wait_until
 
 from rekindle import names
 from rekindle.errors import ProtocolError, SessionError
 from rekindle.protocol import agent as p
 from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank import progress
 from rekindle.rank.progress import Records, numbers_in
 from rekindle.reporting.step_records import read_records
 
@@ -82,3 +85,33 @@ def test_a_page_that_a_script_has_written(record: bytes) -> None:
     """The agent refuses a record that no rank writes, with one kind of error."""
     with pytest.raises(ProtocolError, match="not a step record"):
         numbers_in(record)
+
+
+def test_a_file_that_hangs_delays_the_rank_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The records wait in memory, up to a limit. The file gets them when it takes data again."""
+    monkeypatch.setattr(progress, "WRITE_S", 0.01)
+    monkeypatch.setattr(progress, "MOST_WAITING", 1000)
+    file = HangingFile(tmp_path / "metrics" / "rank0.jsonl")
+    file.fill()
+    records = Records(tmp_path / "metrics" / "rank0.jsonl", HeartbeatPage(), 0)
+    for step in range(100):
+        records.write(step, 1, {"loss": 0.5})
+    lost = "the rank loses step records: the file system of the metrics does not answer"
+    assert capfd.readouterr().err.count(lost) == 1
+    wait_until(lambda: '"step":9,' in file.read(), "the records that waited")
+    assert '"step":99,' not in file.text
+    records.close()
+    file.close()
+
+
+def test_records_that_find_no_file_are_lost_with_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file that cannot be opened does not end the rank."""
+    (tmp_path / "metrics").touch()
+    records = Records(tmp_path / "metrics" / "rank0.jsonl", HeartbeatPage(), 0)
+    records.write(0, 1, {"loss": 0.5})
+    records.close()
+    assert "the rank loses step records: [Errno" in capfd.readouterr().err
