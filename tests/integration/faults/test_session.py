@@ -156,6 +156,28 @@ def test_steps_without_an_agent(model: torch.nn.Module) -> None:
     assert not dist.is_initialized()
 
 
+def test_a_step_without_its_block_is_refused(model: torch.nn.Module) -> None:
+    """A loop without `with step:` would never end; its second request is an error."""
+    with session_of(model) as session:
+        steps = session.steps(3)
+        with next(steps):
+            pass
+        next(steps)
+        with pytest.raises(SessionError, match="nothing in step 1"):
+            next(steps)
+
+
+def test_a_loop_may_end_before_its_block(model: torch.nn.Module) -> None:
+    """A script may leave its loop before `with step:`, and continue in another loop."""
+    with session_of(model) as session:
+        for _ in session.steps(3):
+            break
+        for step in session.steps(3):
+            with step:
+                pass
+        assert session.finished == 3
+
+
 def run_by_hand(folder: Path, *launcher: str) -> None:
     """Run the script without Rekindle's agents."""
     write_faults(folder, [])

@@ -231,7 +231,7 @@ class Repairs:
     kind: the fault that ended the generation, if this rank knows it.
     valid_steps: StepFailed's value for that fault, until the rank has another state.
     times: the start times of its updates.
-    step: tells whether a step broke off. before: the state from before it.
+    before: the state from before the step.
     """
 
     def __init__(self, device: torch.device, before: BeforeStep, step: CurrentStep) -> None:
@@ -280,7 +280,7 @@ class StepGradients:
 
     A step with such gradients begins with those of the step before, and its backward pass adds to
     them. This looks for it in the second step of a generation, and in each step that follows one
-    without an update. It costs nothing in other steps.
+    without an update. Other steps have no hooks.
     """
 
     def __init__(self) -> None:

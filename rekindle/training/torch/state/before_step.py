@@ -16,7 +16,13 @@ import xxhash
 
 from rekindle.console import say
 from rekindle.training.torch import private
-from rekindle.training.torch.state.capture import ExtraStates, Modes, as_bytes, distribute
+from rekindle.training.torch.state.capture import (
+    ExtraStates,
+    Modes,
+    as_bytes,
+    distribute,
+    have_same_bits,
+)
 from rekindle.training.torch.state.in_place import Stateful, load_in_place
 from rekindle.training.torch.state.skeleton import Reader, Writer
 
@@ -32,8 +38,8 @@ class BeforeStep:
     """Keeps what a step can change before its update begins.
 
     named: the objects of the Session. leave: the names of those that only the Session changes.
-    optimizer: the script's. ZeRO's has another one inside, which is in `named`.
-    tells: whether this rank tells the cost.
+    optimizer: the script's. ZeRO's has another one inside, which is in `named`. tells: whether this
+    rank prints the cost.
     """
 
     def __init__(
@@ -62,7 +68,8 @@ class BeforeStep:
         ]
         extra_states = {name: ExtraStates(each) for name, each in self._modules.items()}
         self._objects += [_Object(n, e, self._budget) for n, e in extra_states.items() if e.parts]
-        self._groups: list[list[tuple[dict[str, Any], _Values]]] = []
+        self._lists: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
+        self._groups: list[_Values] = []
         self._scales: list[_Values] = []
         self._owned: list[torch.Tensor] = []  # parameters: their rule is that no update has begun
         self._versions: list[int] = []
@@ -76,6 +83,9 @@ class BeforeStep:
         self._modes.look(self._modules)
         owned = [p for each in self._optimizers for g in each.param_groups for p in g["params"]]
         self._owned = [p for p in owned if not hasattr(p, "device_mesh")]
+        self._groups = []  # keep() finds them
+        self._scales = [_Values(vars(s), private.scale_of(s)) for s in self._scalers]
+        self._versions = []
         self._budget.look()
         self._tensors.look(_places_of(self._modules, {id(p) for p in owned}))
         for each in self._objects:
@@ -84,36 +94,50 @@ class BeforeStep:
             private.forget_unscaled(scaler)
 
     def keep(self) -> None:
-        """Keep the state. Raises SessionError: an object has a value that a state cannot hold."""
-        began = time.perf_counter()
+        """Keep the state. Raises SessionError: an object has a value that a state cannot hold.
+
+        The step before has displaced this code and its data from all caches. So each access takes
+        much longer than in a loop, and usual steps leave out what only the first ones need.
+        """
         self._modes.keep()
-        self._versions = list(map(private.version_of, self._owned))
-        self._groups = [[(g, _Values(g)) for g in e.param_groups] for e in self._optimizers]
-        self._scales = [_Values(private.scale_of(each)) for each in self._scalers]
+        if sum(len(each.param_groups) for each in self._optimizers) != len(self._groups):
+            self._groups = [_Values(g) for each in self._optimizers for g in each.param_groups]
+            self._lists = [(each, [*each.param_groups]) for each in self._optimizers]
+        for group in self._groups:
+            group.keep()
+        for scale in self._scales:
+            scale.keep()
+        began = time.perf_counter()
         self._tensors.keep()
         for each in self._objects:
             each.keep()
-        self._budget.tell(began, sum(len(each.skeleton) for each in self._objects))
+        if self._budget.lessons > 0:
+            self._versions = list(map(private.version_of, self._owned))
+            self._budget.print_costs(began, sum(len(each.skeleton) for each in self._objects))
 
     def update_begins(self) -> None:
-        """In the first steps, find the large tensors that a step changes before its update."""
+        """In the first steps, find the tensors that a step changes before its update."""
         if self._budget.lessons > 0:
-            self._budget.lessons -= 1
+            self._look_at_owned()
             for kept in (*self._tensors.kept(), *(k for o in self._objects for k in o.kept())):
                 self._budget.learn(kept)
+            self._budget.lessons -= 1
 
     def restore(self) -> bool:
         """Restore the kept state; False: something that has no copy has changed."""
         whole = [self._tensors.restore(), *(each.restore() for each in self._objects)]
-        whole.append(self._versions == list(map(private.version_of, self._owned)))
-        for optimizer, kept in zip(self._optimizers, self._groups, strict=True):
-            optimizer.param_groups[:] = [group for group, _ in kept]
-            for group, values in kept:
-                values.restore(group)
-        for scaler, values in zip(self._scalers, self._scales, strict=True):
-            values.restore(vars(scaler))
+        if self._budget.lessons > 0:
+            self._look_at_owned()
+        for optimizer, groups in self._lists:
+            optimizer.param_groups[:] = groups
+        for values in (*self._groups, *self._scales):
+            values.restore()
         self._modes.restore()
-        return all(whole)
+        return all(whole) and not self._budget.early
+
+    def _look_at_owned(self) -> None:
+        if self._versions != list(map(private.version_of, self._owned)):
+            self._budget.early = True
 
 
 @dataclass(slots=True)
@@ -163,13 +187,15 @@ class _Budget:
     """Decides which large tensors have a copy, and tells the cost.
 
     A frozen model, a table, and an average that follows the update need none. The first steps show
-    which tensors change before the update; these have a copy from the next step on.
-    lessons: the steps in which such changes are still searched.
+    which tensors change before the update. Each of these has a copy in all later steps.
+    changing: the names of these tensors. lessons: the number of steps in which they are searched.
+    early: the script changes parameters before their update, so no broken step can be restored.
     """
 
     def __init__(self, *, tells: bool) -> None:
         self.lessons = 0
-        self._changing: set[str] = set()
+        self.early = False
+        self.changing: set[str] = set()
         self._uncounted: set[str] = set()
         self._copied: dict[str, int] = {}  # bytes
         self._too_large: set[str] = set()
@@ -194,7 +220,7 @@ class _Budget:
 
     def is_late(self, kept: _Kept) -> bool:
         """Return whether the tensor has no copy, but needs one now."""
-        return kept.copy is None and kept.name in self._changing - self._too_large
+        return kept.copy is None and kept.name in self.changing - self._too_large
 
     def learn(self, kept: _Kept) -> None:
         """Find out whether a large tensor has changed since the step began."""
@@ -203,15 +229,14 @@ class _Budget:
                 kept.uncounted = True
                 self._uncounted.add(kept.name)
         if kept.copy is None and kept.may_differ():
-            self._changing.add(kept.name)
+            self.changing.add(kept.name)
         kept.sample = None
 
-    def lacks(self, kept: _Kept) -> None:
-        """Record that a broken step has changed a tensor without a copy."""
-        self._changing.add(kept.name)
+    def print_costs(self, began: float, values: int) -> None:
+        """Print the cost of copies, and the names of tensors without one; each line once.
 
-    def tell(self, began: float, values: int) -> None:
-        """Say once what is expensive, and what is too large. values: bytes of all other values."""
+        began: the start of the copies, by time.perf_counter. values: bytes of all other values.
+        """
         if not self._tells:
             return
         ms = (time.perf_counter() - began) * 1000
@@ -223,18 +248,18 @@ class _Budget:
         if values > NOTICE_VALUES:
             text = f"{values / 1e6:.0f} MB of values of `extra` are written before each step"
             self._say("values", f"{text}, in {ms:.0f} ms; keep them in tensors")
+        then = "if a fault breaks a step, all ranks may return to the newest snapshot"
         for name in sorted(self._too_large):
-            self._say(
-                name,
-                f"{name} changes within a step and is too large for a copy before each step (limit "
-                f"{LIMIT_BYTES >> 20} MiB for all tensors): if a fault breaks such a step, all "
-                "ranks may return to the newest snapshot. Change it after optimizer.step()",
-            )
+            why = f"is too large for a copy before each step ({LIMIT_BYTES >> 20} MiB in all)"
+            text = f"{name} changes within a step and {why}: {then}"
+            self._say(name, f"{text}. Change it after optimizer.step()")
+        if self.early:
+            self._say("early", f"the script changes parameters before optimizer.step(): {then}")
 
     def _wants(self, name: str, size: int, *, always: bool) -> bool:
         if size <= SMALL_BYTES or name in self._copied:
             return True
-        if not always and name not in self._changing:
+        if not always and name not in self.changing:
             return False
         if sum(self._copied.values()) + size > LIMIT_BYTES:
             self._too_large.add(name)
@@ -305,7 +330,7 @@ class _ModuleTensors:
             place = self._places[index]
             place.owner[place.key] = kept.tensor
             if not kept.restore():
-                self._budget.lacks(kept)
+                self._budget.changing.add(kept.name)
                 whole = False
         return whole
 
@@ -342,10 +367,10 @@ class _Object:
         whole = True
         for name, kept in self._kept.items():
             if kept.copy is None and (tensors.get(name) is not kept.tensor or kept.may_differ()):
-                self._budget.lacks(kept)
+                self._budget.changing.add(kept.name)
                 whole = False
         same = msgspec.json.encode(node) == self.skeleton and all(
-            kept.copy is None or _same(kept.copy, tensors[name])
+            kept.copy is None or have_same_bits(kept.copy, tensors[name])
             for name, kept in self._kept.items()
         )
         if whole and not same:
@@ -373,26 +398,31 @@ class _Object:
 
 
 class _Values:
-    """A copy of an object's values: an optimizer's group, or a scaler's scale."""
+    """The values of a mapping: an optimizer's group, or a scaler's attributes.
 
-    def __init__(self, live: Mapping[str, Any]) -> None:
-        self._values = [(n, v, _copy_of(v)) for n, v in live.items() if n != "params"]
+    names: of the values to keep; default: all.
+    """
 
-    def restore(self, live: dict[str, Any]) -> None:
+    def __init__(self, live: dict[str, Any], names: Iterable[str] | None = None) -> None:
+        self._live = live
+        self._names = None if names is None else [*names]
+        self._kept: dict[str, Any] = {}
+        self._inside: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def keep(self) -> None:
+        """Keep the values."""
+        live, names = self._live, self._names
+        self._kept = live.copy() if names is None else {name: live[name] for name in names}
+        if names is not None or isinstance(live.get("lr"), torch.Tensor):
+            tensors = [v for v in self._kept.values() if isinstance(v, torch.Tensor)]
+            self._inside = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def restore(self) -> None:
         """Restore the values in place."""
-        for name, value, copy in self._values:
-            if isinstance(value, torch.Tensor):
-                with torch.no_grad():
-                    value.copy_(copy)
-            elif isinstance(value, list):
-                value[:] = copy
-            live[name] = value
-
-
-def _copy_of(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return value.copy() if isinstance(value, list) else value
+        self._live.update(self._kept)
+        with torch.no_grad():
+            for tensor, copy in self._inside:
+                tensor.copy_(copy)
 
 
 def _places_of(modules: Mapping[str, torch.nn.Module], owned: set[int]) -> Iterator[Place]:
@@ -419,8 +449,3 @@ def _sample_of(tensor: torch.Tensor) -> int:
     row = tensor.detach().reshape(-1)
     some = row[:: max(1, row.numel() // _SAMPLE)].contiguous().cpu()
     return xxhash.xxh3_64_intdigest(as_bytes(some).numpy().data)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have the same bits."""
-    return one.shape == other.shape and torch.equal(as_bytes(one), as_bytes(other))

@@ -147,6 +147,11 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
+def have_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same shape and the same bits."""
+    return one.shape == other.shape and torch.equal(as_bytes(one), as_bytes(other))
+
+
 def view(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> torch.Tensor:
     """Return the tensor at this place in the file, without a copy."""
     count = math.prod(shape)
@@ -165,6 +170,7 @@ class Modes:
 
     def __init__(self) -> None:
         self._modules: dict[str, torch.nn.Module] = {}
+        self._attributes: list[dict[str, Any]] = []
         self._kept: list[bool] = []
 
     def look(self, named: Mapping[str, torch.nn.Module]) -> None:
@@ -174,10 +180,11 @@ class Modes:
             for name, module in named.items()
             for path, part in module.named_modules()
         }
+        self._attributes = [vars(part) for part in self._modules.values()]
 
     def keep(self) -> None:
         """Keep all modes."""
-        self._kept = [part.training for part in self._modules.values()]
+        self._kept = [attributes["training"] for attributes in self._attributes]
 
     def restore(self) -> None:
         """Restore the kept modes."""

@@ -174,15 +174,20 @@ def test_what_follows_the_update_needs_no_copy() -> None:
     assert guard.restore()
 
 
-def test_a_parameter_that_changes_before_its_update_is_noticed() -> None:
-    """A parameter of an optimizer has no copy; a change without an update is not restored."""
+def test_a_parameter_that_changes_before_its_update_is_noticed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A parameter of an optimizer has no copy; after such a change no broken step is restored."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = guard_of({"model": model, "optimizer": optimizer})
+    guard = guard_of({"model": model, "optimizer": optimizer}, tells=True)
     guard.keep()
     assert guard.restore()
     model.weight.detach().add_(1)
     assert not guard.restore()
+    guard.keep()
+    assert not guard.restore()
+    assert "the script changes parameters before optimizer.step()" in capfd.readouterr().err
 
 
 def test_rates_and_groups_return() -> None:
@@ -198,6 +203,10 @@ def test_rates_and_groups_return() -> None:
     assert guard.restore()
     assert optimizer.param_groups[0] is group
     assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": list(more.parameters())})
+    guard.keep()
+    assert guard.restore()
+    assert len(optimizer.param_groups) == 2
     assert (round(group["lr"].item(), 6), group["betas"]) == (0.1, (0.9, 0.999))
 
 
