@@ -16,14 +16,8 @@ import xxhash
 
 from rekindle.console import say
 from rekindle.training.torch import private
-from rekindle.training.torch.state.capture import (
-    ExtraStates,
-    Modes,
-    as_bytes,
-    distribute,
-    have_same_bits,
-)
-from rekindle.training.torch.state.in_place import Stateful, load_in_place
+from rekindle.training.torch.state.capture import ExtraStates, Modes, as_bytes, have_same_bits
+from rekindle.training.torch.state.in_place import Stateful, distribute, load_in_place
 from rekindle.training.torch.state.skeleton import Reader, Writer
 
 SMALL_BYTES = 64 << 10  # such a copy takes microseconds

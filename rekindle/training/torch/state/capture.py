@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.state.in_place import Stateful, adopt, load_in_place
+from rekindle.training.torch.state.in_place import Stateful, adopt, distribute, like, load_in_place
 from rekindle.training.torch.state.skeleton import (
     DTYPE_CODES,
     TORCH_DTYPES,
@@ -345,45 +344,7 @@ def _distribute(optimizer: torch.optim.Optimizer, state: Any) -> None:
                         f"optimizer.state.{index}.{key} is a distributed tensor with another "
                         "sharding than its parameter, which a checkpoint cannot store"
                     )
-                entries[key] = _like(own, value.tensor)
-
-
-def distribute(state: Any, live: Any, path: str) -> Any:
-    """Give the shards in a state the mesh and placement of the live values at the same places.
-
-    Raises SessionError: a live value is not distributed.
-    """
-    if isinstance(state, LocalShard):
-        if not hasattr(live, "device_mesh"):
-            raise SessionError(
-                f"{path} is a distributed tensor in the state, but not in the running script"
-            )
-        return _like(live, state.tensor)
-    if isinstance(state, dict):
-        for key, value in state.items():
-            inner = live.get(key) if isinstance(live, dict) else None
-            state[key] = distribute(value, inner, f"{path}.{key}")
-    elif isinstance(state, list | tuple) and not isinstance(state, torch.Size):
-        pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
-        numbered = enumerate(list(pairs)[: len(state)])
-        inside = [distribute(a, b, f"{path}.{i}") for i, (a, b) in numbered]
-        return inside if isinstance(state, list) else tuple.__new__(type(state), inside)
-    return state
-
-
-def _like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
-    """Return a distributed tensor like a parameter, with `shard` as this rank's piece."""
-    from torch.distributed.tensor import DTensor  # already imported by then
-
-    distributed: torch.Tensor = DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return distributed
+                entries[key] = like(own, value.tensor)
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: Any) -> None:

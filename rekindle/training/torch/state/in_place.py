@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from rekindle.errors import SessionError
+from rekindle.training.torch.state.skeleton import LocalShard
+
 
 class Stateful(Protocol):
     """An object with a state: a module, an optimizer, a scheduler, a sampler."""
@@ -102,3 +105,41 @@ def _is_alike(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Return whether one tensor can take the other's values in place, and is then equal to it."""
     form = (new.dtype, new.device, new.shape, new.stride())
     return not old.is_inference() and form == (old.dtype, old.device, old.shape, old.stride())
+
+
+def distribute(state: Any, live: Any, path: str) -> Any:
+    """Give the shards in a state the mesh and placement of the live values at the same places.
+
+    Raises SessionError: a live value is not distributed.
+    """
+    if isinstance(state, LocalShard):
+        if not hasattr(live, "device_mesh"):
+            raise SessionError(
+                f"{path} is a distributed tensor in the state, but not in the running script"
+            )
+        return like(live, state.tensor)
+    if isinstance(state, dict):
+        for key, value in state.items():
+            inner = live.get(key) if isinstance(live, dict) else None
+            state[key] = distribute(value, inner, f"{path}.{key}")
+    elif isinstance(state, list | tuple) and not isinstance(state, torch.Size):
+        pairs = itertools.zip_longest(state, live if isinstance(live, list | tuple) else ())
+        numbered = enumerate(list(pairs)[: len(state)])
+        inside = [distribute(a, b, f"{path}.{i}") for i, (a, b) in numbered]
+        return inside if isinstance(state, list) else tuple.__new__(type(state), inside)
+    return state
+
+
+def like(parameter: Any, shard: torch.Tensor) -> torch.Tensor:
+    """Return a distributed tensor like a parameter, with `shard` as this rank's piece."""
+    from torch.distributed.tensor import DTensor  # already imported by then
+
+    distributed: torch.Tensor = DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    return distributed
