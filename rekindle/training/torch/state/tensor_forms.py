@@ -6,13 +6,12 @@ has `__tensor_flatten__` (8-bit optimizers). A subclass is a class that the proc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from rekindle.training.torch.state.skeleton import Node, Reader, Writer
+from rekindle.training.torch.state.nodes import Decoder, Node, Reader, Writer
 
 _LAYOUTS = {
     str(each): each
@@ -129,8 +128,7 @@ def _decode_quantized(body: Any, reader: Reader) -> torch.Tensor:
     return found
 
 
-_Decoder = Callable[[Any, "Reader"], Any]
-DECODERS: Mapping[str, _Decoder] = {
+DECODERS: Mapping[str, Decoder] = {
     "coo": _decode_coo,
     "compressed": _decode_compressed,
     "complex_tensor": lambda b, r: torch.view_as_complex(r.decode(b)),

@@ -6,25 +6,21 @@ class of a live value, or one of that name that the process has loaded.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import pathlib
 import random
-import sys
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from rekindle.errors import SessionError
-
-if TYPE_CHECKING:
-    from rekindle.training.torch.state.skeleton import Node, Reader, Writer
+from rekindle.training.torch.state.nodes import Decoder, Encoder, Node, Reader, Writer
 
 _PATHS: Mapping[str, type[pathlib.PurePath]] = {
     each.__name__: each
@@ -41,41 +37,6 @@ REMEDY = (
     "keep it out of the state, convert it to a tensor, a number, a text or a container of these, "
     "or give its object state_dict() and load_state_dict() that do so"
 )
-
-
-@dataclasses.dataclass(slots=True)
-class LiveParts:
-    """Parts of live states that no file contains: classes by name, functions by place.
-
-    classes: Enums, named tuples, subclasses of Tensor. factories: the functions of defaultdicts.
-    """
-
-    classes: dict[str, type] = dataclasses.field(default_factory=dict)
-    factories: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def note(self, kind: type) -> str:
-        """Keep a class; return its name for the file."""
-        name = f"{kind.__module__}:{kind.__qualname__}"
-        self.classes[name] = kind
-        return name
-
-    def find(self, name: str, fits: Callable[[type], bool]) -> Any:
-        """Return the class of this name. Raises SessionError: the process has no such class.
-
-        fits: checks the kind of the class, because a file may name any class.
-        """
-        found: Any = self.classes.get(name)
-        if found is None:
-            module, _, path = name.partition(":")
-            found = sys.modules.get(module)
-            for part in path.split("."):
-                found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if not isinstance(found, type) or not fits(found):
-            raise SessionError(
-                f"the state has a value of class {name}, which this process has not loaded as "
-                "such a class: define or import it before the Session, under the same name"
-            )
-        return found
 
 
 def is_named_tuple(kind: type) -> bool:
@@ -197,8 +158,7 @@ def _encode_python_generator(value: random.Random, path: str, writer: Writer) ->
     return {"Random": [version, writer.encode(row, path), writer.encode(gauss, path)]}
 
 
-_Encoder = Callable[[Any, str, "Writer"], "Node | None"]
-_ENCODERS: Mapping[type, _Encoder] = {
+_ENCODERS: Mapping[type, Encoder] = {
     complex: lambda v, p, w: {"complex": [w.encode(v.real, p), w.encode(v.imag, p)]},
     set: _encode_set,
     frozenset: _encode_set,
@@ -320,8 +280,7 @@ def _decode_python_generator(body: Any, reader: Reader) -> random.Random:
     return found
 
 
-_Decoder = Callable[[Any, "Reader"], Any]
-DECODERS: Mapping[str, _Decoder] = {
+DECODERS: Mapping[str, Decoder] = {
     "complex": lambda b, r: complex(*map(r.decode, b)),
     "set": lambda b, r: set(map(r.decode, b)),
     "frozenset": lambda b, r: frozenset(map(r.decode, b)),
