@@ -34,7 +34,8 @@ from rekindle.rank.snapshot_writer import STEP as METADATA_STEP
 from rekindle.training.torch.convert.dcp_reader import read_dcp
 from rekindle.training.torch.convert.unsharded import REKINDLE, STEP
 from rekindle.training.torch.state.capture import view
-from rekindle.training.torch.state.skeleton import DTYPE_CODES, Node, Reader, Writer, tensor_specs
+from rekindle.training.torch.state.nodes import Node
+from rekindle.training.torch.state.skeleton import DTYPE_CODES, Reader, Writer, tensor_specs
 
 # Names of the entries in scripts' files, in addition to a Session's names.
 _ALIASES = {

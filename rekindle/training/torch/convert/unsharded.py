@@ -28,11 +28,11 @@ from rekindle.errors import CheckpointError, CorruptError, UsageError
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.training.torch.convert.dcp_reader import Box, check_cover, fits
 from rekindle.training.torch.state.capture import view
+from rekindle.training.torch.state.nodes import Node
 from rekindle.training.torch.state.sharding import METADATA_PIECES
 from rekindle.training.torch.state.skeleton import (
     TORCH_DTYPES,
     LocalShard,
-    Node,
     Reader,
     TensorSpec,
     tensor_specs,

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from rekindle.training.torch.state.capture import as_bytes
+from rekindle.training.torch.state.nodes import LiveParts
 from rekindle.training.torch.state.skeleton import Reader, Writer, tensor_specs
 from rekindle.training.torch.state.transfer import wire_device
-from rekindle.training.torch.state.values import LiveParts
 
 _HEAD = 8  # bytes that hold the length
 _ROOM = 56  # bytes for the first messages

@@ -20,11 +20,11 @@ from torch import nn
 
 from rekindle.errors import SessionError
 from rekindle.training.torch.state.in_place import Stateful, adopt, load_in_place
+from rekindle.training.torch.state.nodes import LiveParts, Node
 from rekindle.training.torch.state.skeleton import (
     DTYPE_CODES,
     TORCH_DTYPES,
     LocalShard,
-    Node,
     Reader,
     Writer,
     difference,
@@ -32,7 +32,6 @@ from rekindle.training.torch.state.skeleton import (
     tensor_specs,
 )
 from rekindle.training.torch.state.tensor_forms import is_flattened
-from rekindle.training.torch.state.values import LiveParts
 
 __all__ = [
     "DTYPE_CODES",

@@ -17,7 +17,8 @@ from rekindle.rank.progress import RankPlace
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState
 from rekindle.training.torch.state.in_place import Stateful
-from rekindle.training.torch.state.skeleton import MAPPINGS, Node, Reader, TensorSpec, stride_of
+from rekindle.training.torch.state.nodes import Node
+from rekindle.training.torch.state.skeleton import MAPPINGS, Reader, TensorSpec, stride_of
 
 METADATA_PIECES = "pieces"  # by name of a piece: the full shape, and the offset in it
 

@@ -17,8 +17,8 @@ import torch
 from rekindle.errors import CorruptError, SessionError
 from rekindle.training.torch import private
 from rekindle.training.torch.state import tensor_forms, values
+from rekindle.training.torch.state.nodes import LiveParts, Node
 from rekindle.training.torch.state.tensor_forms import is_flattened
-from rekindle.training.torch.state.values import LiveParts
 
 # The codes of the safetensors format, and the inverse mapping.
 DTYPE_CODES: Mapping[torch.dtype, str] = {
@@ -42,8 +42,6 @@ DTYPE_CODES: Mapping[torch.dtype, str] = {
     torch.complex64: "C64",
 }
 TORCH_DTYPES: Mapping[str, torch.dtype] = {code: dtype for dtype, code in DTYPE_CODES.items()}
-
-Node = Any  # a JSON value
 
 _MAPPING_KINDS: Mapping[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 MAPPINGS: Mapping[str, Callable[[list[Any]], Any]] = {

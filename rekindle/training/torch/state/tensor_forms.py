@@ -7,12 +7,11 @@ has `__tensor_flatten__` (8-bit optimizers). A subclass is a class that the proc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from rekindle.training.torch.state.skeleton import Node, Reader, Writer
+from rekindle.training.torch.state.nodes import Node, NodeReader, NodeWriter
 
 _LAYOUTS = {
     str(each): each
@@ -21,6 +20,7 @@ _LAYOUTS = {
 _BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 # Nodes of other kinds with tensors below them need the elements of these.
 VIEWS = ("complex_tensor", "viewed", "flattened")
+_Decoder = Callable[[Any, NodeReader], Any]
 
 
 def is_flattened(kind: type) -> bool:
@@ -32,7 +32,7 @@ def is_flattened(kind: type) -> bool:
     )
 
 
-def encode(tensor: torch.Tensor, path: str, writer: Writer) -> Node | None:
+def encode(tensor: torch.Tensor, path: str, writer: NodeWriter) -> Node | None:
     """Return the node; None: a skeleton cannot hold such a tensor."""
     if tensor.is_meta:
         return None
@@ -65,7 +65,7 @@ def encode(tensor: torch.Tensor, path: str, writer: Writer) -> Node | None:
     return {"viewed": [str(tensor.dtype).removeprefix("torch."), writer.encode(rows, path)]}
 
 
-def _encode_quantized(tensor: torch.Tensor, path: str, writer: Writer) -> Node | None:
+def _encode_quantized(tensor: torch.Tensor, path: str, writer: NodeWriter) -> Node | None:
     scheme = str(tensor.qscheme()).removeprefix("torch.")
     dtype = str(tensor.dtype).removeprefix("torch.")
     whole = writer.encode(tensor.int_repr(), path)
@@ -77,14 +77,14 @@ def _encode_quantized(tensor: torch.Tensor, path: str, writer: Writer) -> Node |
     return {"quantized_channels": [dtype, whole, scales, zeros, tensor.q_per_channel_axis()]}
 
 
-def _encode_flattened(value: Any, path: str, writer: Writer) -> Node | None:
+def _encode_flattened(value: Any, path: str, writer: NodeWriter) -> Node | None:
     names, context = value.__tensor_flatten__()
     sizes = [writer.encode(each, path) for each in (context, value.size(), value.stride())]
     parts = [[name, writer.encode(getattr(value, name), f"{path}.{name}")] for name in names]
     return {"flattened": [writer.live.note(type(value)), parts, *sizes]}
 
 
-def _decode_flattened(body: Any, reader: Reader) -> Any:
+def _decode_flattened(body: Any, reader: NodeReader) -> Any:
     name, parts, *sizes = body
     inner = {str(part): reader.decode(node) for part, node in parts}
     if reader.live is None:
@@ -100,7 +100,7 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _decode_coo(body: Any, reader: Reader) -> torch.Tensor:
+def _decode_coo(body: Any, reader: NodeReader) -> torch.Tensor:
     shape, coalesced, *parts = body
     indices, values = map(reader.decode, parts)
     return torch.sparse_coo_tensor(
@@ -108,7 +108,7 @@ def _decode_coo(body: Any, reader: Reader) -> torch.Tensor:
     )
 
 
-def _decode_compressed(body: Any, reader: Reader) -> torch.Tensor:
+def _decode_compressed(body: Any, reader: NodeReader) -> torch.Tensor:
     layout, shape, *parts = body
     outer, inner, values = map(reader.decode, parts)
     return torch.sparse_compressed_tensor(
@@ -116,7 +116,7 @@ def _decode_compressed(body: Any, reader: Reader) -> torch.Tensor:
     )
 
 
-def _decode_quantized(body: Any, reader: Reader) -> torch.Tensor:
+def _decode_quantized(body: Any, reader: NodeReader) -> torch.Tensor:
     dtype, whole, *scheme = body
     plain = reader.decode(whole)
     if len(scheme) == 2:
@@ -129,7 +129,6 @@ def _decode_quantized(body: Any, reader: Reader) -> torch.Tensor:
     return found
 
 
-_Decoder = Callable[[Any, "Reader"], Any]
 DECODERS: Mapping[str, _Decoder] = {
     "coo": _decode_coo,
     "compressed": _decode_compressed,

@@ -6,25 +6,21 @@ class of a live value, or one of that name that the process has loaded.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import pathlib
 import random
-import sys
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
 from rekindle.errors import SessionError
-
-if TYPE_CHECKING:
-    from rekindle.training.torch.state.skeleton import Node, Reader, Writer
+from rekindle.training.torch.state.nodes import Node, NodeReader, NodeWriter
 
 _PATHS: Mapping[str, type[pathlib.PurePath]] = {
     each.__name__: each
@@ -42,40 +38,8 @@ REMEDY = (
     "or give its object state_dict() and load_state_dict() that do so"
 )
 
-
-@dataclasses.dataclass(slots=True)
-class LiveParts:
-    """Parts of live states that no file contains: classes by name, functions by place.
-
-    classes: Enums, named tuples, subclasses of Tensor. factories: the functions of defaultdicts.
-    """
-
-    classes: dict[str, type] = dataclasses.field(default_factory=dict)
-    factories: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def note(self, kind: type) -> str:
-        """Keep a class; return its name for the file."""
-        name = f"{kind.__module__}:{kind.__qualname__}"
-        self.classes[name] = kind
-        return name
-
-    def find(self, name: str, fits: Callable[[type], bool]) -> Any:
-        """Return the class of this name. Raises SessionError: the process has no such class.
-
-        fits: checks the kind of the class, because a file may name any class.
-        """
-        found: Any = self.classes.get(name)
-        if found is None:
-            module, _, path = name.partition(":")
-            found = sys.modules.get(module)
-            for part in path.split("."):
-                found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        if not isinstance(found, type) or not fits(found):
-            raise SessionError(
-                f"the state has a value of class {name}, which this process has not loaded as "
-                "such a class: define or import it before the Session, under the same name"
-            )
-        return found
+_Encoder = Callable[[Any, str, NodeWriter], Node | None]
+_Decoder = Callable[[Any, NodeReader], Any]
 
 
 def is_named_tuple(kind: type) -> bool:
@@ -87,7 +51,7 @@ def _is_enum(kind: type) -> bool:
     return issubclass(kind, enum.Enum)
 
 
-def encode(value: Any, path: str, writer: Writer) -> Node | None:
+def encode(value: Any, path: str, writer: NodeWriter) -> Node | None:
     """Return the node of a value; None: a skeleton cannot hold a value of this kind."""
     kind = type(value)
     if kind in _ENCODERS:
@@ -104,7 +68,7 @@ def encode(value: Any, path: str, writer: Writer) -> Node | None:
     return None
 
 
-def _encode_number(value: np.generic, path: str, writer: Writer) -> Node | None:
+def _encode_number(value: np.generic, path: str, writer: NodeWriter) -> Node | None:
     plain = value.item()
     if value.dtype.kind in _NUMPY_NUMBERS and not isinstance(plain, np.generic):
         return {"numpy": [value.dtype.name, writer.encode(plain, path)]}
@@ -112,14 +76,14 @@ def _encode_number(value: np.generic, path: str, writer: Writer) -> Node | None:
     return None if array is None else {"scalar": array}
 
 
-def _encode_enum(value: enum.Enum, path: str, writer: Writer) -> Node:
+def _encode_enum(value: enum.Enum, path: str, writer: NodeWriter) -> Node:
     name = writer.live.note(type(value))
     if isinstance(value, enum.Flag):  # a combination of flags has no name of its own
         return {"flag": [name, writer.encode(value.value, path)]}
     return {"enum": [name, value.name]}
 
 
-def _encode_array(array: np.ndarray[Any, Any], path: str, writer: Writer) -> Node | None:
+def _encode_array(array: np.ndarray[Any, Any], path: str, writer: NodeWriter) -> Node | None:
     if array.dtype.hasobject or array.dtype.names is not None:
         return None
     by_column = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -129,16 +93,16 @@ def _encode_array(array: np.ndarray[Any, Any], path: str, writer: Writer) -> Nod
     return {"ndarray": [array.dtype.str, list(array.shape), order, body]}
 
 
-def _encode_bytes(row: np.ndarray[Any, Any], path: str, writer: Writer) -> Node:
+def _encode_bytes(row: np.ndarray[Any, Any], path: str, writer: NodeWriter) -> Node:
     return writer.encode(torch.from_numpy(row), path)
 
 
-def _encode_blob(value: bytes | bytearray, path: str, writer: Writer) -> Node:
+def _encode_blob(value: bytes | bytearray, path: str, writer: NodeWriter) -> Node:
     row = np.frombuffer(bytearray(value), np.uint8)
     return {type(value).__name__: _encode_bytes(row, path, writer)}
 
 
-def _encode_set(value: Iterable[Any], path: str, writer: Writer) -> Node:
+def _encode_set(value: Iterable[Any], path: str, writer: NodeWriter) -> Node:
     before = len(writer.tensors)
     nodes = [writer.encode(each, f"{path}.{{{each!r}}}") for each in value]
     if len(writer.tensors) > before:
@@ -146,12 +110,12 @@ def _encode_set(value: Iterable[Any], path: str, writer: Writer) -> Node:
     return {type(value).__name__: sorted(nodes, key=msgspec.json.encode)}
 
 
-def _encode_deque(value: deque[Any], path: str, writer: Writer) -> Node:
+def _encode_deque(value: deque[Any], path: str, writer: NodeWriter) -> Node:
     items = [writer.encode(each, f"{path}.{i}") for i, each in enumerate(value)]
     return {"deque": [value.maxlen, items]}
 
 
-def _encode_defaultdict(value: defaultdict[Any, Any], path: str, writer: Writer) -> Node:
+def _encode_defaultdict(value: defaultdict[Any, Any], path: str, writer: NodeWriter) -> Node:
     factory = value.default_factory
     names = [name for name, each in _FACTORIES.items() if each is factory]
     if not names:
@@ -164,24 +128,24 @@ def _encode_defaultdict(value: defaultdict[Any, Any], path: str, writer: Writer)
     }
 
 
-def _encode_datetime(value: Any, path: str, writer: Writer) -> Node:
+def _encode_datetime(value: Any, path: str, writer: NodeWriter) -> Node:
     zone = writer.encode(value.tzinfo, path)
     return {type(value).__name__: [value.replace(tzinfo=None).isoformat(), value.fold, zone]}
 
 
-def _encode_timezone(value: Any, path: str, writer: Writer) -> Node:
+def _encode_timezone(value: Any, path: str, writer: NodeWriter) -> Node:
     return {"timezone": [writer.encode(each, path) for each in value.__getinitargs__()]}
 
 
-def _encode_zone(value: zoneinfo.ZoneInfo, path: str, writer: Writer) -> Node | None:
+def _encode_zone(value: zoneinfo.ZoneInfo, path: str, writer: NodeWriter) -> Node | None:
     return {"zone": value.key} if value.key else None
 
 
-def _encode_generator(value: torch.Generator, path: str, writer: Writer) -> Node:
+def _encode_generator(value: torch.Generator, path: str, writer: NodeWriter) -> Node:
     return {"generator": [str(value.device), writer.encode(value.get_state(), path)]}
 
 
-def _encode_numpy_generator(value: Any, path: str, writer: Writer) -> Node | None:
+def _encode_numpy_generator(value: Any, path: str, writer: NodeWriter) -> Node | None:
     bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
     if type(bits).__name__ not in _BIT_GENERATORS:
         return None
@@ -191,13 +155,12 @@ def _encode_numpy_generator(value: Any, path: str, writer: Writer) -> Node | Non
     return {type(value).__name__: [type(bits).__name__, writer.encode(state, path)]}
 
 
-def _encode_python_generator(value: random.Random, path: str, writer: Writer) -> Node:
+def _encode_python_generator(value: random.Random, path: str, writer: NodeWriter) -> Node:
     version, words, gauss = value.getstate()
     row = np.asarray(words, np.uint32)
     return {"Random": [version, writer.encode(row, path), writer.encode(gauss, path)]}
 
 
-_Encoder = Callable[[Any, str, "Writer"], "Node | None"]
 _ENCODERS: Mapping[type, _Encoder] = {
     complex: lambda v, p, w: {"complex": [w.encode(v.real, p), w.encode(v.imag, p)]},
     set: _encode_set,
@@ -223,21 +186,21 @@ _ENCODERS: Mapping[type, _Encoder] = {
 }
 
 
-def _decode_enum(body: Any, reader: Reader) -> Any:
+def _decode_enum(body: Any, reader: NodeReader) -> Any:
     name, member = body
     if reader.live is None:
         return member
     return reader.live.find(name, _is_enum).__members__[member]
 
 
-def _decode_flag(body: Any, reader: Reader) -> Any:
+def _decode_flag(body: Any, reader: NodeReader) -> Any:
     value = reader.decode(body[1])
     if reader.live is None:
         return value
     return reader.live.find(body[0], lambda kind: issubclass(kind, enum.Flag))(value)
 
 
-def _decode_named_tuple(body: Any, reader: Reader) -> Any:
+def _decode_named_tuple(body: Any, reader: NodeReader) -> Any:
     name, fields, items = body
     values = [reader.decode(each) for each in items]
     if reader.live is None:
@@ -251,7 +214,7 @@ def _decode_named_tuple(body: Any, reader: Reader) -> Any:
     return tuple.__new__(kind, values)
 
 
-def _decode_default(body: Any, reader: Reader) -> Any:
+def _decode_default(body: Any, reader: NodeReader) -> Any:
     factory, pairs = body
     [(where, name)] = factory.items()
     entries = [(reader.decode(key), reader.decode(value)) for key, value in pairs]
@@ -267,7 +230,7 @@ def _decode_default(body: Any, reader: Reader) -> Any:
     return defaultdict(reader.live.factories[name], entries)
 
 
-def _decode_array(body: Any, reader: Reader) -> Any:
+def _decode_array(body: Any, reader: NodeReader) -> Any:
     dtype, shape, order, rows = body
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -276,20 +239,20 @@ def _decode_array(body: Any, reader: Reader) -> Any:
     return flat.reshape(shape[::-1]).T if order == "F" else flat.reshape(shape)
 
 
-def _bytes_of(node: Node, reader: Reader) -> bytes:
+def _bytes_of(node: Node, reader: NodeReader) -> bytes:
     data: bytes = reader.decode(node).cpu().numpy().tobytes()
     return data
 
 
-def _decode_moment(kind: Any) -> Callable[[Any, Reader], Any]:
-    def decode(body: Any, reader: Reader) -> Any:
+def _decode_moment(kind: Any) -> Callable[[Any, NodeReader], Any]:
+    def decode(body: Any, reader: NodeReader) -> Any:
         text, fold, zone = body
         return kind.fromisoformat(text).replace(fold=fold, tzinfo=reader.decode(zone))
 
     return decode
 
 
-def _decode_generator(body: Any, reader: Reader) -> torch.Generator:
+def _decode_generator(body: Any, reader: NodeReader) -> torch.Generator:
     generator = torch.Generator(body[0])
     generator.set_state(reader.decode(body[1]))
     return generator
@@ -301,26 +264,25 @@ def _bits(body: Any) -> Any:
     return getattr(np.random, body[0])()
 
 
-def _decode_numpy_generator(body: Any, reader: Reader) -> np.random.Generator:
+def _decode_numpy_generator(body: Any, reader: NodeReader) -> np.random.Generator:
     bits = _bits(body)
     bits.state = reader.decode(body[1])
     return np.random.Generator(bits)
 
 
-def _decode_random_state(body: Any, reader: Reader) -> np.random.RandomState:
+def _decode_random_state(body: Any, reader: NodeReader) -> np.random.RandomState:
     found = np.random.RandomState(_bits(body))
     found.set_state(reader.decode(body[1]))
     return found
 
 
-def _decode_python_generator(body: Any, reader: Reader) -> random.Random:
+def _decode_python_generator(body: Any, reader: NodeReader) -> random.Random:
     version, words, gauss = body
     found = random.Random()
     found.setstate((version, tuple(reader.decode(words).tolist()), reader.decode(gauss)))
     return found
 
 
-_Decoder = Callable[[Any, "Reader"], Any]
 DECODERS: Mapping[str, _Decoder] = {
     "complex": lambda b, r: complex(*map(r.decode, b)),
     "set": lambda b, r: set(map(r.decode, b)),
