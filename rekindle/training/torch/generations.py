@@ -30,7 +30,7 @@ from rekindle.training.torch.groups.script_groups import (
 )
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
-from rekindle.training.torch.state.given_values import GivenValues, values_of
+from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
