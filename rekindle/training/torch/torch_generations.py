@@ -35,7 +35,7 @@ from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
-from rekindle.training.torch.state.given_values import GivenValues, values_of
+from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
 

@@ -25,8 +25,14 @@ from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON
 from rekindle.states import StateId
 from rekindle.training.torch.state.capture import DTYPE_CODES, as_bytes, finish, prepare
-from rekindle.training.torch.state.given_values import GivenValues, values_in
-from rekindle.training.torch.state.sharding import METADATA_PIECES, Piece, Refit, pieces_in
+from rekindle.training.torch.state.sharding import (
+    METADATA_PIECES,
+    GivenValues,
+    Piece,
+    Refit,
+    pieces_in,
+    values_in,
+)
 
 _TAKE_BYTES = 16 << 20  # bytes per read, if the layouts of file and tensor differ
 _STRAIGHT_BYTES = 16 << 20  # bytes, if the layouts agree: a separate read then saves a copy

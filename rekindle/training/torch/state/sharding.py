@@ -1,9 +1,13 @@
-"""Describe the pieces of tensors that a rank holds, also if another job divided them otherwise."""
+"""Describe the file of a rank: the pieces of tensors in it, and the values of its script.
+
+Another job may have divided the tensors otherwise. A resumed run keeps the hyperparameters of the
+state, and takes its own seed and world size.
+"""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,12 +18,16 @@ from rekindle.checkpoints.manifest import ShardLayout, StateOrigin
 from rekindle.checkpoints.resharding import Box, box_at, whole
 from rekindle.errors import CorruptError, SessionError
 from rekindle.rank.progress import RankPlace
+from rekindle.training.sampler import StepSampler
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState
 from rekindle.training.torch.state.in_place import Stateful
 from rekindle.training.torch.state.nodes import Node
 from rekindle.training.torch.state.skeleton import MAPPINGS, Reader, TensorSpec, stride_of
 
+METADATA_VALUES = "given_values"  # in the header of a rank's file, since Rekindle compares them
+
+_Groups = list[dict[str, Any]]
 METADATA_PIECES = "pieces"  # by name of a piece: the full shape, and the offset in it
 
 _PIECES = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
@@ -184,3 +192,96 @@ def _like(thing: Stateful) -> Any:
         parameters = [p for group in thing.param_groups for p in group["params"]]
         return {"state": dict(enumerate(parameters))}
     return thing.state_dict()
+
+
+class GivenValues(msgspec.Struct, frozen=True):
+    """The values of one script.
+
+    ranks: the full world size. batch_size: samples of a rank in a step; None without a sampler.
+    optimizers: the hyperparameters of each group as the script has built them, by name.
+    """
+
+    seed: int = 0
+    ranks: int = 1
+    batch_size: int | None = None
+    optimizers: dict[str, _Groups] = {}
+
+    def metadata(self) -> dict[str, str]:
+        """Return the entry in the header of a file."""
+        return {METADATA_VALUES: msgspec.json.encode(self).decode()}
+
+    def in_force(self, former: GivenValues) -> GivenValues:
+        """Return the values after a load: the hyperparameters are those of the state."""
+        return msgspec.structs.replace(self, optimizers=former.optimizers)
+
+    def differences(self, former: GivenValues) -> Iterator[str]:
+        """Yield a sentence for each difference. former: the values of the state."""
+        for name, groups in self.optimizers.items():
+            for number, (now, then) in enumerate(
+                zip(groups, former.optimizers.get(name, []), strict=False)
+            ):
+                changed = [key for key in now if key in then and now[key] != then[key]]
+                if changed:
+                    kept = ", ".join(f"{key}={then[key]}" for key in changed)
+                    given = ", ".join(f"{key}={now[key]}" for key in changed)
+                    yield (
+                        f"{name}.param_groups[{number}] keeps the values of the state, which began "
+                        f"with {kept}; the script gives {given}. To change them, set them in the "
+                        "group after entering the Session"
+                    )
+        if self.seed != former.seed:
+            yield (
+                f"the seed is {self.seed}, and was {former.seed} before: later steps draw other "
+                "random numbers than a run with one seed"
+            )
+        if (self.ranks, self.batch_size) != (former.ranks, former.batch_size):
+            yield (
+                f"the world has {_samples(self)}, and had {_samples(former)} before: later steps "
+                "have other samples and random numbers than a run with one size"
+            )
+
+
+def _samples(values: GivenValues) -> str:
+    ranks = f"{values.ranks} rank{'s' * (values.ranks != 1)}"
+    return ranks if values.batch_size is None else f"{ranks} with {values.batch_size} samples each"
+
+
+def values_of(
+    named: Mapping[str, Any], sampler: StepSampler | None, *, seed: int, ranks: int
+) -> GivenValues:
+    """Return the values of a script. named: the objects that its Session keeps."""
+    optimizers = {
+        name: [
+            {key: _plain(value) for key, value in group.items() if _is_plain(value)}
+            for group in thing.param_groups
+        ]
+        for name, thing in named.items()
+        if isinstance(thing, torch.optim.Optimizer)
+    }
+    size = None if sampler is None else sampler.batch_size
+    return GivenValues(seed, ranks, size, optimizers)
+
+
+def values_in(header: Header) -> GivenValues | None:
+    """Return the values in the header of a file; None: an earlier version of Rekindle wrote it.
+
+    Raises CorruptError: the entry is damaged.
+    """
+    text = header.metadata.get(METADATA_VALUES)
+    try:
+        return None if text is None else msgspec.json.decode(text, type=GivenValues)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptError(f"the file has invalid values of its script: {error}") from error
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_meta
+    many = isinstance(value, list | tuple) and all(isinstance(each, int | float) for each in value)
+    return many or value is None or isinstance(value, int | float | str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value

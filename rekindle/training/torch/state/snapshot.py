@@ -26,8 +26,7 @@ from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotW
 from rekindle.states import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
-from rekindle.training.torch.state.given_values import GivenValues
-from rekindle.training.torch.state.sharding import metadata_of
+from rekindle.training.torch.state.sharding import GivenValues, metadata_of
 
 _log = logging.getLogger(__name__)
 

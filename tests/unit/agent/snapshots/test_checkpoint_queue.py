@@ -30,7 +30,7 @@ from rekindle.protocol import agent as p
 from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
 from rekindle.rank.progress import RankPlace
 from rekindle.states import StateId
-from rekindle.training.torch.state.given_values import GivenValues
+from rekindle.training.torch.state.sharding import GivenValues
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 
 HEADER = b'{"__metadata__":{"metrics":"{\\"loss\\":0.5}"}}'

@@ -224,7 +224,8 @@ def test_values_of_python_round_trip():
         "keys": {Colour.RED: 1, frozenset({1}): 2, Path("x"): 3},
     }
     copied = round_trip(value)
-    assert repr(copied) == repr(value)
+    # The order of a set of texts differs between two sets.
+    assert repr({**copied, "set": 0}) == repr({**value, "set": 0})
     assert {"set": copied["set"], "keys": copied["keys"]} == {
         key: value[key] for key in ("set", "keys")
     }

@@ -9,7 +9,7 @@ import torch
 
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import Captured
-from rekindle.training.torch.state.given_values import GivenValues
+from rekindle.training.torch.state.sharding import GivenValues
 from rekindle.training.torch.state.snapshot import PinnedMemory, TorchSnapshotWriter
 
 ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered

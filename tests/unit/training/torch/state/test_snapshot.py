@@ -17,7 +17,7 @@ from rekindle.protocol.snapshot_buffer import SnapshotBuffer
 from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
 from rekindle.training.torch import private
-from rekindle.training.torch.state.given_values import GivenValues
+from rekindle.training.torch.state.sharding import GivenValues
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
 
 
