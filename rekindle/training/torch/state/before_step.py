@@ -90,17 +90,15 @@ class BeforeStep:
     def keep(self) -> None:
         """Keep the state. Raises SessionError: an object has a value that a state cannot hold.
 
-        The step before has displaced this code and its data from all caches. So each access takes
-        much longer than in a loop, and usual steps leave out what only the first ones need.
+        The step before has displaced this code and its data from all caches, so usual steps leave
+        out what only the first ones need.
         """
         self._modes.keep()
         if sum(len(each.param_groups) for each in self._optimizers) != len(self._groups):
             self._groups = [_Values(g) for each in self._optimizers for g in each.param_groups]
             self._lists = [(each, [*each.param_groups]) for each in self._optimizers]
-        for group in self._groups:
-            group.keep()
-        for scale in self._scales:
-            scale.keep()
+        for values in (*self._groups, *self._scales):
+            values.keep()
         began = time.perf_counter()
         self._tensors.keep()
         for each in self._objects:
@@ -120,7 +118,7 @@ class BeforeStep:
     def restore(self) -> bool:
         """Restore the kept state; False: something that has no copy has changed."""
         whole = [self._tensors.restore(), *(each.restore() for each in self._objects)]
-        if self._budget.lessons > 0:
+        if self._budget.lessons:
             self._look_at_owned()
         for optimizer, groups in self._lists:
             optimizer.param_groups[:] = groups
@@ -178,7 +176,7 @@ class _Kept:
 
 
 class _Budget:
-    """Decides which large tensors have a copy, and tells the cost.
+    """Decides which large tensors have a copy, and prints the cost.
 
     A frozen model, a table, and an average that follows the update need none. The first steps show
     which tensors change before the update. Each of these has a copy in all later steps.
@@ -269,10 +267,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor's place in a module, which may hold another tensor later.
-
-    always: it may change in any step. The other fields are those of _Kept.
-    """
+    """A tensor's place in a module, which may hold another one later. always: as _Budget.first."""
 
     name: str
     owner: dict[str, Any]
@@ -441,5 +436,5 @@ def _places_of(modules: Mapping[str, torch.nn.Module], owned: set[int]) -> Itera
 def _sample_of(tensor: torch.Tensor) -> int:
     """Return a number that almost surely changes with the values of a tensor."""
     row = tensor.detach().reshape(-1)
-    some = row[:: max(1, row.numel() // _SAMPLE)].contiguous().cpu()
+    some = row[:: max(1, row.numel() // _SAMPLE)].cpu()
     return xxhash.xxh3_64_intdigest(as_bytes(some).numpy().data)
