@@ -320,6 +320,9 @@ class RankSupervisor:
         self._waiting[arrived.rank] = arrived
         if arrived.shard is not None:
             self._shards[arrived.rank] = arrived.shard
+        # The coordinator must know them before it decides from which state the rank continues.
+        if digests := self._pages.new_digests(arrived.rank):
+            self._send(protocol.Heartbeat(finished={}, digests={arrived.rank: digests}))
         self._send(arrived)
 
     def _on_state_ready(self, _: RankProcess, ready: protocol.StateReady) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rekindle.checkpoints.manifest import FileEntry
 from rekindle.errors import ProtocolError
 from rekindle.protocol import agent as p
+from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.states import StateId
 
 DIRECTIONS = {
@@ -54,7 +55,7 @@ def value(of: Any) -> st.SearchStrategy[Any]:
         return st.lists(value(inner[0]), max_size=4).map(tuple)
     if get_origin(of) in (Union, UnionType):
         return st.one_of([value(one) for one in inner])
-    if isinstance(of, type) and issubclass(of, msgspec.Struct | StateId):
+    if isinstance(of, type) and issubclass(of, msgspec.Struct | StateDigest | StateId):
         return any_of(of)
     return st.from_type(of)
 
