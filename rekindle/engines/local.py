@@ -40,6 +40,7 @@ from rekindle.waiting import retry
 EXIT_S = 10.0  # time that a coordinator may take to end after the end of its launcher
 FREE_S = 5.0  # time that the kernel may take to free the port of a failed coordinator
 COORDINATOR = "rekindle.coordinator.process"  # the module that a coordinator runs
+_AGENT = "rekindle.agent.process"
 _DIRECTORY = "--directory"
 _PROC = Path("/proc")
 
@@ -207,7 +208,15 @@ class LocalEngine:
         return contextlib.nullcontext()
 
     def release(self) -> None:
-        """Remove nothing: processes end on their own, and the job's directory is its record."""
+        """Kill the agents that are stopped, because they cannot read that the job has ended.
+
+        Other agents end on their own. The job's directory stays: it is the record of the job.
+        Raises JobError: an agent does not end.
+        """
+        words = ["-m", _AGENT, _DIRECTORY, str(self.directory.path)]
+        for pid in _running(words):
+            if _is_stopped(pid):
+                _end(pid, words, "an agent of the ended job")
 
     def replace(self, node: int) -> None:
         """Start an agent for this node rank (names.SPARE: a spare), if this machine runs that node.
@@ -223,7 +232,7 @@ class LocalEngine:
             raise JobError(f"the job in {self.directory.path} has not been launched")
         spare = node == names.SPARE
         arguments = [
-            *("-m", "rekindle.agent.process", "--directory", str(self.directory.path)),
+            *("-m", _AGENT, _DIRECTORY, str(self.directory.path)),
             *("--attempt", str(endpoint.attempt)),
             *(("--spare",) if spare else ("--node", str(node))),
             *("--coordinator", f"{endpoint.host}:{endpoint.port}"),
@@ -323,20 +332,28 @@ def end_coordinators(directory: Path) -> list[int]:
 
     Raises JobError: one of them does not end. The text names its process id.
     """
-    return [pid for pid in coordinators(directory) if _end(pid, directory)]
+    words = command(directory)
+    return [pid for pid in _running(words) if _end(pid, words, "the job's coordinator")]
 
 
-def coordinators(directory: Path) -> Iterator[int]:
-    """Yield the process ids of the coordinators of the job in this directory."""
+def _running(words: Sequence[str]) -> Iterator[int]:
+    """Yield the ids of the processes whose command line contains these words."""
     for entry in _PROC.iterdir():
-        if entry.name.isdigit() and _is_coordinator(int(entry.name), directory):
+        if entry.name.isdigit() and _runs(int(entry.name), words):
             yield int(entry.name)
 
 
-def _is_coordinator(pid: int, directory: Path) -> bool:
+def _runs(pid: int, words: Sequence[str]) -> bool:
     with contextlib.suppress(OSError):  # it has ended
         found = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-        return _contains([os.fsdecode(each) for each in found], command(directory))
+        return _contains([os.fsdecode(each) for each in found], words)
+    return False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped the process; proc(5) has the format."""
+    with contextlib.suppress(OSError):  # it has ended
+        return (_PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].startswith(b"T")
     return False
 
 
@@ -344,30 +361,30 @@ def _contains(words: Sequence[str], part: Sequence[str]) -> bool:
     return any(words[i : i + len(part)] == part for i in range(len(words)))
 
 
-def _end(pid: int, directory: Path) -> bool:
-    """Kill a coordinator, and wait until it is dead. False: it has ended by itself."""
+def _end(pid: int, words: Sequence[str], what: str) -> bool:
+    """Kill a process that runs these words, and wait until it is dead. False: it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
         # The handle belongs to one process. The check after it excludes a later process of this id.
-        if not _is_coordinator(pid, directory):
+        if not _runs(pid, words):
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         end = select.poll()
         end.register(handle, select.POLLIN)
         if not end.poll(1000 * names.KILLED_S):
             raise JobError(
-                f"the job's coordinator (process {pid}) does not answer, and SIGKILL does not end "
-                f"it within {names.KILLED_S:g} s; the kernel blocks it, for example in a file "
-                "system that hangs"
+                f"{what} (process {pid}) does not answer, and SIGKILL does not end it within "
+                f"{names.KILLED_S:g} s; the kernel blocks it, for example in a file system that "
+                "hangs"
             )
     except ProcessLookupError:
         return False
     except PermissionError as error:
         raise JobError(
-            f"the job's coordinator (process {pid}) does not answer, and this user may not end it"
+            f"{what} (process {pid}) does not answer, and this user may not end it"
         ) from error
     finally:
         os.close(handle)

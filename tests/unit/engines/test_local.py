@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs.driver import spec_of
+from waiting import wait_until
 
 from rekindle.engines.local import LocalEngine
 from rekindle.job.spec import Endpoint, JobDirectory
@@ -70,3 +73,32 @@ def test_each_request_for_a_spare_starts_one(
     local.replace(SPARE)
     local.replace(SPARE)
     assert len(started) == 2
+
+
+@pytest.mark.process
+def test_a_stopped_agent_ends_with_its_job(tmp_path: Path) -> None:
+    """The end of a job kills its stopped agents. Other agents, and those of other jobs, stay."""
+    own = engine(tmp_path)
+    agents = [_agent(own.directory.path), _agent(own.directory.path), _agent(tmp_path / "job2")]
+    try:
+        for agent in (agents[0], agents[2]):
+            agent.send_signal(signal.SIGSTOP)
+            wait_until(lambda pid=agent.pid: _state(pid) == "T", "the stop of an agent")
+        own.release()
+        assert agents[0].wait(1) == -signal.SIGKILL
+        assert [agent.poll() for agent in agents[1:]] == [None, None]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
+
+
+def _agent(directory: Path) -> subprocess.Popen[bytes]:
+    """Start a process with the command line of an agent."""
+    waits = [sys.executable, "-c", "input()", "-m", "rekindle.agent.process"]
+    return subprocess.Popen([*waits, "--directory", str(directory)], stdin=subprocess.PIPE)
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(") ")[2][0]
