@@ -80,9 +80,11 @@ class Option(msgspec.Struct, frozen=True):
 
 
 def _retry(policy: Policy, situation: Situation) -> Option | None:
+    if situation.dead:
+        return None
     if situation.fault.kind is FaultKind.REPLICAS:
         return _return_to_equal_state(policy, situation)
-    doing = None if situation.dead else _RETRY.get(situation.fault.kind)
+    doing = _RETRY.get(situation.fault.kind)
     return Option(doing, _hinders_inner(Strategy.RETRY, policy, situation)) if doing else None
 
 

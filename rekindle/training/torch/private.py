@@ -33,8 +33,15 @@ _SCALE = frozenset(
 )
 
 copy_all = torch._foreach_copy_  # one call for many tensors
+quantized = torch._make_per_tensor_quantized_tensor
+quantized_by_channel = torch._make_per_channel_quantized_tensor
 
 MakeGroup = Callable[..., Any]
+
+
+def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the indices and values of a sparse tensor, which may have an index several times."""
+    return [tensor._indices(), tensor._values()]
 
 
 def reset_group_count() -> None:

@@ -108,6 +108,7 @@ def _told_within_step(rank: Rank, ahead: int, sharded: bool) -> list[int | None]
                     wait_until(
                         lambda: ahead or session._loop.generations.group.severed, "a severed group"
                     )
+                optimizer.zero_grad()
                 session.model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
     return [message.finished for message in agent.received if isinstance(message, Arrived)]

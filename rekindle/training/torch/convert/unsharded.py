@@ -47,6 +47,7 @@ _DECODING_ERRORS = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError),
     RecursionError,
     msgspec.MsgspecError,
+    CorruptError,
 )
 
 

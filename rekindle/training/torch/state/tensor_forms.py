@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rekindle.training.torch import private
 from rekindle.training.torch.state.nodes import Decoder, Node, Reader, Writer
 
 _LAYOUTS = {
@@ -38,7 +39,7 @@ def encode(tensor: torch.Tensor, path: str, writer: Writer) -> Node | None:
     if is_flattened(type(tensor)):
         return _encode_flattened(tensor, path, writer)
     if tensor.layout is torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
+        parts = private.coo_parts(tensor)
         names = ("indices", "values")
         body = [
             writer.encode(each, f"{path}.{name}") for each, name in zip(parts, names, strict=True)
@@ -119,10 +120,10 @@ def _decode_quantized(body: Any, reader: Reader) -> torch.Tensor:
     dtype, whole, *scheme = body
     plain = reader.decode(whole)
     if len(scheme) == 2:
-        found = torch._make_per_tensor_quantized_tensor(plain, reader.decode(scheme[0]), scheme[1])
+        found = private.quantized(plain, reader.decode(scheme[0]), scheme[1])
     else:
         scales, zeros = reader.decode(scheme[0]), reader.decode(scheme[1])
-        found = torch._make_per_channel_quantized_tensor(plain, scales, zeros, scheme[2])
+        found = private.quantized_by_channel(plain, scales, zeros, scheme[2])
     if found.dtype != _dtype(dtype):
         raise ValueError(f"the elements are not of {dtype}")
     return found

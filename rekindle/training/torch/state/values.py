@@ -143,13 +143,12 @@ def _encode_generator(value: torch.Generator, path: str, writer: Writer) -> Node
 
 
 def _encode_numpy_generator(value: Any, path: str, writer: Writer) -> Node | None:
-    bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
-    if type(bits).__name__ not in _BIT_GENERATORS:
+    legacy = isinstance(value, np.random.RandomState)
+    state = value.get_state(legacy=False) if legacy else value.bit_generator.state
+    name = state["bit_generator"] if isinstance(state, dict) else ""
+    if name not in _BIT_GENERATORS:
         return None
-    state = (
-        value.get_state(legacy=False) if isinstance(value, np.random.RandomState) else bits.state
-    )
-    return {type(value).__name__: [type(bits).__name__, writer.encode(state, path)]}
+    return {type(value).__name__: [name, writer.encode(state, path)]}
 
 
 def _encode_python_generator(value: random.Random, path: str, writer: Writer) -> Node:

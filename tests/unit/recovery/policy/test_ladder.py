@@ -269,6 +269,7 @@ FIRST = {
     Kind.COORDINATOR: RETRY,
     Kind.STORAGE: RESTART,
     Kind.SOURCE: RESTART,
+    Kind.REPLICAS: FAIL,  # without a state from before the difference
     Kind.PLANNED: RESTART,  # the product never asks for a decision about it
     Kind.LAUNCH: FAIL,
     Kind.HOST_OOM: IN_PLACE,

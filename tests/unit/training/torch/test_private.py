@@ -23,8 +23,8 @@ from rekindle.training.torch import private
 FOLDER = ROOT / "rekindle" / "training" / "torch"
 ELSEWHERE = ("private.py", "fsdp.py")
 # Modules whose private names are not of torch.
-NO_TORCH = {"sys", "random", "numpy"}
-OF_NAMED_TUPLES = {"_replace"}
+NO_TORCH = {"sys", "random", "numpy", "np"}
+OF_NAMED_TUPLES = {"_replace", "_fields"}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,11 @@ OF_NAMED_TUPLES = {"_replace"}
         (torch, "_foreach_copy_"),
         (DeviceMesh, "_get_root_mesh"),
         (FSDPModule, "_get_fsdp_state"),
+        (torch.Tensor, "_indices"),
+        (torch.Tensor, "_values"),
         (torch.Tensor, "_version"),
+        (torch, "_make_per_channel_quantized_tensor"),
+        (torch, "_make_per_tensor_quantized_tensor"),
         (torch.UntypedStorage, "_cdata"),
         (ZeroRedundancyOptimizer, "_sync_param_groups"),
         (DistributedDataParallel, "_check_comm_hook"),
