@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -192,6 +194,12 @@ class Stream:
         self._files.do(self._log.close)
 
 
+def _make(folder: Path) -> None:
+    """Make a folder in a thread, because the file system may hang."""
+    with contextlib.suppress(OSError):  # each rank that writes there reports it
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 class Output:
     """The output of a node's ranks. Files and console have a thread each.
 
@@ -203,6 +211,8 @@ class Output:
         self._files = Worker("rekindle-logs")
         self._console = console()
         self._helpers: list[Outlet] = []
+        metrics = Path(spec.directory, names.METRICS_DIRECTORY)
+        threading.Thread(target=_make, args=(metrics,), daemon=True).start()
 
     def for_helpers(self) -> tuple[int, int]:
         """Return standard output and error for the fork server and the checkers of nodes."""

@@ -212,7 +212,9 @@ class RecordFile:
         self._queued = self._finished = 0  # bytes; the rank counts the first, the thread the second
         self._loss_reported = False
         self._worker = Worker("rekindle-records")
-        self._worker.do(self._open)
+        opened = threading.Event()
+        self._worker.do(functools.partial(self._open, opened))
+        opened.wait(WRITE_S)  # a script may use the folder as soon as its Session exists
 
     def append(self, line: bytes) -> None:
         """Append a line."""
@@ -232,13 +234,14 @@ class RecordFile:
 
     # ---- in the thread
 
-    def _open(self) -> None:
+    def _open(self, opened: threading.Event) -> None:
         mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, mode, 0o644)
         except OSError as error:
             self._lose(str(error))
+        opened.set()
 
     def _write(self, line: bytes, written: threading.Event) -> None:
         if self._fd >= 0:
