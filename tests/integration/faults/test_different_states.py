@@ -123,7 +123,8 @@ def test_a_changed_bit(run: Callable[..., Job]) -> None:
     assert (incident.cause.kind, incident.cause.rank) == (FaultKind.REPLICAS, 2)
     assert incident.cause.signature == "2.weight"
     assert "rank 2 holds another state than ranks 0, 1" in incident.reason
-    assert incident.resumed_at == 60
+    # The agents learn late which steps are equal, so the snapshot of step 60 may be gone.
+    assert incident.resumed_at in range(10, 61, 10)
     changed = finals(ended)
     other = run("nothing", 3)
     assert other.end().outcome == "succeeded", other.story()
