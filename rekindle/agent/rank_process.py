@@ -233,6 +233,8 @@ class HeartbeatPages:
 
     def new_digests(self, rank: int) -> tuple[StateDigest, ...]:
         """Return the digests on the rank's page since the last call: the caller sends them."""
+        if rank not in self._pages:
+            return ()
         self._sent[rank], new = self._pages[rank][1].digests_after(self._sent.get(rank, 0))
         return new
 

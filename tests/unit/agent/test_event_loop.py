@@ -40,6 +40,7 @@ ALLOWED = {
     "memory_limits.memory_cgroups": _KERNEL,
     "memory_limits.read_lines": _KERNEL,
     "checkers.NodeCheckRunner._start": "it opens no file: `open` waits for a message",
+    "output._make": _THREAD,
     "output.open_logs": _THREAD,
     "process_activity._io_bytes": _THREAD,
     "process_activity._process": _THREAD,

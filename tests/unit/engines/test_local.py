@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jobs.driver import spec_of
-from waiting import wait_until
+from waiting import bound_s, wait_until
 
 from rekindle.engines.local import LocalEngine
 from rekindle.job.spec import Endpoint, JobDirectory
@@ -85,7 +85,7 @@ def test_a_stopped_agent_ends_with_its_job(tmp_path: Path) -> None:
             agent.send_signal(signal.SIGSTOP)
             wait_until(lambda pid=agent.pid: _state(pid) == "T", "the stop of an agent")
         own.release()
-        assert agents[0].wait(1) == -signal.SIGKILL
+        assert agents[0].wait(bound_s()) == -signal.SIGKILL
         assert [agent.poll() for agent in agents[1:]] == [None, None]
     finally:
         for agent in agents:
