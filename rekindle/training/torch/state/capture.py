@@ -177,6 +177,7 @@ class Modes:
             f"{name}.{path}" if path else name: part
             for name, module in named.items()
             for path, part in module.named_modules()
+            if "training" in vars(part)  # a wrapper of torch.compile shows that of its module
         }
         self._attributes = [vars(part) for part in self._modules.values()]
 
