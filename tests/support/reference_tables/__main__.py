@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from repository import ROOT
+
 from reference_tables.pages import FOLDER, PAGES
 
 
@@ -13,7 +15,7 @@ def main() -> int:
     for name, make in PAGES.items():
         path, text = FOLDER / name, make()
         if not path.exists() or path.read_text() != text:
-            stale.append(f"docs/reference/{name}")
+            stale.append(str(path.resolve().relative_to(ROOT)))
             if "--check" not in sys.argv[1:]:
                 path.write_text(text)
     print("\n".join(stale) or "all pages are as the source has them")

@@ -11,6 +11,7 @@ from reference_tables import (
     environment,
     exit_statuses,
     files,
+    habits,
     journal,
     ports,
     session,
@@ -30,4 +31,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "ports.md": ports.ports,
     "session-arguments.md": session.session,
     "states.md": states.states,
+    habits.PATH: habits.scripts,
 }

@@ -1,0 +1,24 @@
+"""Accumulate gradients over several steps."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            loss.backward()
+            if step.number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+end(model=model, optimizer=optimizer)

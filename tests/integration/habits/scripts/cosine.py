@@ -1,0 +1,34 @@
+"""Use a cosine schedule with a warm-up."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+scheduler = torch.optim.lr_scheduler.SequentialLR(
+    optimizer,
+    [
+        torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS - 5),
+    ],
+    milestones=[5],
+)
+with Session(
+    model=model, optimizer=optimizer, sampler=sampler, ddp=True, scheduler=scheduler
+) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss, rate=optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+end(model=model, optimizer=optimizer, scheduler=scheduler)

@@ -1,0 +1,26 @@
+"""Wrap the model in DDP."""
+
+import torch
+import torch.distributed as dist
+from habits.common import STEPS, end, net, samples, strike
+from torch.nn.parallel import DistributedDataParallel
+
+from rekindle.training.torch import Session, StepSampler
+
+dist.init_process_group("gloo")
+inputs, targets = samples()
+model = DistributedDataParallel(net())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+end(model=model, optimizer=optimizer)

@@ -1,0 +1,21 @@
+"""Forget to all-reduce the gradients."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(model(inputs[step.indices]), targets[step.indices])
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+end(model=model, optimizer=optimizer)

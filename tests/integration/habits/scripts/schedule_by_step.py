@@ -1,0 +1,25 @@
+"""Set the learning rate from the number of the step."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 * min(1.0, (step.number + 1) / 10)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+end(model=model, optimizer=optimizer)

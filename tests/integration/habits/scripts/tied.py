@@ -1,0 +1,24 @@
+"""Share one weight between two layers."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+model[2].weight = model[1].weight
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+end(model=model, optimizer=optimizer)

@@ -1,0 +1,28 @@
+"""Use two optimizers in one step, with all gradients before the first update."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.01)
+second = torch.optim.SGD(model[2].parameters(), lr=0.05, momentum=0.9)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(
+    model=model, optimizer=optimizer, sampler=sampler, ddp=True, extra={"second": second}
+) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            second.zero_grad()
+            loss.backward()
+            optimizer.step()
+            second.step()
+end(model=model, optimizer=optimizer, second=second)

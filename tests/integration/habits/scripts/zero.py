@@ -1,0 +1,25 @@
+"""Use ZeroRedundancyOptimizer."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from rekindle.training.torch import Session, StepSampler, init_placeholder_group
+
+init_placeholder_group()
+inputs, targets = samples()
+model = net()
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
+sampler = StepSampler(len(inputs), batch_size=4)
+with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+    for step in session.steps(STEPS):
+        with step:
+            strike(step.number)
+            loss = torch.nn.functional.mse_loss(
+                session.model(inputs[step.indices]), targets[step.indices]
+            )
+            step.log(loss=loss)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+end(model=model)

@@ -1,0 +1,276 @@
+"""The habits: what the page says about each, and the outcome that its trials must have."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+RANKS = 2
+
+
+class Outcome(str, enum.Enum):
+    """What happens to a script when ranks fail."""
+
+    EXACT = "exact"  # no step is lost, and all values are those of a run without faults
+    REPEATS = "repeats"  # at most `--snapshot-every` steps are repeated; the values are the same
+    REFUSED = "refused"  # an error with the remedy ends the job
+
+
+@dataclasses.dataclass(frozen=True)
+class Habit:
+    """One habit.
+
+    name: of its script. row: what the script has, for the page. do: what its author does.
+    options: of `rekindle run`. text: a part of the error that refuses it. repeats: steps that one
+    fault may cost; for a refused script, the last step that it may begin.
+    """
+
+    name: str
+    row: str
+    do: str
+    outcome: Outcome = Outcome.EXACT
+    options: tuple[str, ...] = ()
+    text: str = ""
+    repeats: int = 0
+
+
+HABITS = (
+    Habit(
+        "ddp",
+        "DDP",
+        "`Session(model=module, ddp=True)`, or `ddp={...}` with DDP's keyword arguments",
+    ),
+    Habit(
+        "own_all_reduce",
+        "gradients that the script all-reduces",
+        "no `ddp`; build the same weights on every rank",
+    ),
+    Habit("sgd_momentum", "momentum, a learning rate for each layer", ""),
+    Habit(
+        "batchnorm",
+        "BatchNorm",
+        "nothing for the parameters; its statistics: [BatchNorm](#batchnorm)",
+    ),
+    Habit("dropout", "dropout, noise", "nothing inside the step"),
+    Habit("autocast", "mixed precision with `autocast`, bfloat16", ""),
+    Habit("grad_scaler", "`GradScaler`", '`extra={"scaler": scaler}`'),
+    Habit(
+        "grad_scaler_clipping",
+        "`GradScaler` with `unscale_()` and clipping",
+        '`extra={"scaler": scaler}`',
+    ),
+    Habit(
+        "accumulation",
+        "gradient accumulation inside one step",
+        "`no_sync()` as usual: [Gradient accumulation](#gradient-accumulation)",
+    ),
+    Habit(
+        "accumulation_over_steps",
+        "gradient accumulation over several steps",
+        "one step for each update: [Gradient accumulation](#gradient-accumulation)",
+        Outcome.REFUSED,
+        text="adds to the gradients of the step before",
+        repeats=1,
+    ),
+    Habit("clipping", "gradient clipping", ""),
+    Habit("activation_checkpointing", "activation checkpointing", ""),
+    Habit(
+        "averaged_model",
+        "EMA in an `AveragedModel`",
+        '`extra={"ema": ema}`: [EMA](#ema-and-other-averages)',
+    ),
+    Habit(
+        "own_ema",
+        "an EMA of the script's own",
+        "`extra=`, with `state_dict()` and `load_state_dict()`",
+    ),
+    Habit("swa", "SWA, `SWALR`", '`scheduler=`, `extra={"average": average}`'),
+    Habit("cosine", "LR scheduler", "`scheduler=`; several: [Schedulers](#schedulers)"),
+    Habit("one_cycle", "`OneCycleLR`", "`scheduler=`"),
+    Habit("lambda_lr", "`LambdaLR`", "`scheduler=`"),
+    Habit("plateau", "`ReduceLROnPlateau`", "`scheduler=`, and the same value on all ranks"),
+    Habit("kept_group", "a parameter group that the script keeps, and changes by hand", ""),
+    Habit("schedule_by_step", "a learning rate that follows from the step's number", ""),
+    Habit(
+        "two_optimizers",
+        "two optimizers in one step",
+        "the second in `extra=`: [Several optimizers](#several-optimizers)",
+    ),
+    Habit(
+        "gan",
+        "a GAN: two networks in turn",
+        "one update in each step; the second network and optimizer in `extra=`",
+    ),
+    Habit(
+        "lbfgs",
+        "LBFGS, updates in the backward pass",
+        "give `--snapshot-every 1` or another small number",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "compile",
+        "`torch.compile`",
+        "`Session(model=torch.compile(model), ddp=True)`: [torch.compile](#torchcompile)",
+    ),
+    Habit("frozen", "frozen weights, LoRA", ""),
+    Habit(
+        "fsdp",
+        "FSDP2 (`fully_shard`)",
+        "`init_placeholder_group()`, no `ddp`: [session.md](session.md#fsdp2-and-hsdp)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "zero",
+        "`ZeroRedundancyOptimizer`",
+        "`init_placeholder_group()`: [session.md](session.md#zeroredundancyoptimizer)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "own_groups",
+        "own process groups (`dist.new_group`)",
+        "create them in the function `make_groups=`",
+    ),
+    Habit(
+        "hook",
+        "DDP communication hook",
+        "call `session.model.register_comm_hook()` for each new `session.model`",
+    ),
+    Habit(
+        "loader",
+        "`DataLoader` with workers",
+        "`batch_sampler=StepSampler(...)`, `loader=`: [data.md](data.md)",
+    ),
+    Habit(
+        "stream",
+        "samples without an index",
+        "`ElasticStream`, `loader=`: [data.md](data.md#streams)",
+    ),
+    Habit(
+        "stateful_loader",
+        "a loader that keeps its own position",
+        "`loader=`: [data.md](data.md#loaders-with-their-own-state)",
+    ),
+    Habit(
+        "augmentation",
+        "random augmentations in the step",
+        "nothing; in workers seed by sample: [Random numbers](#random-numbers)",
+    ),
+    Habit("batch_sizes", "variable batch sizes", "[Variable batch sizes](#variable-batch-sizes)"),
+    Habit("evaluation", "evaluation inside the step", "[Evaluation](#evaluation)"),
+    Habit("meter", "a meter, a counter", "`extra=`"),
+    Habit("replay_buffer", "a replay buffer", "`extra=`"),
+    Habit("generator", "a `torch.Generator` of the script's own", "`extra=`"),
+    Habit("numpy_generator", "a numpy `Generator`", "`extra=`"),
+    Habit(
+        "own_checkpoints",
+        "own checkpoints",
+        "not needed for recovery: [Own checkpoints](#own-checkpoints)",
+    ),
+    Habit(
+        "keep_global_batch",
+        "a fixed global batch in a world that shrinks",
+        "`keep_global_batch=True`, `step.parts()`",
+    ),
+    Habit(
+        "metric", "a metric of all ranks", "all-reduce it in the step, before `optimizer.step()`"
+    ),
+    Habit("tied", "tied weights", ""),
+    Habit(
+        "flat_gradients",
+        "one buffer for all gradients (`p.grad` is a view)",
+        "no `ddp`; set the buffer to zero in each step",
+    ),
+    Habit("sparse", "an embedding with sparse gradients", "all-reduce them yourself"),
+    Habit("recurrent", "a hidden state that goes from step to step", "`extra=`"),
+    Habit("early_stop", "early stopping", "[Early stopping](#early-stopping)"),
+    Habit(
+        "unused_parameters", "`find_unused_parameters`", '`ddp={"find_unused_parameters": True}`'
+    ),
+    Habit("foreach", "a fused optimizer", ""),
+    Habit("curriculum", "a loss that changes with the step's number", ""),
+    Habit(
+        "no_step_block",
+        "no `with step:` block",
+        "put the step's work inside `with step:`",
+        Outcome.REFUSED,
+        text="with step:",
+    ),
+    Habit(
+        "forgotten_ema",
+        "an EMA that is not in `extra=`",
+        "give it to the `Session`",
+        Outcome.REFUSED,
+        text="ema",
+        repeats=2,
+    ),
+    Habit(
+        "forgotten_scheduler",
+        "a scheduler that the `Session` does not get",
+        "`scheduler=`",
+        Outcome.REFUSED,
+        text="scheduler",
+        repeats=2,
+    ),
+    Habit(
+        "forgotten_optimizer",
+        "a second optimizer that the `Session` does not get",
+        "`extra=`",
+        Outcome.REFUSED,
+        text="second",
+        repeats=2,
+    ),
+    Habit(
+        "pipeline",
+        "other weights on each rank, without `shard=`",
+        "`shard=`: [session.md](session.md#state-in-shards)",
+        Outcome.REFUSED,
+        text="shard",
+        repeats=24,
+    ),
+    Habit(
+        "no_all_reduce",
+        "gradients that nobody all-reduces",
+        "`ddp=True`, or an all-reduce in the step",
+        Outcome.REFUSED,
+        text="differ",
+        repeats=24,
+    ),
+    Habit(
+        "skipped_step",
+        "an update that one rank leaves out",
+        "all ranks do the same updates",
+        Outcome.REFUSED,
+        text="differ",
+        repeats=24,
+    ),
+    Habit(
+        "init_process_group",
+        "`init_process_group`",
+        "remove the call, or call `init_placeholder_group()` in its place",
+        Outcome.REFUSED,
+        text="remove init_process_group",
+        repeats=-1,
+    ),
+    Habit(
+        "ddp_wrapper",
+        "a model in a DDP wrapper",
+        "give the module itself, and `ddp=True`",
+        Outcome.REFUSED,
+        text="Session(model=module, ddp=True)",
+        repeats=-1,
+    ),
+    Habit(
+        "early_leave",
+        "a loop that one rank leaves",
+        "all ranks leave it at the same step",
+        Outcome.REFUSED,
+        text="before the others had finished",
+        repeats=24,
+    ),
+)
