@@ -15,6 +15,7 @@ from repository import ROOT
 EXCEPTIONS = {
     "tests/support/waiting.py": "it keeps the rules for all others",
     "tests/support/campaign/moments.py": "faults at random moments",
+    "tests/support/habits/common.py": "a step of a script takes a few milliseconds",
     "tests/support/process_faults": "it stops processes for some seconds; and a script",
     "tests/support/cluster": "an imitation: its delays are those of Kubernetes",
     "tests/support/hanging/hook": "a file system that hangs on purpose",
