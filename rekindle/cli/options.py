@@ -84,7 +84,11 @@ def given(arguments: Iterable[Argument | Group], words: Sequence[str]) -> frozen
 
 def _without_default(each: Argument | Group) -> Argument | Group:
     if isinstance(each, Group):
-        return Group(each.title, tuple(map(_without_default, each.arguments)))  # type: ignore[arg-type]
+        return Group(each.title, tuple(map(_plain, each.arguments)))
+    return _plain(each)
+
+
+def _plain(each: Argument) -> Argument:
     settings = {name: value for name, value in each.settings.items() if name != "default"}
     return Argument(each.spellings, settings)
 

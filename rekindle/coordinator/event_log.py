@@ -31,8 +31,8 @@ _KEEPALIVE = b'{"type":"keepalive"}'
 class EventLog:
     """All events of the job, and the thread that writes them.
 
-    on_recorded: called in the event loop each time that events are recorded. events: all events,
-    also those that are not recorded yet. recorded: the number of recorded events.
+    on_recorded: the event loop calls it after the thread has recorded events. events: all events,
+    recorded or not. recorded: the number of recorded events.
     """
 
     def __init__(self, file: JournalFile, on_recorded: Callable[[], None]) -> None:

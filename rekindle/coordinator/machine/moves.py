@@ -1,4 +1,4 @@
-"""Planned moves: a prepared spare takes the place of a node that still works.
+"""Planned moves: a prepared spare replaces a node that still works.
 
 The spare starts the ranks of the node while the world trains. When they wait at their Session, the
 world pauses between two steps. The spare becomes the node, and its ranks take their state from

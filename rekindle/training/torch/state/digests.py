@@ -144,9 +144,7 @@ def digests_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
     found: dict[str, int] = {}
     on_devices: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
-        local = tensor
-        if type(tensor).__name__ == "DTensor":  # by name: most scripts do not import it
-            local = tensor.detach().to_local()  # type: ignore[attr-defined]
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # of a DTensor
         if type(local) not in _PLAIN or local.layout is not torch.strided or local.is_meta:
             continue
         if local.is_cpu:
