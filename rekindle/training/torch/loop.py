@@ -76,8 +76,7 @@ class Loop:
             channel, self.generations.place, self._profiler, self._writer
         )
         self._forgotten: Forgotten | None = None
-        if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
-            # A rank that replaces another one must not lose time.
+        if channel is not None and not rank_environment.is_replacement():
             self._forgotten = Forgotten(self.generations.named, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:

@@ -101,8 +101,9 @@ class TorchGenerations:
         given.check_shard(self.place.shard)
         modes = Modes()
         self.named = given.named({**data.named, "modes": modes})
-        # Refuse now what a snapshot could not hold. Reading a loader's state may start its workers.
-        capture({name: each for name, each in self.named.items() if name not in data.named})
+        if not rank_environment.is_replacement():
+            # Refuse now what a snapshot could not hold. A loader's state may start its workers.
+            capture({name: each for name, each in self.named.items() if name not in data.named})
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
         self.digests = ReplicaDigests(
             given.model, given.optimizer, self.named, given.extra, self.place, progress.page

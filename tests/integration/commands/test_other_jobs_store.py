@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from waiting import run_command
+from waiting import run_command, status_of, wait_until
 
 from rekindle import names
 
@@ -69,3 +69,33 @@ def test_a_store_of_another_job(tmp_path: Path) -> None:
     none = run("third", 5, "--resume-from", "nowhere")
     assert none.returncode == 2
     assert "there is no folder" in none.stderr
+
+
+def test_a_store_that_answers_late(tmp_path: Path) -> None:
+    """If the launcher cannot see whose checkpoints a store has, the agents refuse another job's."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, names.ENV_HOME: str(tmp_path / "home")}
+    rekindle = [sys.executable, "-m", "rekindle.cli.main", "run", "--log-format", "short"]
+    options = ["--checkpoint-every", "5", "--checkpoint-dir", "store", "train.py", "5"]
+    first = run_command([*rekindle, "--job-id", "first", *options], cwd=tmp_path, env=environment)
+    assert first.returncode == 0, first.stderr
+    [manifest] = (tmp_path / "store").glob("step-*/manifest.json")
+    kept = manifest.rename(tmp_path / "kept.json")
+    os.mkfifo(manifest)  # the launcher hangs when it reads it
+    said = tmp_path / "said"
+    with said.open("w") as errors:
+        second = subprocess.Popen(
+            [*rekindle, "--job-id", "second", *options],
+            cwd=tmp_path,
+            env=environment,
+            stderr=errors,
+        )
+    try:
+        wait_until(lambda: "does not answer; whose checkpoints" in said.read_text(), "the line")
+        kept.rename(manifest)
+        assert status_of(second) == 1
+    finally:
+        second.kill()
+    told = said.read_text()
+    assert "has checkpoints of job 'first' (step 5), and this is job 'second'" in told
+    assert "begins at" not in told
