@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import Any
 
 import numpy
 import torch
@@ -55,3 +56,16 @@ def begin_step(seed: int, rank: int, step: int) -> None:
         _seed_numpy(mixed & 0xFFFFFFFF)
     except TypeError:  # the script chose another bit generator: numpy.random.set_bit_generator
         numpy.random.seed(mixed & 0xFFFFFFFF)
+
+
+def outer_states() -> tuple[Any, ...]:
+    """Return the states of torch's CPU generator, `random` and `numpy.random`; see set_outer().
+
+    It is for this process; EpochBatches.states() has a form for the state format.
+    """
+    raise NotImplementedError
+
+
+def set_outer(states: tuple[Any, ...]) -> None:
+    """Set these generators to states of outer_states()."""
+    raise NotImplementedError
