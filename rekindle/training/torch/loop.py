@@ -25,6 +25,7 @@ from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
+from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.forgotten import Forgotten
@@ -105,6 +106,9 @@ class Loop:
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
+        if self.given.wrapper is not None:
+            self.given.wrapper.bind(None)
+        init_again()
         self.progress.leave()
         self.data.close()
         self._snapshot_schedule.close()

@@ -41,6 +41,12 @@ HABITS = (
         "`Session(model=module, ddp=True)`, or `ddp={...}` with DDP's keyword arguments",
     ),
     Habit(
+        "torchrun_lines",
+        "process group, DDP wrapper, `DistributedSampler`, `destroy_process_group()`",
+        "`init` and `DistributedDataParallel` of `rekindle.training.torch`: "
+        "[session.md](session.md#lines-that-may-stay)",
+    ),
+    Habit(
         "own_all_reduce",
         "gradients that the script all-reduces",
         "no `ddp`; build the same weights on every rank",
@@ -252,15 +258,16 @@ HABITS = (
     Habit(
         "init_process_group",
         "`init_process_group`",
-        "remove the call, or call `init_placeholder_group()` in its place",
+        "replace it by `init` of `rekindle.training.torch`, with the same arguments",
         Outcome.REFUSED,
-        text="remove init_process_group",
+        text="replace init_process_group by rekindle.training.torch.init",
         repeats=-1,
     ),
     Habit(
         "ddp_wrapper",
         "a model in a DDP wrapper",
-        "give the module itself, and `ddp=True`",
+        "import `DistributedDataParallel` from `rekindle.training.torch`, or give the module "
+        "itself, and `ddp=True`",
         Outcome.REFUSED,
         text="Session(model=module, ddp=True)",
         repeats=-1,
