@@ -273,6 +273,14 @@ HABITS = (
         repeats=-1,
     ),
     Habit(
+        "uneven_inputs",
+        "uneven inputs, DDP's `join()`",
+        "give all ranks the same number of batches, as `DistributedSampler` does",
+        Outcome.REFUSED,
+        text="join() is for ranks with different numbers of batches",
+        repeats=-1,
+    ),
+    Habit(
         "early_leave",
         "a loop that one rank leaves",
         "all ranks leave it at the same step",

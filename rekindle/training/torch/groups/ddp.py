@@ -25,6 +25,11 @@ from rekindle.training.torch.groups import gloo_waits as waits
 from rekindle.training.torch.groups.gloo_waits import Hook, reduce_bucket
 from rekindle.training.torch.state.transfer import broadcast_tensors
 
+_NO_JOIN = (
+    "join() is for ranks with different numbers of batches, but all ranks of a Session do the same "
+    "steps; give each rank the same number of batches: DistributedSampler does so, or leave the "
+    "last ones out"
+)
 _SIGNATURE = inspect.signature(TorchDDP.__init__)
 _NOT_OPTIONS = ("self", "module")
 # The group belongs to the generation, and a wrapper must send nothing while it is made.
@@ -117,6 +122,10 @@ class SteadyDDP(TorchDDP, _InitOnce):
         private.check_comm_hook(self, hook)
         hooks.append((hook, state))
 
+    def join_hook(self, **_: Any) -> Any:
+        """Raise SessionError, from join() and from torch.distributed.algorithms.Join."""
+        raise SessionError(_NO_JOIN)
+
     def _distributed_broadcast_coalesced(
         self, tensors: list[torch.Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
@@ -199,12 +208,8 @@ class DistributedDataParallel(nn.Module):
             live.register_comm_hook(state, hook)
 
     def join(self, *_: Any, **__: Any) -> AbstractContextManager[None]:
-        """Raise SessionError: ranks with more batches than others cannot be exact after a fault."""
-        raise SessionError(
-            "join() is for ranks with different numbers of batches, which a Session cannot repeat "
-            "together; give each rank the same number: DistributedSampler does so, or leave the "
-            "last batches out"
-        )
+        """Raise SessionError: all ranks of a Session do the same steps."""
+        raise SessionError(_NO_JOIN)
 
     @property
     def require_backward_grad_sync(self) -> bool:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from habits.common import BATCH, STEPS, end, net, samples, strike
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from rekindle.training.torch import DistributedDataParallel as DDP
@@ -16,6 +17,7 @@ dataset = TensorDataset(*samples())
 sampler = DistributedSampler(dataset, seed=4)
 each = len(dataset) // world // BATCH // 2 * 2  # steps of an epoch; a step has two batches
 model = DDP(net(torch.nn.BatchNorm1d(16)), bucket_cap_mb=1)
+model.register_comm_hook(None, allreduce_hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 with Session(model=model, optimizer=optimizer) as session:
     for step in session.steps(STEPS):
