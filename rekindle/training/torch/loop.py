@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
@@ -101,8 +102,14 @@ class Loop:
     def end(self, *, raised: bool) -> None:
         """Leave the process group. raised: an exception of the script ends the loop."""
         if self.member is not None:
-            if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
-                self._keep(last=True)  # the script has left its loop early
+            finished, total = self.state.finished, self.progress.total
+            if not raised and 0 < finished < total and not self._is_left():
+                say(
+                    f"rank {self.generations.slot} leaves its loop after step {finished} of "
+                    f"{total}; if other ranks do not, the job ends with an error when this rank "
+                    "ends"
+                )
+                self._keep(last=True)
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()

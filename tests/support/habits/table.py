@@ -21,8 +21,8 @@ class Habit:
     """One habit.
 
     name: of its script. row: what the script has, for the page. do: what its author does.
-    options: of `rekindle run`. text: a part of the error that refuses it. repeats: steps that one
-    fault may cost; for a refused script, the last step that it may begin.
+    options: of `rekindle run`. text: parts of the error that refuses it, with ` ... ` between them.
+    repeats: steps that one fault may cost; for a refused script, the last step that it may begin.
     """
 
     name: str
@@ -285,7 +285,7 @@ HABITS = (
         "a loop that one rank leaves",
         "all ranks leave it at the same step",
         Outcome.REFUSED,
-        text="before the others had finished",
+        text="rank 0 leaves its loop after step 6 of 24 ... before the others had finished",
         repeats=24,
     ),
 )
