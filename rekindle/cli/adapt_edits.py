@@ -18,6 +18,9 @@ from rekindle.cli.adapt_training import (
     find_kept,
     is_evaluation,
     loop_of_epochs,
+    needs_group,
+    note_of_one_epoch,
+    notes_of_place,
     on_one_rank,
     rounds,
     steps_of,
@@ -151,6 +154,7 @@ class Change:
             self._take()
         elif outer is loop:
             self.edits.edit(loop, self._in_one_epoch)
+            self.notes += note_of_one_epoch(script, self.training)
         else:
             self._epochs(outer)
         loader = self._iterable(loop.iter)
@@ -162,7 +166,7 @@ class Change:
         for call in self.training.calls:
             self._pass_session(call)
         statements = _statements(loop.body)
-        after = self._first_after(statements)
+        after = _end_of_block(script, loop)
         self.edits.edit(loop.body, lambda body: self._block(body, f"{self.session}.step()", after))
         self._evaluations(statements[after:], repeated=True)
         self._evaluations(statements[:after], repeated=False)
@@ -284,20 +288,6 @@ class Change:
             )
         )
 
-    def _first_after(self, statements: Sequence[cst.CSTNode]) -> int:
-        """Return the place of the first statement after the block: an evaluation by all ranks."""
-        last = max(
-            (place for place, each in enumerate(statements) if self.script.updates(each)),
-            default=len(statements),
-        )
-        for place in range(last + 1, len(statements)):
-            for call in self.script.calls_in(statements[place]):
-                if is_evaluation(self.script, call) and not on_one_rank(
-                    self.script, call, self.loop
-                ):
-                    return place
-        return len(statements)
-
     def _evaluations(self, statements: Sequence[cst.CSTNode], *, repeated: bool) -> None:
         """Repeat evaluations between blocks on all ranks; give others the time that they need."""
         script, outer = self.script, self.training.outer
@@ -372,9 +362,10 @@ class Change:
         first = places.index(outer)
         last = first
         for place in range(first + 1, len(places)):
-            if self._needs_group(places[place]):
+            if needs_group(self.script, places[place]):
                 last = place
         wrapped = places[first : last + 1]
+        self.notes += notes_of_place(self.script, self.training, wrapped)
         template = self._session(kept)
 
         def with_session(new: Any) -> Any:
@@ -385,15 +376,6 @@ class Change:
             return new.with_changes(body=[*new.body[:start], around, *new.body[end + 1 :]])
 
         self.edits.edit(block, with_session)
-
-    def _needs_group(self, statement: cst.CSTNode) -> bool:
-        """Return whether a statement uses the process group, except to end it."""
-        names = [self.script.full(each) for each in self.script.walk(statement)]
-        names += [self.script.full(each.func) for each in self.script.reached(statement)]
-        return any(
-            each.startswith("torch.distributed.") and "destroy_process_group" not in each
-            for each in names
-        ) or any(is_evaluation(self.script, each) for each in self.script.calls_in(statement))
 
     def _session(self, kept: Kept) -> cst.With:
         arguments = [f"model={kept.model}", f"optimizer={kept.optimizer}"]
@@ -447,3 +429,14 @@ def _inside(around: cst.With, statements: Sequence[Any]) -> cst.With:
 def _tight() -> cst.AssignEqual:
     space = cst.SimpleWhitespace("")
     return cst.AssignEqual(whitespace_before=space, whitespace_after=space)
+
+
+def _end_of_block(script: Script, loop: Loop) -> int:
+    """Return the place of the first statement after the block: an evaluation by all ranks."""
+    body = list(loop.body.body)
+    updates = [place for place, each in enumerate(body) if script.updates(each)]
+    for place in range(max(updates, default=len(body)) + 1, len(body)):
+        for call in script.calls_in(body[place]):
+            if is_evaluation(script, call) and not on_one_rank(script, call, loop):
+                return place
+    return len(body)

@@ -44,7 +44,7 @@ _DEEPEST_CALL = 5  # calls between the training loop and the backward pass, or t
 
 @dataclass(frozen=True)
 class Binding:
-    """An assignment to a name. value: None for an element of an unknown tuple."""
+    """An assignment to a name. value: for a part of a tuple, what gives the tuple."""
 
     value: cst.BaseExpression
     node: cst.CSTNode
@@ -78,9 +78,9 @@ class Script:
         self.nodes = list(self.walk(self.module))
         self.calls = [each for each in self.nodes if isinstance(each, cst.Call)]
         self.functions = [each for each in self.nodes if isinstance(each, cst.FunctionDef)]
-        self.words = {
-            self.name(each).partition(".")[0] for each in self.nodes if self._stands_alone(each)
-        }
+        attributes = {each.attr for each in self.nodes if isinstance(each, cst.Attribute)}
+        names = [each for each in self.nodes if isinstance(each, cst.Name)]
+        self.words = {each.value for each in names if each not in attributes}
         self.imports = dict(self._imports())
         self._bindings: dict[tuple[cst.CSTNode, bool], dict[str, list[Binding]]] = {}
         self._updates: dict[cst.CSTNode, list[Update]] = {}
@@ -88,12 +88,6 @@ class Script:
         self._called = {
             call: function for function, calls in self._calls_of.items() for call in calls
         }
-
-    def _stands_alone(self, node: cst.CSTNode) -> bool:
-        above = self.parent(node)
-        return isinstance(node, cst.Name) and not (
-            isinstance(above, cst.Attribute) and above.attr is node
-        )
 
     # Places.
 
@@ -120,10 +114,6 @@ class Script:
         for child in self._children[node]:
             if nested or not isinstance(child, cst.FunctionDef | cst.ClassDef):
                 yield from self.walk(child, nested=nested)
-
-    def children(self, node: cst.CSTNode) -> list[cst.CSTNode]:
-        """Return the nodes directly below a node, without white space and comments."""
-        return self._children[node]
 
     def calls_in(self, node: cst.CSTNode) -> list[cst.Call]:
         """Return the calls below a node, without those of functions defined there."""
@@ -212,6 +202,15 @@ class Script:
         name = self.name(node)
         return name if re.fullmatch(r"(self\.)?\w+", name) else ""
 
+    def method(self, call: cst.Call) -> tuple[str, str]:
+        """Return a variable and its method that a call calls; else two empty texts."""
+        func = call.func
+        return (
+            (self.variable(func.value), func.attr.value)
+            if isinstance(func, cst.Attribute)
+            else ("", "")
+        )
+
     def bindings(self, name: str, scope: Scope) -> Sequence[Binding]:
         """Return the assignments of a name that this function, its class or the module has."""
         if name.startswith("self."):
@@ -297,7 +296,13 @@ class Script:
     def _callers(self, function: cst.FunctionDef) -> Iterator[cst.Call]:
         owner = self.owner(function)
         if owner is None:
-            yield from (each for each in self.calls if self.name(each.func) == function.name.value)
+            name = function.name.value
+            for call in self.calls:
+                steps = self.name(call.func).endswith(".step")  # optimizer.step(closure)
+                if self.name(call.func) == name or (
+                    steps and any(self.name(each.value) == name for each in call.args)
+                ):
+                    yield call
             return
         wanted = f"self.{function.name.value}"
         for each in self.walk(owner):
@@ -309,10 +314,8 @@ class Script:
             if isinstance(each, cst.Import):
                 for alias in each.names:
                     name = self.name(alias.name)
-                    if alias.asname is not None:
-                        yield self.name(alias.asname.name), name
-                    else:
-                        yield name.partition(".")[0], name.partition(".")[0]
+                    first = name.partition(".")[0]
+                    yield (self.name(alias.asname.name), name) if alias.asname else (first, first)
             elif isinstance(each, cst.ImportFrom) and not isinstance(each.names, cst.ImportStar):
                 module = "." * len(each.relative) + (self.name(each.module) if each.module else "")
                 for alias in each.names:
@@ -328,13 +331,12 @@ class Script:
     def update(self, call: cst.Call) -> Update | None:
         """Return the update of the weights that a call does."""
         first = self.variable(call.args[0].value) if call.args else ""
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value == "step":
-            receiver = self.variable(call.func.value)
+        receiver, method = self.method(call)
+        if method == "step":
             if first and self.is_optimizer(first):
                 return Update(call, first, receiver, fused=False)
-            if receiver and self.is_optimizer(receiver):
-                return Update(call, receiver, None, fused=False)
-            return None
+            usual = Update(call, receiver, None, fused=False)
+            return usual if receiver and self.is_optimizer(receiver) else None
         # A helper such as timm's NativeScaler: loss_scaler(loss, optimizer, ...).
         scaler = self.variable(call.func)
         if scaler and "loss" in first and len(call.args) > 1:

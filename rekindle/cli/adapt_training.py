@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TypeAlias
 
 import libcst as cst
@@ -18,6 +19,7 @@ _NO_WORK = re.compile(r"^(get|make|build|create|load|is|has|should|prepare|save|
 _STATE = re.compile(r"(Scaler|AveragedModel|ModelEma|EMA)\w*$")
 EMA = re.compile(r"(^|_)(ema|swa|averaged?)(_|$)", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
+_OF_PARAMETERS = ("parameters", "named_parameters", "configure_optimizers")
 _MOST_SOURCES = 4  # assignments between an optimizer and the model whose parameters it has
 
 # The loop over the epochs, and the calls that lead from it to the training loop.
@@ -38,8 +40,7 @@ class UnknownLoopError(RekindleError):
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(problem)
-        reason = Note(line, f"nothing changed: {problem}")
-        self.notes = [reason]
+        self.notes = [Note(line, f"nothing changed: {problem}")]
 
 
 @dataclass(frozen=True)
@@ -63,15 +64,15 @@ class Training:
     scope: Scope  # the function that gets the Session
 
 
-@dataclass
+@dataclass(frozen=True)
 class Kept:
     """The arguments of a Session, each a name of the script."""
 
     model: str
     optimizer: str
-    scheduler: str = ""
-    extra: list[str] = field(default_factory=list)
-    optional: bool = False  # an object of extra may be None
+    scheduler: str
+    extra: list[str]
+    optional: bool  # an object of extra may be None
 
 
 def find_kept(script: Script, training: Training) -> Kept | None:
@@ -109,16 +110,11 @@ class _State:
         stepped = [self._outward(each, call) for each, call in self._stepped()]
         known = dict.fromkeys(each for each in (*found, *stepped) if each not in others)
         rest = [each for each in known if not self._is_second_name(each, known)]
-        schedulers = (each for each in rest if each in stepped or self._is_scheduler(each))
-        scheduler = next(schedulers, "")
+        schedulers = [each for each in rest if each in stepped or self._is_scheduler(each)]
+        scheduler = schedulers[0] if schedulers else ""
         extra = [each for each in rest if each != scheduler]
-        return Kept(
-            model=model,
-            optimizer=optimizers[0],
-            scheduler=scheduler,
-            extra=extra,
-            optional=any(self._may_be_none(each) for each in extra),
-        )
+        optional = any(self._may_be_none(each) for each in extra)
+        return Kept(model, optimizers[0], scheduler, extra, optional)
 
     def _outward(self, name: str, call: cst.Call) -> str:
         """Translate a name at a call below the loop for the function of the Session."""
@@ -129,24 +125,24 @@ class _State:
     def _stepped(self) -> Iterator[tuple[str, cst.Call]]:
         """Yield the receivers of step() and update() in the loops, which may be schedulers."""
         for call in self.script.reached(self.training.outer):
-            if isinstance(call.func, cst.Attribute) and call.func.attr.value in (
-                "step",
-                "step_update",
-            ):
-                name = self.script.variable(call.func.value)
-                if _SCHEDULER.search(name):
-                    yield name, call
+            name, method = self.script.method(call)
+            if method in ("step", "step_update") and _SCHEDULER.search(name):
+                yield name, call
+
+    def _has(self, name: str, *methods: str) -> bool:
+        return any(self.script.method(each) in product((name,), methods) for each in self.calls)
 
     def _is_state(self, name: str) -> bool:
         """Return whether the script saves an object, or what makes it says that it has a state."""
-        for call in self.calls:
-            if isinstance(call.func, cst.Attribute) and call.func.attr.value == "state_dict":
-                if self.script.variable(call.func.value) == name:
-                    return True
         values = [each.value for each in self.script.bindings(name, self.scope)]
         made = [self.script.full(_made_by(each)) for each in values]
-        return self._is_scheduler(name) or any(
-            _STATE.search(each) or (EMA.search(name) and each.endswith("deepcopy")) for each in made
+        return (
+            self._has(name, "state_dict")
+            or self._is_scheduler(name)
+            or any(
+                _STATE.search(each) or (EMA.search(name) and each.endswith("deepcopy"))
+                for each in made
+            )
         )
 
     def _is_scheduler(self, name: str) -> bool:
@@ -173,24 +169,14 @@ class _State:
         for each in wrapped:
             if ({each} | self._sources(each)) & sources:
                 return each
-        trained = [
-            self.script.variable(call.func.value)
-            for call in self.script.reached(self.training.outer)
-            if isinstance(call.func, cst.Attribute) and call.func.attr.value == "train"
-        ]
+        calls = [self.script.method(each) for each in self.script.reached(self.training.outer)]
+        trained = [name for name, method in calls if method == "train"]
+        owners = [each for each in self.names if self._has(each, *_OF_PARAMETERS)]
         likely = [each for each in wrapped if each in trained] or wrapped
-        likely += [each for each in self.names if each in sources and self._has_parameters(each)]
+        likely += [each for each in owners if each in sources]
         likely += [each for each in self.names if each in trained]
         likely += [each for each in self.names if re.search(r"(^|\.|_)(model|net)$", each)]
         return next(iter(likely), "")
-
-    def _has_parameters(self, name: str) -> bool:
-        return any(
-            isinstance(call.func, cst.Attribute)
-            and call.func.attr.value in ("parameters", "named_parameters", "configure_optimizers")
-            and self.script.variable(call.func.value) == name
-            for call in self.calls
-        )
 
     def _sources(self, name: str) -> set[str]:
         """Return the names from which a value is made, over a few assignments."""
@@ -253,13 +239,9 @@ def is_evaluation(script: Script, call: cst.Call) -> bool:
     if not name or name in ("eval", "train") or _NO_WORK.match(name) or script.updates(call):
         return False
     function = script.callee(call)
-    return bool(_EVALUATION.search(name)) or (
-        function is not None
-        and any(
-            isinstance(each.func, cst.Attribute) and each.func.attr.value == "eval"
-            for each in script.calls_in(function.body)
-        )
-    )
+    calls = script.calls_in(function.body) if function is not None else []
+    evaluates = any(script.method(each)[1] == "eval" for each in calls)
+    return evaluates or bool(_EVALUATION.search(name))
 
 
 def on_one_rank(script: Script, node: cst.CSTNode, within: cst.CSTNode) -> bool:
@@ -270,6 +252,48 @@ def on_one_rank(script: Script, node: cst.CSTNode, within: cst.CSTNode) -> bool:
         if isinstance(each, cst.If) and _RANK_GUARD.search(script.code(each.test)):
             return True
     return False
+
+
+def needs_group(script: Script, statement: cst.CSTNode) -> bool:
+    """Return whether a statement uses the process group, except to end it."""
+    names = [script.full(each) for each in script.walk(statement)]
+    names += [script.full(each.func) for each in script.reached(statement)]
+    return any(
+        each.startswith("torch.distributed.") and "destroy_process_group" not in each
+        for each in names
+    ) or any(is_evaluation(script, each) for each in script.calls_in(statement))
+
+
+def note_of_one_epoch(script: Script, training: Training) -> list[Note]:
+    """Return what is unknown about a function that has one loop over batches, and no epochs."""
+    scope = training.scope
+    if scope is None or script.calls_of(scope):
+        return []
+    problem = (
+        f"nothing in this file calls {scope.name.value}: if it runs once for each epoch, create "
+        "the Session around the epochs, and give it to this function"
+    )
+    return [Note(script.line(scope), problem)]
+
+
+def notes_of_place(
+    script: Script, training: Training, inside: Sequence[cst.CSTNode]
+) -> Iterator[Note]:
+    """Yield what concerns the place of the Session. inside: the statements that it holds."""
+    for loop in script.loops(training.outer)[:1]:
+        yield Note(script.line(loop), "this loop trains again and again: a script has one Session")
+    for statement in inside:
+        for call in script.reached(statement):
+            if script.full(call.func).endswith(".destroy_process_group"):
+                problem = "the process group ends inside of the Session here: end it after that"
+                yield Note(script.line(statement), problem)
+    for call in script.calls_of(training.scope) if training.scope is not None else ():
+        later = list(script.block(call).body)
+        here = next(i for i, each in enumerate(later) if call in script.walk(each))
+        for statement in later[here + 1 :]:
+            if needs_group(script, statement):
+                problem = "this uses the process group after the end of the Session: move it"
+                yield Note(script.line(statement), f"{problem} to the end of the `with` block")
 
 
 def loop_of_epochs(script: Script, loop: Loop, steps: Rounds | None) -> Around:
@@ -343,9 +367,7 @@ def rounds(script: Script, loop: Loop) -> Rounds:
         return Rounds(counter, 0, codes[0])
     start, stop = codes
     if start.isdigit():
-        ending = f" + {start}"
-        whole = stop.removesuffix(ending) if stop.endswith(ending) else f"{stop} - {start}"
-        return Rounds(counter, int(start), whole if int(start) else stop)
+        return Rounds(counter, int(start), _less(stop, start) if int(start) else stop)
     problem = (
         f"the loop begins at {start}, and that of the Session at 0 in a new job, later at the "
         f"position of the job. Remove what sets {start}"
@@ -356,28 +378,46 @@ def rounds(script: Script, loop: Loop) -> Rounds:
 def _counted_while(script: Script, loop: cst.While) -> Rounds | None:
     """Return the counter of a `while` loop that ends at a number of rounds."""
     body = list(loop.body.body)
-    count = next((each for each in body if _increment(script, each)), None)
-    if count is None:
-        return None
-    counter = _increment(script, count)
     ends = [each for each in body if isinstance(each, cst.If) and _only_break(each)]
-    test: cst.BaseExpression = loop.test
-    done: list[cst.CSTNode] = [count]
-    if script.code(test) in ("True", "1"):
-        at_end = [each for each in ends if _limit(script, each.test, counter)]
-        if not at_end:
-            return None
-        test = at_end[0].test
-        done.append(at_end[0])
-    total = _limit(script, test, counter)
-    later = body[body.index(count) + 1 :]
-    read = any(
-        script.name(node) == counter
-        for each in later
-        if each not in done
-        for node in script.walk(each)
-    )
-    return None if read or not total else Rounds(counter, 0, total, done)
+    endless = script.code(loop.test) in ("True", "1")
+    for count in body:
+        counter = _increment(script, count)
+        over = [each for each in ends if counter and _limit(script, each.test, counter)]
+        if not counter or (endless and not over):
+            continue
+        total = _limit(script, over[0].test if endless else loop.test, counter)
+        done = [count, *over[:1]] if endless else [count]
+        later = [each for each in body[body.index(count) + 1 :] if each not in done]
+        names = [script.name(node) for each in later for node in script.walk(each)]
+        inside = set(script.walk(loop))
+        bound = script.bindings(counter, script.scope(loop))
+        if total and counter not in names and [e for e in bound if e.node in inside][1:] == []:
+            before = [script.code(each.value) for each in bound if each.node not in inside]
+            return _first_round(script, loop, Rounds(counter, 0, total, done), before)
+    return None
+
+
+def _first_round(
+    script: Script, loop: cst.While, found: Rounds, before: Sequence[str]
+) -> Rounds | None:
+    """Add the first number of a counter. before: its values before the loop."""
+    if len(before) == 1 and before[0].isdigit() and int(before[0]):
+        return replace(found, first=int(before[0]), total=_less(found.total, before[0]))
+    problems = [
+        f"the loop begins at {each}, and that of the Session at 0 in a new job. Remove this value"
+        for each in before
+        if each != "0"
+    ]
+    if any(isinstance(node, cst.Continue) for node in script.walk(loop.body, nested=False)):
+        problems.append("`continue` counts a step in the diff, and no step in the script")
+    note = Note(script.line(loop), "; ".join(problems)) if problems else None
+    return replace(found, note=note) if before else None
+
+
+def _less(total: str, first: str) -> str:
+    """Return the number of rounds up to a total if a loop does not begin at 0."""
+    ending = f" + {first}"
+    return total.removesuffix(ending) if total.endswith(ending) else f"{total} - {first}"
 
 
 def _increment(script: Script, statement: cst.CSTNode) -> str:

@@ -132,8 +132,43 @@ LOOPS = (
     ("for x in zip(loader, b):\n    " + UPDATE, "for x", "zip() in a loop", True),
     ("for _ in range(9):\n    x = next(batches)\n    " + UPDATE, "for _", "next()", False),
     ("for i in range(0, 9, 2):\n    x = get(i)\n    " + UPDATE, "for i", "range with", False),
+    ("k = 1\nwhile k <= 9:\n    x = get(k)\n    " + UPDATE + "\n    k += 1", "", "", True),
+    (
+        "k = old\nwhile k < 9:\n    x = get(k)\n    " + UPDATE + "\n    k += 1",
+        "while",
+        "begins",
+        True,
+    ),
     ("while loss > 1:\n    x = get()\n    " + UPDATE, "while", "no counter", False),
     ("while e < 9:\n  for x in loader:\n    " + UPDATE, "while", "epochs are not", False),
+    (
+        "for fold in range(3):\n    for e in range(2):\n        for x in loader: " + UPDATE,
+        "for fold",
+        "a script has one Session",
+        True,
+    ),
+    (
+        "def f():\n    for e in range(2):\n        for x in loader: "
+        + UPDATE
+        + "\nf()\ntorch.distributed.barrier()",
+        "barrier",
+        "after the end of the Session",
+        True,
+    ),
+    (
+        "for e in range(2):\n    for x in loader: " + UPDATE + "\nif main:\n"
+        "    torch.distributed.barrier()\n    torch.distributed.destroy_process_group()",
+        "if main",
+        "ends inside of the Session",
+        True,
+    ),
+    (
+        "for x in loader:\n    def closure(): model(x).sum().backward()\n    opt.step(closure)",
+        "",
+        "",
+        True,
+    ),
+    ("def f(self):\n    for x in loader: " + UPDATE, "def f", "nothing in this file calls", True),
     ("for x in loader:\n    engine.backward(model(x))", "engine", "owns the loop", False),
     (
         "for a in range(2):\n for b in range(3):\n  x = get()\n  " + UPDATE,
