@@ -20,7 +20,6 @@ from rekindle.cli.adapt_training import EMA, Note, Training, UnknownLoopError, c
 from rekindle.console import say
 from rekindle.errors import UsageError
 
-_PACKAGE = "rekindle.training.torch"
 _WRAPPER = "DistributedDataParallel"
 
 # Calls that a Session does not allow as they are, and the remedy.
@@ -33,14 +32,19 @@ _REFUSED = {
     "ranks without a Session (scripts.md)",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "see ZeroRedundancyOptimizer in session.md",
     "apex.parallel.DistributedDataParallel": "use torch's DistributedDataParallel",
+    "torch.distributed.rpc.init_rpc": "run the script without a Session: it cannot restore RPC",
+    "torch.distributed.fsdp.fully_shard": "see FSDP2 in session.md",
+    "torch.distributed.tensor.parallel.parallelize_module": "see shards in session.md",
     "deepspeed.initialize": "it owns the loop: run the script without a Session (scripts.md)",
     "accelerate.Accelerator": "it owns the loop: run the script without a Session (scripts.md)",
     "horovod.torch.init": "use torch.distributed",
 }
+_SPREADS = WRAPPERS | {name for name in _REFUSED if name.startswith("torch.distributed.")}
 _LOCAL_STATE = re.compile(r"^(update|append|extend|add|add_)$")
 _PLAIN_OUTPUT = re.compile(r"log|writer|wandb|bar|print|timer", re.IGNORECASE)
 _CLOCK = re.compile(r"time\(|perf_counter|monotonic|Event\(")
 _RESUME = re.compile(r"(load|resume|restore|restart)\w*(checkpoint|snapshot|ckpt|state|training)")
+_IMPORTS = (cst.Import, cst.ImportFrom)
 _ORDERS = (cst.GreaterThanEqual, cst.GreaterThan, cst.LessThan, cst.LessThanEqual)
 _ADAPTED = re.compile(r"\.(batches|steps|epochs)$")
 
@@ -147,7 +151,8 @@ def _with_group(script: Script, names: dict[str, str]) -> bytes:
     edits = Edits(script)
     init = edits.fresh("init", "init_ranks")
     for node in script.nodes:
-        if not isinstance(node, cst.Name | cst.Attribute) or _in_import(script, node):
+        imports = [each for each in script.above(node) if isinstance(each, _IMPORTS)]
+        if imports or not isinstance(node, cst.Name | cst.Attribute):
             continue
         if script.full(node) in INIT:
             names["init"] = init
@@ -160,16 +165,12 @@ def _with_group(script: Script, names: dict[str, str]) -> bytes:
     if names:
         pairs = sorted(names.items())
         listed = ", ".join(name if name == new else f"{name} as {new}" for name, new in pairs)
-        added = edits.statement(f"from {_PACKAGE} import {listed}\n")
+        added = edits.statement(f"from rekindle.training.torch import {listed}\n")
         if place is not None:
             edits.edit(place, lambda old: added.with_changes(leading_lines=old.leading_lines))
         else:
             edits.edit(_last_import(script), lambda old: cst.FlattenSentinel([old, added]))
     return edits.text()
-
-
-def _in_import(script: Script, node: cst.CSTNode) -> bool:
-    return any(isinstance(each, cst.Import | cst.ImportFrom) for each in script.above(node))
 
 
 def _without_imports(script: Script, edits: Edits, names: dict[str, str]) -> cst.CSTNode | None:
@@ -204,7 +205,7 @@ def _only(names: Sequence[cst.ImportAlias], old: cst.ImportFrom) -> cst.ImportFr
 def _last_import(script: Script) -> cst.CSTNode:
     """Return the top-level statement after which a new import belongs: the last one of torch."""
     lines = [each for each in script.module.body if isinstance(each, cst.SimpleStatementLine)]
-    imports = [each for each in lines if isinstance(each.body[0], cst.Import | cst.ImportFrom)]
+    imports = [each for each in lines if isinstance(each.body[0], _IMPORTS)]
     of_torch = [each for each in imports if re.match("(import|from) torch", script.code(each))]
     if imports:
         return (of_torch or imports)[-1]
@@ -236,8 +237,7 @@ def _second_wrapper(script: Script, change: Change) -> Iterator[Note]:
 
 def _refused(script: Script) -> Iterator[Note]:
     for call in script.calls:
-        name = script.full(call.func)
-        if name in _REFUSED:
+        if (name := script.full(call.func)) in _REFUSED:
             yield Note(script.line(call), f"{script.name(call.func)}: {_REFUSED[name]}")
 
 
@@ -248,7 +248,7 @@ def _of_file(script: Script, training: Training | None) -> Iterator[Note]:
     """
     if training is None:
         pass
-    elif not any(script.full(each) in WRAPPERS for each in script.nodes):
+    elif not any(script.full(each) in _SPREADS for each in script.nodes):
         yield Note(
             script.line(training.loop),
             "this file wraps no model in DistributedDataParallel: with more than one rank each "

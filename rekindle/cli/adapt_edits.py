@@ -34,6 +34,7 @@ _REMEDIES = {
     "zip": "write one loader that yields the batches of all",
     "islice": "loop over all batches, and `break` after the block of the last one",
     "cycle": "loop over the epochs, and in each over the loader",
+    "count": "write `for number in range(total):`, because a Session counts to an end",
 }
 _LOADER = re.compile(r"load|data|batch|iter", re.IGNORECASE)
 
@@ -159,7 +160,7 @@ class Change:
             self._epochs(outer)
         loader = self._iterable(loop.iter)
         name = script.name(loader.func).rpartition(".")[2] if isinstance(loader, cst.Call) else ""
-        if name in ("zip", "islice", "cycle"):
+        if name in _REMEDIES:
             problem = f"{name}() in a loop over batches: {_REMEDIES[name]}"
             self.notes.append(Note(script.line(loop), problem))
         self._loader(loader)

@@ -20,6 +20,7 @@ _STATE = re.compile(r"(Scaler|AveragedModel|ModelEma|EMA)\w*$")
 EMA = re.compile(r"(^|_)(ema|swa|averaged?)(_|$)", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
 _OF_PARAMETERS = ("parameters", "named_parameters", "configure_optimizers")
+_OF_GROUP = re.compile(r"torch\.distributed\.(?!destroy_|is_(initialized|available))")
 _MOST_SOURCES = 4  # assignments between an optimizer and the model whose parameters it has
 
 # The loop over the epochs, and the calls that lead from it to the training loop.
@@ -258,10 +259,8 @@ def needs_group(script: Script, statement: cst.CSTNode) -> bool:
     """Return whether a statement uses the process group, except to end it."""
     names = [script.full(each) for each in script.walk(statement)]
     names += [script.full(each.func) for each in script.reached(statement)]
-    return any(
-        each.startswith("torch.distributed.") and "destroy_process_group" not in each
-        for each in names
-    ) or any(is_evaluation(script, each) for each in script.calls_in(statement))
+    evaluates = any(is_evaluation(script, each) for each in script.calls_in(statement))
+    return evaluates or any(_OF_GROUP.match(each) for each in names)
 
 
 def note_of_one_epoch(script: Script, training: Training) -> list[Note]:

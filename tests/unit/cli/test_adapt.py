@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -139,6 +140,13 @@ LOOPS = (
         "begins",
         True,
     ),
+    (
+        "for x in loader: " + UPDATE + "\nif torch.distributed.is_initialized():\n"
+        "    torch.distributed.destroy_process_group()",
+        "",
+        "",
+        True,
+    ),
     ("while loss > 1:\n    x = get()\n    " + UPDATE, "while", "no counter", False),
     ("while e < 9:\n  for x in loader:\n    " + UPDATE, "while", "epochs are not", False),
     (
@@ -253,6 +261,8 @@ def test_typical_scripts_change_in_few_lines(adapt: Adapt, name: str) -> None:
 @pytest.mark.process
 def test_patch_applies_the_diff(adapt: Adapt, tmp_path: Path) -> None:
     """`patch` makes the same files as --write, also from a file without a last line break."""
+    if shutil.which("patch") is None:
+        pytest.skip("this machine has no `patch`")
     for name in NAMES:
         text = (SCRIPTS / f"{name}.py").read_text().rstrip("\n") + "  # the end: \u00fc\x0c"
         done = adapt(text, "--write")
@@ -286,6 +296,20 @@ def test_a_body_keeps_its_comments_and_gets_one_block(adapt: Adapt) -> None:
     assert "                y = [x," in moved
     assert "                     x]  # two" in moved
     assert "                # last" in moved
+
+
+def test_line_endings_and_tabs_stay(adapt: Adapt) -> None:
+    """A script with tabs, and with line breaks of Windows, keeps them in the added lines."""
+    text = f"{HEAD}if True:\n\tfor x in loader:\n\t\tprint(x)\n\t\t{UPDATE}\n"
+    path = Path("dos.py")
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    with pytest.raises(SystemExit) as ended:
+        main(["adapt", str(path), "--write"])
+    lines = path.read_bytes().split(b"\r\n")
+    assert ended.value.code == 0
+    assert b"\n" not in b"".join(lines)
+    assert b"\twith Session(model=model, optimizer=opt) as session:" in lines
+    assert b"\t\t\t\t\tprint(x)" in lines
 
 
 def test_the_script_does_not_run(adapt: Adapt) -> None:
