@@ -29,6 +29,7 @@
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
     ├── UnexpectedError
+    ├── UnknownLoopError          cli.adapt_training
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a
@@ -43,6 +44,7 @@ _EXTRAS = {
     "grpc": "mindcluster",
     "httpx": "prefect",
     "kubernetes": "kubernetes",
+    "libcst": "adapt",
     "matplotlib": "prefect",
     "mindspore": "mindspore",
     "prefect": "prefect",
