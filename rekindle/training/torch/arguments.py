@@ -16,6 +16,7 @@ from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+from rekindle.training.torch.private import uncompiled
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
 
 
@@ -128,7 +129,7 @@ class Arguments:
         object cannot be kept.
         """
         own = {
-            "model": self.model,
+            "model": uncompiled(self.model),
             "optimizer": local_optimizer(self.optimizer),
             "scheduler": self.scheduler,
             **of_data,

@@ -113,6 +113,15 @@ def iterates_like_torch(loader: Any) -> bool:
     return all(getattr(each, "__module__", "").partition(".")[0] in _LOADERS for each in made)
 
 
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that torch.compile() has wrapped, or the module itself.
+
+    The names in the wrapper's state begin with `_orig_mod.`.
+    """
+    inner = vars(module)["_modules"].get("_orig_mod")
+    return module if inner is None else inner
+
+
 def is_initialised(module: torch.nn.Module) -> bool:
     """Return whether nn.Module.__init__ has run for this module."""
     return "_modules" in module.__dict__
