@@ -2,6 +2,7 @@
 
     RekindleError                 a command that ends with it has status 1
     ├── UsageError                status 2
+    │   ├── OtherJobError
     │   └── PortTakenError
     ├── JobError
     │   ├── UnansweredError
@@ -62,6 +63,10 @@ class UsageError(RekindleError):
     """A command line, job description or call that is invalid."""
 
     exit_status = 2
+
+
+class OtherJobError(UsageError):
+    """The id that a job asks for belongs to a job with another description."""
 
 
 class PortTakenError(UsageError):

@@ -15,6 +15,8 @@ from rekindle.errors import (
     CheckpointError,
     JobError,
     JobFailedError,
+    LeaseHeldError,
+    OtherJobError,
     RejectedError,
     UsageError,
 )
@@ -31,6 +33,8 @@ AGAIN = (Strategy.RESTART, *JOBS)
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
+    LeaseHeldError.__name__: "another flow run or command steers the job",
+    OtherJobError.__name__: "the id belongs to another job",
     RejectedError.__name__: "the trained model is not good enough",
     CheckpointError.__name__: "there is no usable checkpoint",
 }

@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import UUID
 
 import psutil
 import pytest
-from prefect.client.schemas.objects import FlowRun
 from prefect_side import until
 from waiting import bound_s
 
 from rekindle.errors import JobError, UsageError
-from rekindle.tasks.job_access import lasting_id
 from rekindle.tasks.retraining import run_command
 
 # Starts a child that runs longer, and writes the numbers of both processes.
@@ -109,13 +106,3 @@ def test_two_at_once(tmp_path: Path) -> None:
         flow.terminate()
         assert second.result(bound_s()) == "done"
     flow.wait(bound_s())
-
-
-def test_a_subflow_is_known_by_its_place_in_its_parent() -> None:
-    """The lasting id of a subflow is its task run in the parent, in each run of the parent."""
-    alone = FlowRun.model_validate({"flow_id": NUMBER.format(1), "id": NUMBER.format(2)})
-    inner = alone.model_copy(update={"parent_task_run_id": UUID(NUMBER.format(3))})
-    assert (lasting_id(alone), lasting_id(inner)) == (alone.id, UUID(NUMBER.format(3)))
-
-
-NUMBER = "00000000-0000-0000-0000-00000000000{}"
