@@ -9,6 +9,7 @@
     │   │   └── SilentError
     │   ├── LeaseHeldError
     │   ├── JobFailedError
+    │   ├── RecordLostError
     │   ├── RejectedError
     │   ├── HopelessError         engines.kubernetes.engine
     │   ├── DamagedError          engines.kubernetes.client.api_errors
@@ -91,6 +92,10 @@ class LeaseHeldError(JobError):
 
 class JobFailedError(JobError):
     """The job ended in failure."""
+
+
+class RecordLostError(JobError):
+    """A job has succeeded, but another machine has its record, or the record was removed."""
 
 
 class RejectedError(JobError):

@@ -37,7 +37,6 @@ from rekindle.job.spec import (
     JobSpec,
     check,
     check_elsewhere,
-    check_job_id,
     job_directory,
 )
 from rekindle.recovery.policy.policy import Policy
@@ -49,7 +48,9 @@ _VARIABLE = re.compile(r"[^=\0]+")
 # rerun of a parent gives each subflow another id and name: root_id is the id of the topmost run.
 FLOW_RUN_FIELDS = ("id", "root_id", "name", "flow_id", "deployment_id", "work_queue_name")
 _FLOW_RUN_FIELD = re.compile(r"\{flow_run\.([a-z_]+)\}")
-_NOT_IN_A_JOB_ID = re.compile(r"[^a-z0-9._-]")
+# The keys of Prefect's artifacts contain the id, and have no other characters.
+_GIVEN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NOT_IN_A_GIVEN_ID = re.compile(r"[^a-z0-9-]")
 
 
 class TrainingJob(BaseModel):
@@ -65,10 +66,10 @@ class TrainingJob(BaseModel):
     )
     job_id: str = Field(
         default="",
-        description="Id of the job. Runs with the same id share one job: each of them adopts it, "
-        "continues it or takes its result, and is refused if it describes another job. The id may "
-        "contain fields of the flow run, such as {flow_run.name} or {flow_run.root_id}. Empty: "
-        "Rekindle derives it.",
+        description="Id of the job, of a-z 0-9 and -. Runs with the same id share one job: each of "
+        "them adopts it, continues it or takes its result, and is refused if it describes another "
+        "job. The id may contain fields of the flow run, such as {flow_run.name} or "
+        "{flow_run.root_id}. Empty: Rekindle derives it.",
     )
     script: str = Field(
         default="",
@@ -303,8 +304,12 @@ def fill_in_job_id(template: str, values: Mapping[str, str]) -> str:
             raise UsageError(f"job_id has {match[0]}; choose from {known}")
         if not values[name]:
             raise UsageError(f"job_id has {match[0]}, but this flow run has no {name}")
-        return _NOT_IN_A_JOB_ID.sub("-", values[name].lower())
+        return _NOT_IN_A_GIVEN_ID.sub("-", values[name].lower())
 
     job_id = _FLOW_RUN_FIELD.sub(value, template)
-    check_job_id(job_id)
+    if not _GIVEN_ID.fullmatch(job_id):
+        raise UsageError(
+            f"job_id is {job_id!r}; use 1 to 63 of a-z 0-9 and -, begin with a letter or digit, "
+            "and write a field of the flow run as {flow_run.name}"
+        )
     return job_id

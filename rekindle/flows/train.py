@@ -7,13 +7,13 @@ from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.errors import LeaseHeldError
-from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.errors import LeaseHeldError, RecordLostError
+from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.identity import job_of_this_run, note_result
 from rekindle.tasks.launch import How, launch, release
-from rekindle.tasks.report import JobResult, report
+from rekindle.tasks.report import JobResult, lost_result, record_result, report
 from rekindle.tasks.supervise import is_this_run, supervise
 
 
@@ -29,9 +29,15 @@ def train(job: TrainingJob) -> JobResult:
 
     The job outlives this process. Run the same flow run again, and it adopts the live job. A job
     that failed or was stopped resumes from its newest checkpoint. A job that has succeeded does
-    not run again while its record exists. Raises JobFailedError: the job has failed.
+    not run again, also if its record is not on this machine: the result then comes from Prefect.
+    Raises JobFailedError: the job has failed.
     """
-    return train_to_the_end(job, job_of_this_run(job))
+    job_id = job_of_this_run(job)
+    try:
+        return train_to_the_end(job, job_id)
+    except RecordLostError as error:
+        get_run_logger().warning("%s", error)
+        return lost_result(job_id)
 
 
 def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
@@ -39,7 +45,8 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
 
     Raises Abort if another process of the same flow run steers the job. That process then owns the
     run and its state. Raises LeaseHeldError if another flow run steers it: this run ends, and the
-    message of its state names the other one.
+    message of its state names the other one. Raises RecordLostError if the job has succeeded and
+    its record is not on this machine.
     """
     while True:
         launched = launch(job, job_id)
@@ -57,8 +64,10 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
         if end.outcome != RESCHEDULED:
             break
     result = report(job_id)
+    if result.outcome == SUCCEEDED:  # first, because the next step removes all that a cluster knows
+        record_result(job, result)
+        note_result(job_id)
     if job.kubernetes is not None:
         release(job_id)
     result.raise_if_failed()
-    note_result(job_id)
     return result

@@ -75,6 +75,11 @@ def note_result(job_id: str) -> None:
         _note(job_id, f"{_RESULT} {call}")
 
 
+def content(job: TrainingJob) -> str:
+    """Return a digest of all fields that count. Raises UsageError: a block does not exist."""
+    return digest(_described(job.filled_in(), _NO_ID))
+
+
 def recorded_job(flow_run: FlowRun) -> str:
     """Return the id of a flow run's job; the job may not exist.
 
@@ -91,11 +96,13 @@ def recorded_job(flow_run: FlowRun) -> str:
 def compare(job_id: str, job: TrainingJob) -> Differences | None:
     """Compare a job's description on this machine with the one that a run asks for.
 
-    None: this machine has no such job. Raises UsageError: the description is unreadable.
+    None: no such job was launched from this machine. Raises UsageError: the description is
+    unreadable.
     """
-    if not jobs.exists(job_id):
-        return None
     directory = jobs.directory_of(job_id)
+    launched = directory.endpoint() is not None or directory.cluster.exists()
+    if not launched or not jobs.exists(job_id):
+        return None
     try:
         pods = None
         if directory.pods.exists():

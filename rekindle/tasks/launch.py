@@ -20,6 +20,7 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import differs, note_launch, other_job, refuse_another
+from rekindle.tasks.report import refuse_lost
 
 # A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
@@ -81,9 +82,10 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     """Start or adopt the job, unless it has succeeded.
 
     Raises UsageError: the description is invalid. Raises OtherJobError: the job of this id has
-    another description. Raises JobError: an earlier attempt has ended, but its coordinator still
-    runs.
+    another description. Raises RecordLostError: it has succeeded, and its record is not here.
+    Raises JobError: an earlier attempt has ended, but its coordinator still runs.
     """
+    refuse_lost(job_id, job)
     directory = jobs.directory_of(job_id)
     directory.path.mkdir(parents=True, exist_ok=True)
     # One process at a time looks for the job and launches it.

@@ -17,6 +17,7 @@ from rekindle.errors import (
     JobFailedError,
     LeaseHeldError,
     OtherJobError,
+    RecordLostError,
     RejectedError,
     UsageError,
 )
@@ -34,6 +35,7 @@ AGAIN = (Strategy.RESTART, *JOBS)
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
     LeaseHeldError.__name__: "another flow run or command steers the job",
+    RecordLostError.__name__: "the job has succeeded, and its record is not here",
     OtherJobError.__name__: "the id belongs to another job",
     RejectedError.__name__: "the trained model is not good enough",
     CheckpointError.__name__: "there is no usable checkpoint",

@@ -214,6 +214,17 @@ def each_job_has_one_attempt_and_the_next_child_takes_the_result(calls: Calls) -
     assert [starts(events_in(each.journal_file)) for each in calls.jobs("again")] == [1, 1]
 
 
+def a_run_that_has_succeeded_does_not_train_again_without_its_record(calls: Calls) -> None:
+    """Without the job directory, as on another machine, the result comes from Prefect."""
+    (job,) = calls.jobs("d")
+    job.path.rename(calls.home / "elsewhere")
+    run = calls.siblings()[-1].id
+    calls.retry(run)
+    until(lambda: not calls.state(run).is_final(), "the run begins")
+    assert calls.until_final(run).name == "Completed"
+    assert not job.path.exists()
+
+
 def a_retry_of_a_task_continues_from_the_final_checkpoint(calls: Calls) -> None:
     """The second attempt of the only job begins with the final checkpoint of the first one."""
     assert calls.until_final(calls.retrying).name == "Completed"
@@ -229,6 +240,7 @@ ACTS = [
     a_parent_that_calls_in_another_order_finds_each_job,
     a_second_child_is_refused_while_the_first_one_trains,
     each_job_has_one_attempt_and_the_next_child_takes_the_result,
+    a_run_that_has_succeeded_does_not_train_again_without_its_record,
     a_retry_of_a_task_continues_from_the_final_checkpoint,
 ]
 

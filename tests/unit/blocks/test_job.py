@@ -47,9 +47,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "Rekindle sets REKINDLE_JOB_ID",
         ),
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
-        ({"script": "a.py", "job_id": "My Job"}, "job id 'My Job' is invalid"),
+        ({"script": "a.py", "job_id": "My Job"}, "job_id is 'My Job'; use 1 to 63"),
         ({"script": "a.py", "job_id": "a-{flow_run.state}"}, r"choose from \{flow_run.id\}"),
-        ({"script": "a.py", "job_id": "a-{name}"}, "is invalid"),
+        ({"script": "a.py", "job_id": "a-{name}"}, "use 1 to 63 of a-z 0-9 and -"),
+        ({"script": "a.py", "job_id": "a_b"}, "use 1 to 63"),
     ],
 )
 def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], text: str) -> None:
