@@ -143,9 +143,11 @@ def _derived(flow_run: FlowRun, job: TrainingJob, filled_in: TrainingJob) -> str
     # The id of a run without parent, and the id that earlier versions gave to a subflow.
     position = jobs.job_id_of(jobs.position(flow_run), job.name)
     changed: Differences | None = None
-    for known in filter(None, (noted, position)):
+    for known in filter(None, dict.fromkeys((noted, position))):
         found = compare(known, filled_in)
-        if found is None and (known == noted or root == flow_run.id):
+        # Prefect can give the flow run of one subflow to another one, so its label alone is not
+        # enough. The digest below gives the same id again.
+        if found is None and root == flow_run.id:
             return known
         if found is not None and (not found.counting or _is_own(known, job)):
             return known

@@ -15,7 +15,12 @@ import psutil
 import pytest
 from flow_jobs import SCRIPTS
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterName,
+)
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
@@ -126,9 +131,10 @@ class Calls:
 
     def siblings(self) -> list[FlowRun]:
         """Return all runs of the deployment of the train flow, the oldest first."""
-        found = self.client.read_flow_runs(limit=100)
         deployment = self._find(f"train/{NAME}")
-        runs = [each for each in found if each.deployment_id == deployment]
+        assert deployment is not None
+        this = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+        runs = self.client.read_flow_runs(deployment_filter=this)
         return sorted(runs, key=lambda each: str(each.created))
 
     def named(self, name: str) -> FlowRun:

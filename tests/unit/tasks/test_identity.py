@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from uuid import UUID
 
@@ -12,7 +13,8 @@ from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, job_directory
-from rekindle.tasks.identity import LABEL, compare, recorded_job
+from rekindle.tasks import identity
+from rekindle.tasks.identity import LABEL, compare, job_of_this_run, recorded_job
 
 JOB = TrainingJob(script="train.py", arguments=["--lr", "0.1"])
 NUMBER = "00000000-0000-0000-0000-00000000000{}"
@@ -53,6 +55,39 @@ def test_the_description_of_another_version_is_refused_with_the_remedy(
     file.write_text(file.read_text().replace('"nodes":', '"hosts":'))
     with pytest.raises(UsageError, match="end the job with that version"):
         compare("a", JOB)
+
+
+class NoServer:
+    """Accepts the label of a flow run."""
+
+    def __enter__(self) -> NoServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update_flow_run_labels(self, flow_run_id: UUID, labels: dict[str, str]) -> None:
+        assert list(labels) == [LABEL]
+
+
+def test_a_subflow_keeps_the_job_that_an_earlier_version_has_launched(
+    there: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier id came from the subflow's place in its parent. Another job gets a new id."""
+    place, root = UUID(NUMBER.format(3)), UUID(NUMBER.format(4))
+    fields = {"flow_id": UUID(NUMBER.format(1)), "id": UUID(NUMBER.format(2))}
+    subflow = FlowRun.model_validate(fields | {"parent_task_run_id": place})
+    monkeypatch.setattr(identity.jobs, "this_flow_run", lambda job: subflow.model_copy(deep=True))
+    monkeypatch.setattr(identity, "get_client", lambda sync_client: NoServer())
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ROOT_FLOW_RUN_ID", str(root))
+    monkeypatch.setattr(identity, "get_run_logger", logging.getLogger)
+    earlier = f"train-{place.hex[-12:]}"
+    assert job_of_this_run(JOB) != earlier  # there is none
+    there.path.rename(there.path.with_name(earlier))
+    assert job_of_this_run(JOB) == earlier
+    other = JOB.model_copy(update={"arguments": ["--lr", "0.2"]})
+    assert job_of_this_run(other) not in (earlier, job_of_this_run(JOB))
+    assert job_of_this_run(other) == job_of_this_run(other)
 
 
 def test_the_label_of_a_flow_run_has_its_job() -> None:
