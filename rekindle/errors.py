@@ -2,12 +2,14 @@
 
     RekindleError                 a command that ends with it has status 1
     ├── UsageError                status 2
+    │   ├── OtherJobError
     │   └── PortTakenError
     ├── JobError
     │   ├── UnansweredError
     │   │   └── SilentError
     │   ├── LeaseHeldError
     │   ├── JobFailedError
+    │   ├── RecordLostError
     │   ├── RejectedError
     │   ├── HopelessError         engines.kubernetes.engine
     │   ├── DamagedError          engines.kubernetes.client.api_errors
@@ -66,6 +68,10 @@ class UsageError(RekindleError):
     exit_status = 2
 
 
+class OtherJobError(UsageError):
+    """The id that a job asks for belongs to a job with another description."""
+
+
 class PortTakenError(UsageError):
     """The address of a coordinator has a server already."""
 
@@ -88,6 +94,10 @@ class LeaseHeldError(JobError):
 
 class JobFailedError(JobError):
     """The job ended in failure."""
+
+
+class RecordLostError(JobError):
+    """A job has succeeded, but another machine has its record, or the record was removed."""
 
 
 class RejectedError(JobError):
