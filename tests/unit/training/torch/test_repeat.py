@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.local_values import SMALL_BYTES, LocalValues
-from rekindle.training.torch.repeat import Repeat
+from rekindle.training.torch.repeat import SMALL_BYTES, LocalValues, Repeat
 
 BLOCKS = 6
 

@@ -1,0 +1,63 @@
+"""Train in epochs, with a sampler, validation, a scheduler by epoch, clipping and a meter."""
+
+import os
+
+import torch
+from habits.common import end, net, samples, strike
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from rekindle.training.torch import Session
+
+EPOCHS = 3
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Average:
+    def __init__(self):
+        self.total, self.count = 0.0, 0
+
+    def update(self, value):
+        self.total += value
+        self.count += 1
+
+
+def evaluate(model, loader):
+    model.eval()
+    total = torch.zeros(1)
+    with torch.no_grad():
+        for x, y in loader:
+            total += torch.nn.functional.mse_loss(model(x), y)
+    model.train()
+    torch.distributed.all_reduce(total)
+    return total.item()
+
+
+def main():
+    dataset = TensorDataset(*(each[:64] for each in samples()))
+    sampler = DistributedSampler(dataset, WORLD_SIZE, RANK, seed=3)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    test_loader = DataLoader(dataset, batch_size=8)
+    model = net(torch.nn.Dropout(0.1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    scores = []
+    with Session(model=model, optimizer=optimizer, scheduler=scheduler, ddp=True) as session:
+        for epoch in session.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for inputs, targets in session.batches(loader):
+                with session.step() as step:
+                    strike(step.number)
+                    loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
+                    step.log(loss=loss, rate=scheduler.get_last_lr()[0])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+            scheduler.step()
+            scores.append(session.run(evaluate, session.model, test_loader))
+            print(epoch, scores[-1])
+    end(model=model, optimizer=optimizer, scheduler=scheduler, score=scores[-1])
+
+
+if __name__ == "__main__":
+    main()
