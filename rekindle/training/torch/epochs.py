@@ -5,24 +5,24 @@ docs/decisions/030-the-loop-that-people-write.md has the rules.
 
 from __future__ import annotations
 
-import ast
-import linecache
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+import msgspec
+
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.rank.member import NOWHERE
 from rekindle.training.torch.data import random_streams as rng
-from rekindle.training.torch.data.epoch_position import Order, Stage, gathered
+from rekindle.training.torch.data.epoch_position import END, Order, Stage, gathered
 from rekindle.training.torch.loop import Loop, Step
 from rekindle.training.torch.repeat import LocalValues, Repeat
 from rekindle.training.torch.state.skeleton import Writer
 
 T = TypeVar("T")
-_END = object()
-_COUNTERS = ("enumerate", "zip", "islice")
 
 
 class Block:
@@ -73,10 +73,12 @@ class Epochs:
         self._stage = Stage.BEFORE
         self._runs = 0  # runs of this process in this stage
         self._is_open = False  # the script has a batch without a finished block
+        self._point = "start"
         self._is_due = False  # the newest block has no snapshot yet
         self._is_first = False  # this block is the first at its place in the script
         self._returns = False  # the small state returns to what this process has received
         self._outer: tuple[Any, ...] = ()  # the generators outside of the block
+        self._carried = Carried(loop, kept)
 
     # ---- the session
 
@@ -94,13 +96,18 @@ class Epochs:
         if self._loop.member is None or not self._position.is_used or not finished:
             return
         self._leave_batches()
+        self._reach("end")
+        self._return_small_state(*Stage)
         self._keep(last=True)
         self._loop.progress.asked_for(finished)
-        self._join()
+        while self._join():
+            pass  # others have failed at the end, and meet again
 
-    def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs of `total`."""
+    def epochs(self, total: int, frame: FrameType) -> Iterator[int]:
+        """Yield the numbers of the remaining epochs of `total`. frame: of the caller."""
         self._loop.given.check_epochs()
+        self._position.is_used = True
+        self._carried.frames = [frame]
         self._total = total
         position = self._position
         while True:
@@ -109,14 +116,17 @@ class Epochs:
                 position.begin_epoch()
             self._here = position.epoch
             self._enter(Stage.OPENING)
+            self._reach("start")
             self._meet()
             self._keep()
             self._return_small_state(Stage.BEFORE, Stage.OPENING)
+            self._carry()
             if self._here >= total:
+                self._carried.frames = []
                 return
             yield self._here
 
-    def batches(self, loader: Any, *, numbered: bool) -> Iterator[Any]:
+    def batches(self, loader: Any, frame: FrameType, *, numbered: bool) -> Iterator[Any]:
         """Yield the remaining batches of this epoch. numbered: as pairs with their numbers."""
         position, epoch = self._position, self._here
         if epoch < 0 or self._stage is not Stage.OPENING:
@@ -124,10 +134,12 @@ class Epochs:
                 "session.batches() needs an epoch of its own, `for epoch in session.epochs(N):`; "
                 "an epoch has one loop over batches; chain several loaders into one"
             )
+        self._carried.frames = list(dict.fromkeys((*self._carried.frames[:1], frame)))
         if position.stage == Stage.CLOSING:
-            self._order.skip_all(loader)
+            self._order.skip_all(loader, again=position.point != "start")
             self._return_small_state(Stage.CLOSING)
             self._enter(Stage.CLOSING)
+            self._carry()
             return
         source = self._order.begin(loader)
         position.stage = Stage.BATCHES.value
@@ -139,14 +151,16 @@ class Epochs:
                         "the script asks for the next batch, but this one had no finished "
                         "`with session.step():` block: do the work of each batch inside of one"
                     )
+                self._reach("start")
                 self._meet()
                 self._keep()
                 with self._loop.loading():
-                    batch = next(source, _END)
-                if batch is _END:
+                    batch = self._order.take(source)
+                if batch is END:
                     return
                 if not position.inside:
                     self._return_small_state(Stage.BATCHES)
+                self._carry()
                 self._is_open = True
                 yield (position.batch, batch) if numbered else batch
         finally:
@@ -173,6 +187,14 @@ class Epochs:
         if self._stage is Stage.BATCHES:
             self._position.stage = Stage.CLOSING.value
             self._enter(Stage.CLOSING)
+            self._reach("start")
+            self._carry()
+
+    def _reach(self, point: str) -> None:
+        """Reach a point of the present stage: `start`, `run` or `end`."""
+        self._point = point
+        if not self._returns:
+            self._position.point = point
 
     # ---- one block
 
@@ -182,6 +204,7 @@ class Epochs:
         self._is_first = self._repeat.enter(frame)
         self._outer = rng.outer_states()
         self._order.check_draws(self._outer)
+        self._carry(inside=True)
         while True:
             self._position.inside = True
             try:
@@ -238,6 +261,8 @@ class Epochs:
             raise SessionError("session.run() belongs after the block of a batch, not before it")
         if loop.member is None:
             return function(*args, **kwargs)
+        position.is_used = True
+        self._reach("run")
         if stage is Stage.CLOSING:
             self._keep()
         self._meet(in_run=True)
@@ -246,7 +271,7 @@ class Epochs:
             self._runs += 1
             found: T = done[self._runs - 1]
             return found
-        self._return_small_state(Stage.BEFORE)
+        self._return_small_state(*Stage)
         self._order.catch_up()
         while True:
             place, model = position.key, loop.generations.model
@@ -304,8 +329,8 @@ class Epochs:
             self._loop.repairs.device.free()
             self._join()
 
-    def _join(self, *, in_run: bool = False) -> None:
-        """Form generations until all ranks agree about their places; also return at the end."""
+    def _join(self, *, in_run: bool = False) -> bool:
+        """Form generations until all ranks agree about their places; False: all have ended."""
         loop, member = self._loop, self._loop.member
         assert member is not None
         if in_run and self._stage is Stage.BATCHES:
@@ -320,11 +345,11 @@ class Epochs:
             else:
                 self._order.note(everything=self._stage is not Stage.BATCHES)
             if not member.join():
-                return
+                return False
             if self._returns:
                 loop.repairs.before.keep()
             if self._agree():
-                return
+                return True
 
     def _agree(self) -> bool:
         """Exchange the places of all ranks; False: the generation has ended.
@@ -344,9 +369,15 @@ class Epochs:
         position.pending = []
         return True
 
+    def _carry(self, *, inside: bool = False) -> None:
+        """Keep, or take back, the variables of the script around the blocks."""
+        if self._loop.member is not None:
+            self._carried.at((self._loop.state.finished, *self._position.key[:3], inside))
+
     def _return_small_state(self, *stages: Stage) -> None:
-        """Undo the script's changes of the state that it received in one of these stages."""
-        if self._returns and self._position.stage in stages:
+        """Undo the script's changes of the state that it received, if this is the same place."""
+        same = self._position.point == self._point or self._position.inside
+        if self._returns and same and self._position.stage in stages:
             self._restore_received()
             self._returns = False
 
@@ -365,6 +396,50 @@ class Epochs:
             self._loop.keep(last=last)
 
 
+class Carried:
+    """The plain variables of the script's loops, which the next process of this rank takes back.
+
+    They are on the heartbeat page, which outlives the process. frames: those of the loops.
+    """
+
+    def __init__(self, loop: Loop, kept: tuple[Any, ...]) -> None:
+        self.frames: list[FrameType] = []
+        self._page = loop.progress.page
+        self._position = loop.data.epochs
+        self._slot = loop.generations.slot
+        self._values = [LocalValues(kept), LocalValues(kept)]
+        self._notes: dict[tuple[int | bool, ...], list[dict[str, Any]]] = {}
+        for note in self._page.notes():
+            place, values = msgspec.msgpack.decode(note)
+            self._notes[tuple(place)] = values
+        self._is_new = True  # this process has begun no block
+
+    def at(self, place: tuple[int | bool, ...]) -> None:
+        """Take the variables back that the former process had at this place, or keep those of now.
+
+        place: the finished steps, the position, and whether a block begins.
+        """
+        found = self._notes.get(place, []) if self._is_new else []
+        for frame, values, own in zip(self.frames, self._values, found, strict=False):
+            values.fill(frame, own)
+        if found:
+            self._position.carried = []
+        moving = [v.moving(frame) for frame, v in zip(self.frames, self._values, strict=False)]
+        if self._is_new and place[-1]:
+            self._is_new = False
+            if self._position.carried:
+                names = ", ".join(self._position.carried)
+                say(
+                    f"rank {self._slot}: the values of {names} are lost with the former process, "
+                    "and begin again; what must not be lost belongs into extra={...}"
+                )
+        self._position.carried = sorted({*self._position.carried}.union(*moving))
+        for values in self._values:
+            values.leave()
+        with contextlib.suppress(OverflowError, UnicodeEncodeError):  # then they are lost
+            self._page.put_note(msgspec.msgpack.encode((place, moving)))
+
+
 def _replaced(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], old: Any, new: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -373,24 +448,3 @@ def _replaced(
         tuple(new if each is old else each for each in args),
         {name: new if each is old else each for name, each in kwargs.items()},
     )
-
-
-def check_not_counted(frame: FrameType) -> None:
-    """Check the expression in which a frame calls session.batches().
-
-    Raises SessionError: it counts the batches. A new process would count from 0 again.
-    """
-    line, source = frame.f_lineno, linecache.getlines(frame.f_code.co_filename, frame.f_globals)
-    try:
-        tree = ast.parse("".join(source))
-    except (SyntaxError, ValueError):  # the file has changed, or has no source
-        return
-    for call in (each for each in ast.walk(tree) if isinstance(each, ast.Call)):
-        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-        if name in _COUNTERS and call.lineno <= line <= (call.end_lineno or call.lineno):
-            inner = (each for one in call.args for each in ast.walk(one))
-            if any(isinstance(each, ast.Attribute) and each.attr == "batches" for each in inner):
-                raise SessionError(
-                    f"{name}(session.batches(loader)) counts from 0 again in a new process: write "
-                    "`for number, batch in session.batches(loader, numbered=True):`"
-                )

@@ -10,6 +10,7 @@ begins again, all of this returns.
 from __future__ import annotations
 
 import ast
+import ctypes
 import dis
 import functools
 import linecache
@@ -17,7 +18,7 @@ import sys
 import warnings
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, ModuleType, SimpleNamespace
 from typing import Any
@@ -44,7 +45,7 @@ _DEEP = 2  # levels of containers and objects below a variable
 _MOST = 1_000  # objects that are kept
 _LONG = 1_000  # elements; of a longer list only the length is kept
 _CONTAINERS = (list, dict, set, deque)
-_ATOMS = (int, float, str, bytes, type(None))
+_ATOMS = (bool, int, float, str, bytes, type(None))
 
 
 class Repeat:
@@ -189,8 +190,10 @@ class LocalValues:
         self._left = {id(each) for each in leave}
         self._lessons = _LESSONS
         self._kept: list[dict[str, Any]] = []  # local and global variables
-        self._contents: dict[int, _Contents] = {}
+        self._contents: dict[int, tuple[str, _Contents]] = {}  # with their paths
         self._tensors: dict[int, _Tensor] = {}
+        self._plain: dict[str, Any] = {}
+        self._moving: set[str] = set()
 
     def keep(self, frame: FrameType) -> None:
         """Keep the values. They hold no tensor with a grad_fn, whose graph is large."""
@@ -228,12 +231,63 @@ class LocalValues:
             for name, value in values.items():
                 if space.get(name) is not value:
                     space[name] = value
-        for contents in self._contents.values():
+        for _, contents in self._contents.values():
             contents.restore()
         self._lessons = max(self._lessons, 1)
         self.check()
         for tensor in self._tensors.values():
             tensor.restore()
+
+    def moving(self, frame: FrameType) -> dict[str, Any]:
+        """Return the plain values that differ from those at an earlier call, such as `meter.total`.
+
+        They are numbers, texts, lists of them, and the bytes of small tensors on the CPU.
+        """
+        self.keep(frame)
+        again = _loop_names(frame.f_code.co_filename, frame.f_code.co_firstlineno)
+        found = {path: value for path, value, _, _ in self._places() if path not in again}
+        before, self._plain = self._plain, found
+        self._moving |= {n for n, v in found.items() if n in before and before[n] != v}
+        return {name: found[name] for name in self._moving & found.keys()}
+
+    def fill(self, frame: FrameType, values: Mapping[str, Any]) -> None:
+        """Set values of moving(). The frame waits for the caller. Other values are left out."""
+        self.keep(frame)
+        places = {path: (owner, key) for path, _, owner, key in self._places()}
+        names, shared = _assigned(frame.f_code)
+        local = frame.f_locals
+        for path, value in values.items():
+            owner, key = places.get(path, (None, path))
+            if isinstance(owner, torch.Tensor):
+                owner.copy_(torch.frombuffer(value, dtype=owner.dtype).view(owner.shape))
+            elif isinstance(owner, list):
+                owner[:] = value
+            elif owner is not None:
+                owner[key] = value
+            elif path in names:
+                local[path] = value
+            elif path in shared:
+                frame.f_globals[path] = value
+        if sys.version_info < (3, 13):  # later, f_locals writes through
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+    def _places(self) -> Iterator[tuple[str, Any, Any, str]]:
+        """Yield each plain value: its path, the value, its owner and its name there."""
+        for values in self._kept:
+            yield from ((n, v, None, n) for n, v in values.items() if type(v) in _ATOMS)
+        for path, contents in self._contents.values():
+            thing, before = contents.thing, contents.before
+            if isinstance(thing, list) and before and all(type(v) in _ATOMS for v in before):
+                yield path, before, thing, ""
+            elif isinstance(before, dict):
+                owner = thing if isinstance(thing, dict) else vars(thing)
+                pairs = ((k, v) for k, v in before.items() if type(v) in _ATOMS)
+                yield from ((f"{path}.{key}", value, owner, key) for key, value in pairs)
+        for each in self._tensors.values():
+            # A batch has the version 0.
+            if each.copy is not None and each.version and each.tensor.is_cpu:
+                memory = each.copy.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+                yield each.name, memory, each.tensor, ""
 
     def leave(self) -> None:
         """Forget all values."""
@@ -250,7 +304,7 @@ class LocalValues:
             elif id(value) not in self._contents and id(value) not in self._left:
                 contents = _contents_of(value)
                 if contents is not None:
-                    self._contents[id(value)] = contents
+                    self._contents[id(value)] = name, contents
                     if depth < _DEEP:
                         inner = contents.inner(name)
                         waiting.extend((path, each, depth + 1) for path, each in inner)
@@ -307,14 +361,10 @@ class _Contents:
     def inner(self, name: str) -> Iterator[tuple[str, Any]]:
         """Yield what may have contents of its own, with a name."""
         before = self.before
-        if isinstance(before, dict):
-            of_object = not isinstance(self.thing, dict)
-            pairs: Iterable[tuple[Any, Any]] = before.items()
-        else:
-            of_object, pairs = False, enumerate(before if isinstance(before, list) else ())
-        for key, each in pairs:
-            if not isinstance(each, _ATOMS):
-                yield f"{name}.{key}" if of_object else f"{name}[{key!r}]", each
+        pairs: Iterable[tuple[Any, Any]] = before.items() if isinstance(before, dict) else ()
+        if isinstance(before, list):
+            pairs = enumerate(before)
+        yield from ((f"{name}.{key}", v) for key, v in pairs if not isinstance(v, _ATOMS))
 
     def restore(self) -> None:
         """Set the contents again."""
@@ -376,3 +426,17 @@ def _assigned(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
         local = {i.argval for i in dis.get_instructions(code) if i.opname.lower() == "store_name"}
     shared = {i.argval for i in dis.get_instructions(code) if i.opname.lower() == "store_global"}
     return frozenset(local), frozenset(shared)
+
+
+@functools.cache
+def _loop_names(file: str, first: int) -> frozenset[str]:
+    """Return the variables that `for` loops of a function or module set, also in a new process."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    roots: list[ast.AST] = [n for n in ast.walk(tree) if isinstance(n, kinds) and n.lineno == first]
+    loops = (n for root in roots or [tree] for n in ast.walk(root) if isinstance(n, ast.For))
+    names = (n for each in loops for n in ast.walk(each.target))
+    return frozenset(n.id for n in names if isinstance(n, ast.Name))

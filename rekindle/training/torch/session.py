@@ -7,22 +7,27 @@ next step.
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 
+from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
-from rekindle.training.torch.epochs import Block, Epochs, check_not_counted
+from rekindle.training.torch.epochs import Block, Epochs
 from rekindle.training.torch.loop import Loop, Step
 
 T = TypeVar("T")
+_COUNTERS = ("enumerate", "zip", "islice")
 
 
 class Session:
@@ -183,7 +188,7 @@ class Session:
         total: epochs of the whole run, including those before a restart. Use `batches` in each.
         Raises SessionError: the Session has a sampler or loader of its own.
         """
-        return self._epochs.epochs(total)
+        return self._epochs.epochs(total, sys._getframe(1))
 
     def batches(self, loader: Iterable[T], *, numbered: bool = False) -> Iterator[Any]:
         """Yield the remaining batches of this epoch, in the order that the loader itself gives.
@@ -193,8 +198,9 @@ class Session:
         Raises SessionError: the loader's order cannot be the same in a new process, a batch has had
         no block, or the loop counts batches itself with enumerate().
         """
-        check_not_counted(sys._getframe(1))
-        return self._epochs.batches(loader, numbered=numbered)
+        frame = sys._getframe(1)
+        _check_not_counted(frame)
+        return self._epochs.batches(loader, frame, numbered=numbered)
 
     def step(self) -> Block:
         """Return the block of the present batch: `with session.step() as step:`
@@ -221,3 +227,24 @@ class Session:
         Raises SessionError: another name.
         """
         return self._loop.progress.at(phase_of(name))
+
+
+def _check_not_counted(frame: FrameType) -> None:
+    """Check the expression in which a frame calls session.batches().
+
+    Raises SessionError: it counts the batches. A new process would count from 0 again.
+    """
+    line, source = frame.f_lineno, linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        tree = ast.parse("".join(source))
+    except (SyntaxError, ValueError):  # the file has changed, or has no source
+        return
+    for call in (each for each in ast.walk(tree) if isinstance(each, ast.Call)):
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        if name in _COUNTERS and call.lineno <= line <= (call.end_lineno or call.lineno):
+            inner = (each for one in call.args for each in ast.walk(one))
+            if any(isinstance(each, ast.Attribute) and each.attr == "batches" for each in inner):
+                raise SessionError(
+                    f"{name}(session.batches(loader)) counts from 0 again in a new process: write "
+                    "`for number, batch in session.batches(loader, numbered=True):`"
+                )

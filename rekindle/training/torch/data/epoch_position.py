@@ -19,6 +19,7 @@ from rekindle.training.torch.data.epoch_batches import Epoch, EpochBatches
 from rekindle.training.torch.data.epoch_order import EpochOrder, digest
 from rekindle.training.torch.state.transfer import wire_device
 
+END = object()  # instead of a batch after the last one
 _WATCHED = 8  # batches of an epoch in which draws between blocks are searched
 
 
@@ -34,37 +35,40 @@ class Stage(str, enum.Enum):
 class EpochPosition:
     """The place in the loop over epochs. It is a part of the state.
 
+    - `is_used`: the script has this loop.
     - `epoch`: the present one; -1: none has begun. `batch`: its finished batches.
     - `before`: the batches of the epoch before it.
-    - `inside`: a block has begun, and is not finished.
+    - `point`: where the script is in its stage: at the `start`, at a `run`, or at the `end` of the
+      Session. `inside`: a block has begun, and is not finished.
     - `results`: of the runs in each stage.
     - `pending`: the result of a run that this rank has finished, but maybe not all ranks.
-    - `start`: the states of all that decides the order of the epoch, at its begin. None: no block
-      of this epoch has begun.
-    - `starts`: the same of each rank, if they differ.
-    - `alike`: whether the ranks' generators were equal. None: not known yet.
+    - `start`: the states of all that decides the order of the epoch, at its begin. None: it has
+      not begun.
+    - `starts`: the same of each rank, if they differ. `is_exchanged`: they are of this epoch;
+      otherwise they are of the epoch before it.
+    - `alike`: the names of the generators that are equal on all ranks. None: not known yet.
     - `outer`: the states of the generators outside of blocks, and the counters of samplers.
     - `of`: world size and batch size; the order depends on them.
+    - `carried`: the names of variables of the script that change from block to block.
     """
 
     optional = True  # older states lack it
 
     def __init__(self) -> None:
+        self.is_used = False
         self.epoch, self.batch, self.before = -1, 0, 0
         self.stage = Stage.BEFORE.value
         self.inside = False
+        self.point = "start"
         self.results: dict[str, list[Any]] = {each.value: [] for each in Stage}
         self.pending: list[Any] = []
         self.start: dict[str, Any] | None = None
         self.starts: dict[int, Any] = {}
-        self.alike: bool | None = None
+        self.is_exchanged = False
+        self.alike: list[str] | None = None
         self.outer: dict[str, Any] = {}
         self.of: dict[str, Any] = {}
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the script has this loop."""
-        return self.epoch >= 0 or bool(self.results[Stage.BEFORE] or self.pending)
+        self.carried: list[str] = []
 
     @property
     def key(self) -> tuple[int, int, int, int]:
@@ -75,7 +79,8 @@ class EpochPosition:
     def begin_epoch(self) -> None:
         """Move to the next epoch."""
         self.epoch += 1
-        self.before, self.batch, self.start = self.batch, 0, None
+        self.before, self.batch = self.batch, 0
+        self.start, self.is_exchanged = None, False
         for stage in (Stage.OPENING, Stage.BATCHES, Stage.CLOSING):
             self.results[stage] = []
         self.stage = Stage.OPENING.value
@@ -119,91 +124,122 @@ class Order:
         self._loaders: dict[int, EpochBatches] = {}
         self._globals = EpochOrder({})
         self._batches: EpochBatches | None = None
-        self._start: dict[str, Any] = {}
+        self._with_batch: tuple[Any, ...] = ()
+        self._later: dict[str, Any] | None = None  # the generators after the first batch
         self._length = 0
-        self._drawn: tuple[Any, ...] = ()
+        self._drawn: tuple[Any, ...] | None = None
+        self._caught = False  # catch_up() has taken the generators of the process
         self.received = False
 
     def begin(self, loader: Any) -> Epoch:
         """Begin or continue the epoch at the position."""
         batches, position = self._use(loader), self._position
-        start = position.starts.get(self._place.slot, position.start)
-        if position.start is None:
-            if self.received:
-                self._take_outer(batches)
-            source = batches.begin()
-        else:
-            if position.batch and batches.reads is not None:
-                say(f"{position.batch} batches are read and dropped, because {batches.reads}")
-            source = batches.begin(position.batch, start)
-            if self.received and position.alike:
-                batches.restore({"generators": position.outer["generators"]})
+        if position.batch and batches.reads is not None:
+            say(f"{position.batch} batches are read and dropped, because {batches.reads}")
+        own: dict[str, Any] | None = None
+        if position.is_exchanged:
+            own = position.starts.get(self._place.slot, position.start)
+        elif self.received:
+            self._take_outer(batches)
+            if position.start is not None and position.alike is not None:
+                own = batches.states()
+                own["generators"] |= self._alike_ones(position.start["generators"])
+        source = batches.begin(position.batch, own)
+        if self.received and position.start is not None:
+            self._later = {"generators": self._alike_ones(position.outer["generators"])}
         self.received = False
-        self._start, self._drawn = source.start, rng.outer_states()
+        if not position.is_exchanged:
+            position.start = source.start
+        self._drawn = None
         return source
 
-    def skip_all(self, loader: Any) -> None:
-        """Take the generators after the last batch of the epoch."""
+    def take(self, source: Epoch) -> Any:
+        """Return the next batch, or END."""
+        batch = next(source, END)
+        if self._later is not None and self._batches is not None:
+            self._batches.restore(self._later)  # a sampler draws its order with its first batch
+            self._later = None
+        self._with_batch = rng.outer_states()
+        return batch
+
+    def skip_all(self, loader: Any, *, again: bool) -> None:
+        """Take the generators after the last batch of the epoch. again: catch_up() follows."""
         batches, position = self._use(loader), self._position
-        if self.received and position.alike:
-            self._take_outer(batches)
-        elif self.received:
+        if self.received:
             start = position.starts.get(self._place.slot, position.start)
             batches.begin(position.batch, start).close()
-        self.received = False
+            values = position.outer.get("values", {})
+            found = batches.now()["generators"] | self._alike_ones(position.outer["generators"])
+            batches.restore({"generators": found, "values": values})
+        self.received = self.received and again
 
     def catch_up(self) -> None:
         """Before a run: take the generators of the process that this process has received."""
-        if self.received and self._position.alike:
-            found = self._position.outer["generators"]
-            live = self._globals.now().keys()
-            self._globals.restore({n: each for n, each in found.items() if n in live}, None)
+        if self.received:
+            found = self._alike_ones(self._position.outer["generators"])
+            self._globals.restore({n: s for n, s in found.items() if n in rng.GLOBAL}, None)
+            self._caught = True
+            self.received = self._position.stage == Stage.OPENING
 
     def note(self, *, everything: bool) -> None:
-        """Write the present states into the position. everything: also what the samplers count."""
+        """Write the present states into the position. everything: also what the samplers count.
+
+        Inside of a block they are those with which the script got its batch: a new process runs the
+        code between batch and block again.
+        """
+        now = rng.outer_states()
+        if self._position.inside:
+            rng.set_outer(self._with_batch)
         if self._batches is None:
             self._position.outer = {"generators": self._globals.now()}
         else:
             self._position.outer = self._batches.states() if everything else self._batches.now()
+        rng.set_outer(now)
 
     def compare(self) -> None:
         """Exchange the states at the begin of the epoch, inside of its first block."""
-        position = self._position
-        position.start, position.starts = self._start, {}
-        position.alike = self._are_alike(self._start)
-        if not position.alike:
+        position, start = self._position, self._position.start
+        assert start is not None
+        alike, starts = self._find_alike(start), {}
+        if len(alike) < len(start["generators"]) + 1:
             found: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(found, (self._place.slot, self._start))
-            position.starts = dict(found)
+            dist.all_gather_object(found, (self._place.slot, start))
+            starts = dict(found)
+        position.alike, position.starts, position.is_exchanged = alike, starts, True
 
     def wait_for_all(self, outer: tuple[Any, ...]) -> None:
         """Wait until all ranks have finished a run. outer: the generators before it.
 
-        If the ranks' generators differ, those of this rank continue as if the run had not drawn: a
+        A generator that differs between the ranks continues as if the run had not drawn from it: a
         new process does not repeat the run.
         """
         position = self._position
         after = rng.outer_states()
-        rng.set_outer(outer)
         if position.alike is None:
-            position.alike = self._are_alike(self._globals.now())
+            rng.set_outer(outer)
+            position.alike = self._find_alike({"generators": self._globals.now(), "values": {}})
         else:
             gathered((0,))
-        if position.alike:
-            rng.set_outer(after)
+        alike = [name in position.alike for name in rng.GLOBAL]
+        pairs = zip(alike, after, outer, strict=True)
+        rng.set_outer(tuple(new if same else old for same, new, old in pairs))
 
     def check_draws(self, now: tuple[Any, ...]) -> None:
         """Check, in the first blocks, that the script draws nothing outside of blocks.
 
-        That is only wrong if the ranks' generators differ: a new process could not know the states.
-        Raises SessionError: it does.
+        That is wrong for a generator that differs between the ranks: a new process could not know
+        its state. Raises SessionError: it does.
         """
-        if self._position.alike is False and self._position.batch < _WATCHED and self._drawn:
-            if not all(map(rng.is_same, self._drawn, now)):
+        if self._drawn is None:  # the sampler has drawn its order
+            self._drawn = now
+        if self._position.alike is None or self._position.batch >= _WATCHED:
+            return
+        for name, before, state in zip(rng.GLOBAL, self._drawn, now, strict=True):
+            if name not in self._position.alike and not rng.is_same(before, state):
                 raise SessionError(
-                    "the script draws random numbers between two blocks, and the ranks have "
-                    "different seeds, so a new process could not draw the same numbers: draw "
-                    "inside of the block, or give all ranks the same seed"
+                    f"between two blocks the script draws from the generator of {name}, which has "
+                    "another seed on each rank, so a new process could not draw the same numbers: "
+                    "draw inside of the block, or give it the same seed on all ranks"
                 )
 
     def left(self, epochs: int) -> int:
@@ -240,21 +276,33 @@ class Order:
     def _take_outer(self, batches: EpochBatches) -> None:
         """Take the states outside of blocks, before the epoch begins."""
         position = self._position
-        mine = batches.states()["values"]
-        if position.alike:
-            # The script has told its sampler the number of this epoch already.
-            for name, each in position.outer.get("values", {}).items():
-                own = mine.setdefault(name, {})
-                own.update({k: v for k, v in each.items() if k != "epoch"})
-            batches.restore({"generators": position.outer["generators"], "values": mine})
-        elif position.starts:  # the epoch before this one leads to its own states
+        values = batches.states()["values"]
+        if position.alike is not None and position.starts:
+            # The epoch before this one leads to the generators that differ between the ranks.
+            mine = rng.outer_states()
             batches.begin(position.before, position.starts[self._place.slot]).close()
-            batches.restore({"generators": batches.now()["generators"], "values": mine})
+            if self._caught:
+                rng.set_outer(mine)
+        for name, noted in position.outer.get("values", {}).items():
+            # The script has told its sampler the number of this epoch already.
+            own = values.setdefault(name, {})
+            own.update({key: value for key, value in noted.items() if key != "epoch"})
+        taken = rng.GLOBAL if self._caught else ()
+        alike = self._alike_ones(position.outer["generators"])
+        found = {n: state for n, state in alike.items() if n not in taken}
+        batches.restore({"generators": batches.now()["generators"] | found, "values": values})
 
-    def _are_alike(self, states: Mapping[str, Any]) -> bool:
-        value = digest(states)
-        found = gathered((value >> 32, value & 0xFFFFFFFF))
-        return len(set(found)) == 1
+    def _alike_ones(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the states of the generators that are equal on all ranks."""
+        return {n: state for n, state in states.items() if n in (self._position.alike or ())}
+
+    def _find_alike(self, states: Mapping[str, Any]) -> list[str]:
+        """Return the names of the generators that are equal on all ranks, and `values`."""
+        parts = {**states["generators"], "values": states["values"]}
+        names = sorted(parts)
+        mine = [digest(parts[name]) for name in names]
+        found = gathered(tuple(each - (1 << 64 if each >> 63 else 0) for each in mine))
+        return [name for name, *each in zip(names, *found, strict=True) if len({*each}) == 1]
 
 
 def gathered(mine: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Train in epochs, with a sampler, validation, a scheduler by epoch, clipping and a meter."""
+"""Train in epochs, with a sampler, validation, a scheduler by epoch, and clipping."""
 
 import os
 
@@ -10,15 +10,6 @@ from rekindle.training.torch import Session
 
 EPOCHS = 3
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-class Average:
-    def __init__(self):
-        self.total, self.count = 0.0, 0
-
-    def update(self, value):
-        self.total += value
-        self.count += 1
 
 
 def evaluate(model, loader):
@@ -40,7 +31,6 @@ def main():
     model = net(torch.nn.Dropout(0.1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    scores = []
     with Session(model=model, optimizer=optimizer, scheduler=scheduler, ddp=True) as session:
         for epoch in session.epochs(EPOCHS):
             sampler.set_epoch(epoch)
@@ -48,15 +38,14 @@ def main():
                 with session.step() as step:
                     strike(step.number)
                     loss = torch.nn.functional.mse_loss(session.model(inputs), targets)
-                    step.log(loss=loss, rate=scheduler.get_last_lr()[0])
+                    step.log(loss=loss, rate=scheduler.get_last_lr()[0], mode=model.training)
                     optimizer.zero_grad()
                     loss.backward()
                     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
             scheduler.step()
-            scores.append(session.run(evaluate, session.model, test_loader))
-            print(epoch, scores[-1])
-    end(model=model, optimizer=optimizer, scheduler=scheduler, score=scores[-1])
+            score = session.run(evaluate, session.model, test_loader)
+    end(model=model, optimizer=optimizer, scheduler=scheduler, score=score)
 
 
 if __name__ == "__main__":
