@@ -73,7 +73,6 @@ class Epochs:
         self._stage = Stage.BEFORE
         self._runs = 0  # runs of this process in this stage
         self._is_open = False  # the script has a batch without a finished block
-        self._point = "start"
         self._is_due = False  # the newest block has no snapshot yet
         self._is_first = False  # this block is the first at its place in the script
         self._returns = False  # the small state returns to what this process has received
@@ -97,7 +96,7 @@ class Epochs:
             return
         self._leave_batches()
         self._reach("end")
-        self._return_small_state(*Stage)
+        self._return_small_state("start", "run", "end")
         self._keep(last=True)
         self._loop.progress.asked_for(finished)
         while self._join():
@@ -119,9 +118,13 @@ class Epochs:
             self._reach("start")
             self._meet()
             self._keep()
-            self._return_small_state(Stage.BEFORE, Stage.OPENING)
             self._carry()
-            if self._here >= total:
+            is_over = self._here >= total
+            reached = ("start",) if is_over else ("start", "end")  # the end of a former run
+            if position.stage == Stage.OPENING and position.point in reached:
+                self._return_small_state(*reached)
+                self._order.catch_up()
+            if is_over:
                 self._carried.frames = []
                 return
             yield self._here
@@ -137,7 +140,7 @@ class Epochs:
         self._carried.frames = list(dict.fromkeys((*self._carried.frames[:1], frame)))
         if position.stage == Stage.CLOSING:
             self._order.skip_all(loader, again=position.point != "start")
-            self._return_small_state(Stage.CLOSING)
+            self._return_small_state("start")
             self._enter(Stage.CLOSING)
             self._carry()
             return
@@ -159,7 +162,7 @@ class Epochs:
                 if batch is END:
                     return
                 if not position.inside:
-                    self._return_small_state(Stage.BATCHES)
+                    self._return_small_state("start")
                 self._carry()
                 self._is_open = True
                 yield (position.batch, batch) if numbered else batch
@@ -172,10 +175,8 @@ class Epochs:
         """Return the block of the present batch."""
         if not self._is_open:
             found = "has finished its block" if self._stage is Stage.BATCHES else "has no batch"
-            raise SessionError(
-                f"session.step(): the script {found}. Do all work of a batch in one block: "
-                "`for batch in session.batches(loader):` and `with session.step():`"
-            )
+            text = "Do all work of a batch in one block, in `for batch in session.batches(loader):`"
+            raise SessionError(f"session.step(): the script {found}. {text}")
         return Block(self, Step(self._loop, self._loop.state.finished))
 
     def _enter(self, stage: Stage) -> None:
@@ -192,7 +193,6 @@ class Epochs:
 
     def _reach(self, point: str) -> None:
         """Reach a point of the present stage: `start`, `run` or `end`."""
-        self._point = point
         if not self._returns:
             self._position.point = point
 
@@ -200,7 +200,7 @@ class Epochs:
 
     def begin_block(self, frame: FrameType, step: Step) -> None:
         """Begin a block in this frame."""
-        self._return_small_state(Stage.BATCHES)
+        self._return_small_state("start", "run", "end")
         self._is_first = self._repeat.enter(frame)
         self._outer = rng.outer_states()
         self._order.check_draws(self._outer)
@@ -271,7 +271,7 @@ class Epochs:
             self._runs += 1
             found: T = done[self._runs - 1]
             return found
-        self._return_small_state(*Stage)
+        self._return_small_state("run")
         self._order.catch_up()
         while True:
             place, model = position.key, loop.generations.model
@@ -374,10 +374,9 @@ class Epochs:
         if self._loop.member is not None:
             self._carried.at((self._loop.state.finished, *self._position.key[:3], inside))
 
-    def _return_small_state(self, *stages: Stage) -> None:
-        """Undo the script's changes of the state that it received, if this is the same place."""
-        same = self._position.point == self._point or self._position.inside
-        if self._returns and same and self._position.stage in stages:
+    def _return_small_state(self, *points: str) -> None:
+        """Undo the script's changes of the state that it received at one of these points."""
+        if self._returns and self._position.point in points:
             self._restore_received()
             self._returns = False
 
@@ -397,9 +396,9 @@ class Epochs:
 
 
 class Carried:
-    """The plain variables of the script's loops, which the next process of this rank takes back.
+    """Plain variables of the script's loops, on the heartbeat page, for the rank's next process.
 
-    They are on the heartbeat page, which outlives the process. frames: those of the loops.
+    frames: those of the loops.
     """
 
     def __init__(self, loop: Loop, kept: tuple[Any, ...]) -> None:

@@ -39,12 +39,12 @@ SECOND = (
 
 
 def _train(
-    place: Place, deaths: Sequence[str], *options: str, epochs: int = EPOCHS
+    place: Place, deaths: Sequence[str], *options: str, arguments: Sequence[int] = (EPOCHS,)
 ) -> dict[str, Any]:
     """Run the script, and return the values of all steps of all ranks, and those at the end."""
     environment = place.environment({"OMP_NUM_THREADS": "1", DEATHS: ",".join(deaths)})
-    arguments = ("--nproc-per-node", str(RANKS), "--max-restarts", "20", *options)
-    run = place.start(*arguments, str(SCRIPT), str(epochs), env=environment).end(0)
+    options = ("--nproc-per-node", str(RANKS), *options, str(SCRIPT), *map(str, arguments))
+    run = place.start(*options, env=environment).end(1 if len(arguments) > 1 else 0)
     assert all((place.folder / f"died-{each.replace(' ', '-', 1)}").exists() for each in deaths)
     found: dict[str, Any] = {}
     for rank, steps in run.records().items():
@@ -64,14 +64,41 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("deaths", [FIRST, SECOND], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "deaths", [FIRST, pytest.param(SECOND, marks=pytest.mark.soak)], ids=["first", "second"]
+)
 def test_a_death_at_any_place_changes_no_value(
     deaths: Sequence[str], undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     """Losses, rates, draws and sums of all ranks are the same, and no step is lost."""
     with Place(tmp_path) as place:
-        found = _train(place, deaths)
+        found = _train(place, deaths, "--max-restarts", "20")
     story = found.pop("story")
     wrong = {k: (found.get(k), v) for k, v in undisturbed.items() if k != "story"}
     wrong = {k: pair for k, pair in wrong.items() if pair[0] != pair[1]}
     assert not wrong, f"{wrong} {story}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(EPOCHS, 6), pytest.param((2,), marks=pytest.mark.soak)],
+    ids=["in an epoch", "more epochs"],
+)
+def test_a_later_run_continues_where_the_former_one_ended(
+    arguments: Sequence[int], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """It continues in the middle of an epoch, or with more epochs; only a variable is lost."""
+    with Place(tmp_path) as place:
+        options = ("--checkpoint-dir", str(tmp_path / "store"), "--checkpoint-every", "5")
+        before = _train(place, (), *options, arguments=arguments)
+        found = _train(place, (), *options)
+    assert not any(key.startswith("end") for key in before) or len(arguments) == 1
+    first = min(int(key.split()[3]) for key in found.keys() - before.keys() if "step" in key)
+    assert first == (6 if len(arguments) > 1 else 8)
+    for key, expected in undisturbed.items():
+        if key in ("story", "lost"):
+            continue
+        mine, wanted = found[key], expected
+        if isinstance(expected, dict):
+            mine, wanted = ({**each, "total": 0} for each in (mine, wanted))
+        assert mine == wanted, f"{key} {found['story']}"

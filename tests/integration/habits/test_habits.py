@@ -17,7 +17,10 @@ from habits.trial import SCRIPTS, check, check_refused, folder, undisturbed
 from jobs import Place
 
 TRIALS = int(os.environ.get("HABIT_TRIALS", "10"))
-QUICK = ("ddp", "grad_scaler_clipping", "kept_group", "replay_buffer", "own_ema", "compile")
+QUICK = (
+    *("ddp", "grad_scaler_clipping", "kept_group", "replay_buffer", "own_ema", "compile"),
+    "epochs_shuffle",
+)
 RUN = [habit for habit in HABITS if habit.outcome is not Outcome.REFUSED]
 REFUSED = [habit for habit in HABITS if habit.outcome is Outcome.REFUSED]
 

@@ -1,6 +1,7 @@
 """A script with epochs, in which ranks die at named places.
 
-DEATHS: the places, `RANK PLACE` by comma; a rank dies at each of them once. Argument: the epochs.
+DEATHS: the places, `RANK PLACE` by comma; a rank dies at each of them once. Arguments: the epochs,
+and the step before which all ranks raise an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def evaluate(model: torch.nn.Module, inputs: torch.Tensor, epoch: int) -> float:
     return float(total)
 
 
-def main(epochs: int) -> None:
+def main(epochs: int, last: int = -1) -> None:
     """Train, and write the values of each epoch."""
     torch.manual_seed(1)
     random.seed(1)
@@ -68,6 +69,8 @@ def main(epochs: int) -> None:
             for x, y in session.batches(loader):
                 number = session.finished
                 at(f"before {number}")
+                if number == last:
+                    raise KeyError("enough")
                 count["batches"] += 1
                 draw = random.random()
                 with session.step() as step:
@@ -92,4 +95,4 @@ def main(epochs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))
