@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
@@ -26,6 +27,7 @@ from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
+from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.forgotten import Forgotten
@@ -101,11 +103,20 @@ class Loop:
     def end(self, *, raised: bool) -> None:
         """Leave the process group. raised: an exception of the script ends the loop."""
         if self.member is not None:
-            if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
-                self.keep(last=True)  # the script has left its loop early
+            finished, total = self.state.finished, self.progress.total
+            if not raised and 0 < finished < total and not self._is_left():
+                say(
+                    f"rank {self.generations.slot} leaves its loop after step {finished} of "
+                    f"{total}; if other ranks do not, the job ends with an error when this rank "
+                    "ends"
+                )
+                self.keep(last=True)
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
+        if self.given.wrapper is not None:
+            self.given.wrapper.bind(None)
+        init_again()
         self.progress.leave()
         self.data.close()
         self._snapshot_schedule.close()

@@ -24,6 +24,8 @@ from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.epochs import Block, Epochs
+from rekindle.training.torch.groups.ddp import DistributedDataParallel
+from rekindle.training.torch.groups.script_groups import given_to_init, timeout_of
 from rekindle.training.torch.loop import Loop, Step
 
 T = TypeVar("T")
@@ -33,7 +35,8 @@ _COUNTERS = ("enumerate", "zip", "islice")
 class Session:
     """Keeps one rank's training alive.
 
-    model: the module itself, on its device, not a DDP wrapper.
+    model: the module itself, on its device, or Rekindle's DistributedDataParallel around it, which
+        means `ddp` with its arguments.
     optimizer: the optimizer of the model's parameters.
     scheduler: a learning rate scheduler, or another object with state_dict() and
         load_state_dict(). The script calls its step().
@@ -45,10 +48,10 @@ class Session:
         gradients itself, and builds the same weights on every rank: nothing is sent at the start.
     extra: more objects to keep, by name: objects with state_dict() and load_state_dict(), and
         tensors, generators, NumPy arrays, lists, dicts, sets and deques, which are filled in place.
-    backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
-        on a CPU.
+    backend: backend of torch.distributed; default: that of init(), otherwise nccl for a model on a
+        GPU, hccl on an NPU, gloo on a CPU.
     seed: seed of the random streams of each step and rank.
-    timeout_s: time limit of a collective, as in torch.
+    timeout_s: time limit of a collective, as in torch; default: that of init(), otherwise 600 s.
     transient: exceptions after which all ranks repeat the step, such as those of a data source.
     keep_global_batch: whether a step takes as many samples in a shrunk world as in the full one.
         The script then loops over `step.parts()`. Otherwise the ranks keep their batch size, and a
@@ -82,7 +85,7 @@ class Session:
         extra: Mapping[str, Any] | None = None,
         backend: str | None = None,
         seed: int = 0,
-        timeout_s: float = 600.0,
+        timeout_s: float | None = None,
         transient: tuple[type[Exception], ...] = (),
         keep_global_batch: bool = False,
         shard: int | None = None,
@@ -90,32 +93,38 @@ class Session:
         on_recovery: Callable[[Recovery], object] | None = None,
         ignore: Sequence[Any] = (),
     ) -> None:
+        wrapper = model if isinstance(model, DistributedDataParallel) else None
         self._loop = Loop(
             Arguments(
-                model=model,
+                model=model if wrapper is None else wrapper.module,
                 optimizer=optimizer,
                 scheduler=scheduler,
                 sampler=sampler,
                 loader=loader,
                 ddp=ddp,
                 extra=extra or {},
-                backend=backend,
+                backend=backend or given_to_init().backend,
                 seed=seed,
-                timeout_s=timeout_s,
+                timeout_s=timeout_of(timeout_s),
                 transient=transient,
                 keep_global_batch=keep_global_batch,
                 shard=shard,
                 make_groups=make_groups,
                 on_recovery=on_recovery,
                 ignore=ignore,
+                wrapper=wrapper,
             )
         )
         self._epochs = Epochs(self._loop)
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module to call in the loop: the DDP wrapper of this generation, if there is one."""
-        return self._loop.generations.model
+        """The module to call in the loop: the DDP wrapper of this generation, if there is one.
+
+        If the Session has got a DistributedDataParallel, it is that one in each generation.
+        """
+        wrapper = self._loop.given.wrapper
+        return self._loop.generations.model if wrapper is None else wrapper
 
     @property
     def device(self) -> torch.device:

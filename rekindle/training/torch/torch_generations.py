@@ -261,6 +261,8 @@ class TorchGenerations:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
             self.model.training = self._given.model.training
+            if self._given.wrapper is not None:
+                self._given.wrapper.bind(self.model)
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)

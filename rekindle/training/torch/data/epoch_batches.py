@@ -69,22 +69,18 @@ class EpochBatches:
         Take it before begin() for a new epoch, or read `Epoch.start`.
         Raises SessionError: a value that a sampler has changed is too large.
         """
-        return {
-            "generators": self._order.now(),
-            "values": self._order.values(),
-            "epochs": self._epochs,
-        }
+        return {**self._order.states(), "epochs": self._epochs}
 
     def now(self) -> dict[str, Any]:
         """Return only the states of the generators, for restore() in the middle of an epoch."""
-        return {"generators": self._order.now()}
+        return self._order.generator_states()
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Set the generators, and the samplers, to the value of states() or now().
 
         Raises SessionError: it belongs to another loader.
         """
-        self._order.restore(states["generators"], states.get("values"))
+        self._order.restore(states)
 
     def begin(self, skip: int = 0, start: Mapping[str, Any] | None = None) -> Epoch:
         """Begin an epoch after its first `skip` batches.
@@ -123,11 +119,11 @@ class EpochBatches:
     def _try_sampler(self) -> None:
         """Compare two orders of the script's own sampler from the same states."""
         sampler = self._indexed.sampler if self._indexed is not None else []
-        generators, values = self._order.now(), self._order.values(changed=False)
+        before = self._order.states(changed=False)
         marks = []
         for _ in range(2):
             marks.append(mark(list(itertools.islice(iter(sampler), _TRIED))))
-            self._order.restore(generators, values)
+            self._order.restore(before)
         if marks[0] != marks[1]:
             raise SessionError(
                 f"the {type(sampler).__name__} of the loader gives another order when it begins "

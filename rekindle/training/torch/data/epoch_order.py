@@ -6,6 +6,7 @@ A new process sets them to those at the begin of an epoch, and gets the same ord
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import types
 from collections import deque
@@ -41,12 +42,14 @@ class EpochOrder:
     """The states of some objects of a script, and of the generators of the process.
 
     roots: the objects that decide the order, by name: samplers, an iterable data set, a loader. The
-    search includes the objects in them, but not the data set of a sampler.
+    search includes the objects in them, but not the data set of a sampler. Objects that they make
+    in an epoch do not count, except generators.
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         """Note the present values. Raises SessionError: an object holds an iterator."""
         self._roots = roots
+        self._names = sorted({name for name, _ in _generators(roots, skip=_NOT_SEARCHED)})
         self._first: dict[str, dict[str, int]] = {}
         self._copies: dict[str, dict[str, Any]] = {}  # of the first values, if they are not large
         for name, thing in self._objects():
@@ -64,21 +67,28 @@ class EpochOrder:
         found = dict(rng.GLOBAL)
         known = {id(each) for each in found.values()}
         for name, generator in _generators(self._roots, skip=_NOT_SEARCHED):
-            if id(generator) not in known:
+            is_old = name in self._names or name.rpartition(".")[0] in self._first
+            if is_old and id(generator) not in known:
                 known.add(id(generator))
                 found[name] = generator
         return found
 
-    def now(self) -> dict[str, Any]:
+    def generator_states(self) -> dict[str, Any]:
         """Return the states of the generators, in values that the state format holds."""
-        return {name: _packed_state(each) for name, each in self.generators().items()}
+        live = sorted(self.generators().items())
+        return {"generators": {name: _packed_state(each) for name, each in live}}
 
-    def values(self, *, changed: bool = True) -> dict[str, dict[str, Any]]:
-        """Return copies of the plain values of the objects, by name and attribute.
+    def states(self, *, changed: bool = True) -> dict[str, Any]:
+        """Return the states of the generators, and copies of plain values of the objects.
 
         changed: only those that differ from the first ones. A sampler may shuffle its list in
         place, or count its epochs. Raises SessionError: a changed value is too large.
         """
+        values = self._values(changed=changed)
+        return {**self.generator_states(), "names": self._names, "values": values}
+
+    def _values(self, *, changed: bool) -> dict[str, dict[str, Any]]:
+        """Return the values by name and attribute."""
         found: dict[str, dict[str, Any]] = {}
         for name, key, live in self._plain():
             if changed and self._is_first(name, key, live):
@@ -93,18 +103,26 @@ class EpochOrder:
                 )
         return found
 
-    def restore(
-        self, generators: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]] | None
-    ) -> None:
-        """Set what now() and values() have returned; all other values become the first ones.
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Set the result of states(); all other values become the first ones.
 
-        values: None leaves the objects as they are.
-        Raises SessionError: they belong to other objects.
+        That of generator_states() sets only the generators.
+        Raises SessionError: the states belong to other objects.
         """
+        names = states.get("names", self._names)
+        if names != self._names:
+            raise SessionError(
+                f"the state has a loader with the generators {', '.join(names) or 'of torch'}, but "
+                f"that of the script has {', '.join(self._names) or 'no other ones'}; make the "
+                "loader in the same way in each run"
+            )
+        generators, values = states["generators"], states.get("values", {})
         live = self.generators()
-        leave = values is None
-        values = values or {}
         things = dict(self._objects())
+        for name in sorted(generators.keys() - live.keys()):  # __iter__() makes it in an epoch
+            owner, _, key = name.rpartition(".")
+            if owner in things:
+                vars(things[owner])[key] = live[name] = _made(generators[name])
         missing = sorted((generators.keys() - live.keys()) | (values.keys() - things.keys()))
         if missing:
             raise SessionError(
@@ -113,7 +131,7 @@ class EpochOrder:
             )
         for name, state in generators.items():
             rng.set_state(live[name], _unpacked_state(live[name], state))
-        for name, key, value in [] if leave else list(self._plain()):
+        for name, key, value in list(self._plain()) if "values" in states else []:
             if key not in values.get(name, ()) and not self._is_first(name, key, value):
                 first = self._copies.get(name, {}).get(key)
                 if first is not None:
@@ -125,7 +143,7 @@ class EpochOrder:
 
     def _plain(self) -> Iterator[tuple[str, str, Any]]:
         for name, thing in self._objects():
-            for key, value in _attributes(thing):
+            for key, value in _attributes(thing) if name in self._first else ():
                 if key not in _NOT_SEARCHED and isinstance(value, (*_PLAIN, torch.Tensor)):
                     yield name, key, value
 
@@ -274,6 +292,16 @@ def _packed_state(generator: Any) -> Any:
     return rng.state_of(generator)
 
 
+def _made(state: Any) -> Any:
+    """Return a new generator for this packed state; the caller sets it."""
+    if isinstance(state, torch.Tensor):
+        return torch.Generator()
+    if isinstance(state, list):
+        return random.Random()
+    bits = getattr(np.random, state["bit_generator"])()
+    return np.random.RandomState(bits) if "has_gauss" in state else np.random.Generator(bits)
+
+
 def _unpacked_state(generator: Any, state: Any) -> Any:
     if isinstance(generator, random.Random):
         version, words, gauss = state
@@ -297,11 +325,13 @@ def _copied(value: Any) -> Any:
         if not isinstance(value, (bool, int, float, str, np.generic, type(None))):
             return None
     if isinstance(value, list) and len(value) > _LONG:
-        if all(type(each) is int for each in value):
+        kinds = set(map(type, value))
+        if kinds == {int}:
             return {"numbers": np.asarray(value)}
-        if all(type(each) is list and all(type(n) is int for n in each) for each in value):
-            flat = np.asarray([number for each in value for number in each])
-            return {"lists": [flat, np.asarray([len(each) for each in value])]}
+        if kinds == {list}:
+            flat = list(itertools.chain.from_iterable(value))
+            if set(map(type, flat)) == {int}:
+                return {"lists": [np.asarray(flat), np.asarray(list(map(len, value)))]}
     return {"plain": copy.deepcopy(value)}
 
 

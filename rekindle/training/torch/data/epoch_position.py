@@ -141,8 +141,9 @@ class Order:
             own = position.starts.get(self._place.slot, position.start)
         elif self.received:
             self._take_outer(batches)
-            if position.start is not None and position.alike is not None:
-                own = batches.states()
+            own = batches.states() | {"epochs": position.outer.get("epochs", 0)}
+            if position.start is not None:
+                own["epochs"] = position.start["epochs"]
                 own["generators"] |= self._alike_ones(position.start["generators"])
         source = batches.begin(position.batch, own)
         if self.received and position.start is not None:
@@ -177,7 +178,8 @@ class Order:
         """Before a run: take the generators of the process that this process has received."""
         if self.received:
             found = self._alike_ones(self._position.outer["generators"])
-            self._globals.restore({n: s for n, s in found.items() if n in rng.GLOBAL}, None)
+            taken = {name: state for name, state in found.items() if name in rng.GLOBAL}
+            self._globals.restore({"generators": taken})
             self._caught = True
             self.received = self._position.stage == Stage.OPENING
 
@@ -191,7 +193,7 @@ class Order:
         if self._position.inside:
             rng.set_outer(self._with_batch)
         if self._batches is None:
-            self._position.outer = {"generators": self._globals.now()}
+            self._position.outer = self._globals.generator_states()
         else:
             self._position.outer = self._batches.states() if everything else self._batches.now()
         rng.set_outer(now)
@@ -217,7 +219,7 @@ class Order:
         after = rng.outer_states()
         if position.alike is None:
             rng.set_outer(outer)
-            position.alike = self._find_alike({"generators": self._globals.now(), "values": {}})
+            position.alike = self._find_alike({**self._globals.generator_states(), "values": {}})
         else:
             gathered((0,))
         alike = [name in position.alike for name in rng.GLOBAL]

@@ -112,6 +112,28 @@ class OwnGenerator(Sampler[int]):
         return (self.draws.randrange(SAMPLES) for _ in range(SAMPLES))
 
 
+class MakesGenerators(Sampler[int]):
+    """Makes its generators, and another object, at the begin of each epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.plan: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        self.torch = torch.Generator().manual_seed(self.epoch)
+        self.numpy = np.random.default_rng(self.epoch)
+        self.legacy = np.random.RandomState(self.epoch)
+        self.python = random.Random(self.epoch)
+        self.plan = OwnGenerator()
+        first = torch.randperm(SAMPLES, generator=self.torch).tolist()
+        moves = (self.numpy.integers(3), self.legacy.randint(3), self.python.randrange(3))
+        return iter([(number + int(sum(moves))) % SAMPLES for number in first])
+
+
 class DrawsLate(Sampler[int]):
     """Draws each index as late as possible, from the generator of the process."""
 
@@ -174,6 +196,7 @@ MADE: dict[str, Callable[[Dataset[Any]], Any]] = {
     ),
     "shuffles in place": lambda data: DataLoader(data, batch_sampler=ShufflesInPlace()),
     "own generator": lambda data: DataLoader(data, batch_size=4, sampler=OwnGenerator()),
+    "makes generators": lambda data: DataLoader(data, batch_size=4, sampler=MakesGenerators()),
     "draws late": lambda data: DataLoader(data, batch_size=4, sampler=DrawsLate()),
     "no batches": lambda data: DataLoader(data, batch_size=None, shuffle=True),
     "collate_fn": lambda data: DataLoader(data, batch_size=4, shuffle=True, collate_fn=tens),
@@ -430,5 +453,5 @@ def test_an_order_that_does_not_follow_from_the_states() -> None:
 def test_states_of_another_loader() -> None:
     """States with a generator that the loader lacks are refused."""
     start = EpochBatches(MADE["own generator"](Numbers())).states()
-    with pytest.raises(SessionError, match=r"sampler\.sampler\.draws, which this script's loader"):
+    with pytest.raises(SessionError, match=r"generators sampler\.sampler\.draws, but that of"):
         EpochBatches(MADE["shuffle"](Numbers())).begin(1, start)
