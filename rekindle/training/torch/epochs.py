@@ -79,8 +79,6 @@ class Epochs:
         self._outer: tuple[Any, ...] = ()  # the generators outside of the block
         self._carried = Carried(loop, kept)
 
-    # ---- the session
-
     def begin(self) -> None:
         """Take the position that this process has received."""
         if self._loop.member is not None and self._position.is_used:
@@ -196,8 +194,6 @@ class Epochs:
         if not self._returns:
             self._position.point = point
 
-    # ---- one block
-
     def begin_block(self, frame: FrameType, step: Step) -> None:
         """Begin a block in this frame."""
         self._return_small_state("start", "run", "end")
@@ -249,8 +245,6 @@ class Epochs:
                 f"this rank is in step {step.number}, but training continues after step "
                 f"{self._loop.state.finished}"
             )
-
-    # ---- a function that all ranks repeat
 
     def run(
         self, function: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -316,8 +310,6 @@ class Epochs:
             self._order.wait_for_all(outer)
         return result
 
-    # ---- generations
-
     def _meet(self, *, in_run: bool = False) -> None:
         """Between two blocks: form the next generation if this one has ended, or must end."""
         member = self._loop.member
@@ -343,7 +335,7 @@ class Epochs:
             if self._returns:
                 self._restore_received()
             else:
-                self._order.note(everything=self._stage is not Stage.BATCHES)
+                self._note()
             if not member.join():
                 return False
             if self._returns:
@@ -387,12 +379,16 @@ class Epochs:
                 "large tensors of the state that it has received; do that before the Session"
             )
 
+    def _note(self) -> None:
+        self._order.note(everything=self._stage is not Stage.BATCHES)
+
     def _keep(self, *, last: bool = False) -> None:
         """Take a snapshot of the newest block, if one is due."""
         if self._is_due or last:
             self._is_due = False
-            self._order.note(everything=self._stage is not Stage.BATCHES)
+            self._position.prepare = self._note
             self._loop.keep(last=last)
+            self._position.prepare = None
 
 
 class Carried:

@@ -6,7 +6,7 @@ A new process receives the place, and continues with the same batch and the same
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,8 @@ class Stage(str, enum.Enum):
 class EpochPosition:
     """The place in the loop over epochs. It is a part of the state.
 
+    - `prepare`: is called before a snapshot reads the position, to note the generators. It is no
+      part of the state.
     - `is_used`: the script has this loop.
     - `epoch`: the present one; -1: none has begun. `batch`: its finished batches.
     - `before`: the batches of the epoch before it.
@@ -55,6 +57,7 @@ class EpochPosition:
     optional = True  # older states lack it
 
     def __init__(self) -> None:
+        self.prepare: Callable[[], None] | None = None
         self.is_used = False
         self.epoch, self.batch, self.before = -1, 0, 0
         self.stage = Stage.BEFORE.value
@@ -97,7 +100,10 @@ class EpochPosition:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position; empty: the script has another loop."""
-        return dict(vars(self)) if self.is_used else {}
+        if self.prepare is not None:
+            self.prepare()
+        found = {name: each for name, each in vars(self).items() if name != "prepare"}
+        return found if self.is_used else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take another position."""
