@@ -279,6 +279,7 @@ class Epochs:
                 result, has_result = (position.pending or [None])[0], bool(position.pending)
                 self._join(in_run=True)
                 if has_result and position.key > place:  # a rank has left the run
+                    self._order.leave_run(outer)
                     break
                 args, kwargs = _replaced(args, kwargs, model, loop.generations.model)
             else:

@@ -131,6 +131,7 @@ class Order:
         self._globals = EpochOrder({})
         self._batches: EpochBatches | None = None
         self._with_batch: tuple[Any, ...] = ()
+        self._after: tuple[Any, ...] = ()  # a run
         self._later: dict[str, Any] | None = None  # the generators after the first batch
         self._length = 0
         self._drawn: tuple[Any, ...] | None = None
@@ -152,7 +153,7 @@ class Order:
                 own["epochs"] = position.start["epochs"]
                 own["generators"] |= self._alike_ones(position.start["generators"])
         source = batches.begin(position.batch, own)
-        if self.received and position.start is not None:
+        if self.received and (position.inside or position.batch):
             self._later = {"generators": self._alike_ones(position.outer["generators"])}
         self.received = False
         if not position.is_exchanged:
@@ -222,15 +223,18 @@ class Order:
         new process does not repeat the run.
         """
         position = self._position
-        after = rng.outer_states()
-        if position.alike is None:
-            rng.set_outer(outer)
-            position.alike = self._find_alike({**self._globals.generator_states(), "values": {}})
-        else:
-            gathered((0,))
-        alike = [name in position.alike for name in rng.GLOBAL]
-        pairs = zip(alike, after, outer, strict=True)
-        rng.set_outer(tuple(new if same else old for same, new, old in pairs))
+        self._after = rng.outer_states()
+        rng.set_outer(outer)
+        alike = self._find_alike({**self._globals.generator_states(), "values": {}})
+        if position.alike is None:  # on some ranks, if a fault has interrupted this exchange
+            position.alike = alike
+        self.leave_run(outer)
+
+    def leave_run(self, outer: tuple[Any, ...]) -> None:
+        """Set the generators after a run that all ranks have finished."""
+        same = [name in (self._position.alike or ()) for name in rng.GLOBAL]
+        pairs = zip(same, self._after, outer, strict=True)
+        rng.set_outer(tuple(new if alike else old for alike, new, old in pairs))
 
     def check_draws(self, now: tuple[Any, ...]) -> None:
         """Check, in the first blocks, that the script draws nothing outside of blocks.
