@@ -103,7 +103,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     global _pending
     tree = msgspec.json.decode(skeleton)
     optional = {name for name, thing in named.items() if getattr(thing, "optional", False)}
-    if tree.keys() != named.keys() and tree.keys() != named.keys() - optional:
+    if not named.keys() - optional <= tree.keys() <= named.keys():
         raise SessionError(f"the state has {sorted(tree)}, but the session has {sorted(named)}")
     pending = _pending = _Pending(skeleton)
     for name, node in tree.items():
