@@ -21,6 +21,7 @@ The flow run has a label with the id. So hooks and other flows, which may run el
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from pathlib import Path
@@ -32,6 +33,7 @@ from prefect import get_run_logger, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import TaskRunContext
+from prefect.exceptions import ObjectNotFound
 from prefect.types import KeyValueLabels
 
 from rekindle import names
@@ -277,14 +279,17 @@ def _note(job_id: str, line: str) -> None:
 
 
 def _call(flow_run: FlowRun) -> Call:
-    """Return the call that has made this process's flow run."""
+    """Return the call that has made this process's flow run.
+
+    A parent that a person has deleted since does not call again, and counts as none.
+    """
     parent = parent_run = _NONE
     if flow_run.parent_task_run_id is not None:
-        with get_client(sync_client=True) as client:
+        with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
             place = client.read_task_run(flow_run.parent_task_run_id)
             if place.flow_run_id is not None:
-                parent = str(place.flow_run_id)
-                parent_run = str(client.read_flow_run(place.flow_run_id).run_count)
+                runs = client.read_flow_run(place.flow_run_id).run_count
+                parent, parent_run = str(place.flow_run_id), str(runs)
     context = TaskRunContext.get()
     task, task_run = (
         (_NONE, _NONE)

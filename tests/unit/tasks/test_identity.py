@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 import pytest
 from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.exceptions import ObjectNotFound
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
@@ -16,7 +17,14 @@ from rekindle.errors import UsageError
 from rekindle.job.spec import Endpoint, JobDirectory, job_directory
 from rekindle.recovery.journal.journal import Ended, JobStarted
 from rekindle.tasks import identity
-from rekindle.tasks.identity import LABEL, Call, compare, job_of_this_run, recorded_job
+from rekindle.tasks.identity import (
+    LABEL,
+    Call,
+    compare,
+    job_of_this_run,
+    note_result,
+    recorded_job,
+)
 
 JOB = TrainingJob(script="train.py", arguments=["--lr", "0.1"])
 NUMBER = "00000000-0000-0000-0000-00000000000{}"
@@ -147,6 +155,21 @@ def test_a_run_keeps_its_living_job_when_a_block_gives_another_id(
     assert job_of_this_run(JOB) == "a"
     end_with(there, "failed")
     assert job_of_this_run(JOB) == "b"
+
+
+def test_a_deleted_parent_does_not_fail_a_job_that_has_succeeded(
+    there: JobDirectory, this_run: FlowRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is noted without its parent."""
+
+    def deleted(self: NoServer, task_run_id: UUID) -> TaskRun:
+        raise ObjectNotFound(KeyError(task_run_id))
+
+    monkeypatch.setattr(NoServer, "read_task_run", deleted)
+    this_run.parent_task_run_id = UUID(NUMBER.format(3))
+    note_result("a")
+    noted = (there.path / names.CALLERS_FILE).read_text().splitlines()
+    assert noted[-1] == f"result {this_run.id} - - - -"
 
 
 def test_calls_repeat_each_other_or_not() -> None:
