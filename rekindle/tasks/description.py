@@ -48,14 +48,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """A job as described, and how to compare it.
 
     secret_variables: the variables whose values a block keeps; they do not count, because people
-    rotate secrets. anywhere: the form does not name the working directory. Each run may then have
-    another one, such as a new clone, so the working directory does not count.
+    rotate secrets. below: the number of folders in a relative working directory of the form. None:
+    it is absolute. Each run may have another folder of its process, such as a new clone. So only
+    the folders count that the form names.
     """
 
     spec: JobSpec
     pods: KubernetesSettings | None = None
     secret_variables: frozenset[str] = frozenset()
-    anywhere: bool = False
+    below: int | None = None
 
 
 class Row(NamedTuple):
@@ -92,8 +93,11 @@ def _target(described: Description) -> str:
     return _from(str(Path(spec.working_directory, spec.target)), spec.working_directory)
 
 
-def _working_directory(described: Description) -> str | None:
-    return None if described.anywhere else described.spec.working_directory
+def _working_directory(described: Description) -> str:
+    path = described.spec.working_directory
+    if described.below is None:
+        return path
+    return "/".join(PurePath(path).parts[-described.below :]) if described.below else ""
 
 
 def _environment(described: Description) -> dict[str, str]:
@@ -219,8 +223,13 @@ FORM: dict[str, tuple[str, ...]] = {
 
 
 def digest(described: Description) -> str:
-    """Return a digest of all that counts: 64 hexadecimal digits, without any secret."""
-    counting = {name: row.view(described) for name, row in TABLE.items() if row.view is not None}
+    """Return a digest of all that counts: 64 hexadecimal digits, without any secret.
+
+    An empty value is left out, so a new row of the table does not change the digests of jobs that
+    do not use it.
+    """
+    views = {name: row.view(described) for name, row in TABLE.items() if row.view is not None}
+    counting = {name: value for name, value in views.items() if value}
     return hashlib.sha256(msgspec.json.encode(counting, order="deterministic")).hexdigest()
 
 
@@ -230,7 +239,7 @@ def differences(known: Description, wanted: Description) -> Differences:
     No text contains the value of a variable, which may be a secret.
     """
     known = msgspec.structs.replace(
-        known, secret_variables=wanted.secret_variables, anywhere=wanted.anywhere
+        known, secret_variables=wanted.secret_variables, below=wanted.below
     )
     counting: list[str] = []
     others: list[str] = []

@@ -11,16 +11,21 @@ A job belongs to its description, not to the position of a call in its parent fl
 The digest is that of the flow (or deployment), the topmost flow run, all fields of the description
 that count, and the number of equal calls before this one. So a rerun of the parent, or of a task,
 finds the job also if Prefect gives the subflow another task run. A call counts as another one, and
-not as a rerun, if the parent (or the task that calls) has got the result of the same job before,
-without a rerun in between.
+not as a rerun, if another call in the same run of the parent has got the result of the same job.
+
+A flow run keeps its id if a person renames it. It also keeps the id of a job that runs if a block
+gives another id since.
 
 The flow run has a label with the id. So hooks and other flows, which may run elsewhere, find it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
+from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -28,21 +33,48 @@ from prefect import get_run_logger, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import TaskRunContext
+from prefect.exceptions import ObjectNotFound
+from prefect.types import KeyValueLabels
 
 from rekindle import names
 from rekindle.blocks.job import DEFAULT_NAME, FLOW_RUN_FIELDS, TrainingJob, fill_in_job_id
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.errors import OtherJobError, UsageError
-from rekindle.job.spec import JobSpec
+from rekindle.job.spec import JobDirectory, JobSpec
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.description import Description, Differences, differences, digest
 
 LABEL = "rekindle.job"
+_TEMPLATE_LABEL = "rekindle.job-id"  # the text that the user gives, with the names of fields
 _DIGITS = 12
 _LAUNCHED, _RESULT = "launched", "result"  # the first words of lines of the file of callers
 _NO_ID = "undecided"  # for a description whose job has no id yet
+_NONE = "-"
+
+
+class Call(NamedTuple):
+    """A call of the flow.
+
+    flow_run: the run that the call has made. parent, parent_run: the calling flow run, and how
+    often it has run. task, task_run: the calling task run, and how often it has run. Only the
+    process of a task knows it, so a call of a deployment in a task has no task here.
+    """
+
+    flow_run: str
+    parent: str
+    parent_run: str
+    task: str
+    task_run: str
+
+    def repeats(self, earlier: Call) -> bool:
+        """Return whether this call is a rerun of an earlier one, or another call."""
+        if self.flow_run == earlier.flow_run or self[1:3] != earlier[1:3]:
+            return True
+        if self.parent == self.task == _NONE:
+            return True  # nobody calls twice
+        return self.task == earlier.task != _NONE and self.task_run != earlier.task_run
 
 
 def job_of_this_run(job: TrainingJob) -> str:
@@ -54,13 +86,16 @@ def job_of_this_run(job: TrainingJob) -> str:
     flow_run = jobs.this_flow_run(job.name)
     filled_in = job.filled_in()
     if filled_in.job_id:
-        job_id = fill_in_job_id(filled_in.job_id, _fields(flow_run))
+        job_id = _given(flow_run, job, filled_in.job_id)
     else:
         job_id = _derived(flow_run, job, filled_in)
     refuse_another(job_id, job)
+    labels: KeyValueLabels = {LABEL: job_id}
+    if flow_run.labels.get(LABEL) != job_id:
+        labels[_TEMPLATE_LABEL] = filled_in.job_id  # it gives this id
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(flow_run.id, {LABEL: job_id})
-    flow_run.labels[LABEL] = job_id  # for hooks in this process
+        client.update_flow_run_labels(flow_run.id, labels)
+    flow_run.labels.update(labels)  # for hooks in this process
     return job_id
 
 
@@ -71,13 +106,24 @@ def note_launch(job_id: str) -> None:
 
 def note_result(job_id: str) -> None:
     """Record that the call of this process's flow run has got the job's result."""
-    if call := _call(jobs.this_flow_run(job_id)):
-        _note(job_id, f"{_RESULT} {call}")
+    _note(job_id, " ".join((_RESULT, *_call(jobs.this_flow_run(job_id)))))
 
 
 def content(job: TrainingJob) -> str:
     """Return a digest of all fields that count. Raises UsageError: a block does not exist."""
     return digest(_described(job.filled_in(), _NO_ID))
+
+
+def content_of(job_id: str, job: TrainingJob) -> str:
+    """Return the same digest for the job on this machine. It may differ: a block has changed since.
+
+    Raises UsageError: the description is unreadable.
+    """
+    wanted = _described(job.filled_in(), job_id)
+    known = _known(jobs.directory_of(job_id))
+    return digest(
+        msgspec.structs.replace(known, secret_variables=wanted.secret_variables, below=wanted.below)
+    )
 
 
 def recorded_job(flow_run: FlowRun) -> str:
@@ -99,21 +145,31 @@ def compare(job_id: str, job: TrainingJob) -> Differences | None:
     None: no such job was launched from this machine. Raises UsageError: the description is
     unreadable.
     """
+    if not is_launched(job_id):
+        return None
+    known = _known(jobs.directory_of(job_id))
+    return differences(known, _described(job.filled_in(), job_id))
+
+
+def is_launched(job_id: str) -> bool:
+    """Return whether this machine has launched the job, or has found it in its cluster."""
     directory = jobs.directory_of(job_id)
     launched = directory.endpoint() is not None or directory.cluster.exists()
-    if not launched or not jobs.exists(job_id):
-        return None
+    return launched and jobs.exists(job_id)
+
+
+def _known(directory: JobDirectory) -> Description:
     try:
         pods = None
         if directory.pods.exists():
             pods = msgspec.json.decode(directory.pods.read_bytes(), type=KubernetesSettings)
-        known = Description(spec=directory.spec(), pods=pods)
+        return Description(spec=directory.spec(), pods=pods)
     except (UsageError, msgspec.DecodeError) as error:
         raise UsageError(
-            f"this version of Rekindle cannot read the description of job {job_id}, which another "
-            f"version wrote ({error}); end the job with that version, or give another job_id"
+            f"this version of Rekindle cannot read the description of job {directory.path.name}, "
+            f"which another version wrote ({error}); end the job with that version, or give "
+            "another job_id"
         ) from error
-    return differences(known, _described(job.filled_in(), job_id))
 
 
 def refuse_another(job_id: str, job: TrainingJob) -> Differences | None:
@@ -138,8 +194,28 @@ def other_job(job_id: str, found: Differences) -> OtherJobError:
     )
 
 
+def _given(flow_run: FlowRun, job: TrainingJob, template: str) -> str:
+    """Return the id that the user gives, or the earlier id of this flow run if it stays."""
+    job_id = fill_in_job_id(template, _fields(flow_run))
+    noted = str(flow_run.labels.get(LABEL) or "")
+    if noted in ("", job_id):
+        return job_id
+    renamed = flow_run.labels.get(_TEMPLATE_LABEL) == template
+    if not renamed and not _is_own(noted, job):
+        return job_id
+    get_run_logger().warning(
+        "This flow run keeps its job %s; job_id gives %s by now, because %s. Start a new flow run "
+        "for that job",
+        noted,
+        job_id,
+        "the run was renamed" if renamed else "a block has changed",
+    )
+    return noted
+
+
 def _derived(flow_run: FlowRun, job: TrainingJob, filled_in: TrainingJob) -> str:
     root, noted = _root(flow_run), str(flow_run.labels.get(LABEL) or "")
+    call = _call(flow_run)
     # The id of a run without parent, and the id that earlier versions gave to a subflow.
     position = jobs.job_id_of(jobs.position(flow_run), job.name)
     changed: Differences | None = None
@@ -150,13 +226,15 @@ def _derived(flow_run: FlowRun, job: TrainingJob, filled_in: TrainingJob) -> str
         if found is None and root == flow_run.id:
             return known
         if found is not None and (not found.counting or _is_own(known, job)):
-            return known
+            if not _has_result(known, call):
+                return known
+            found = None  # no change, but another call
         changed = found or changed
     source = flow_run.deployment_id or flow_run.flow_id
     parts = f"{source} {root} {digest(_described(filled_in, _NO_ID))}"
     calls = (f"{parts} {number}" for number in itertools.count())
     ids = (f"{job.name}-{hashlib.sha256(each.encode()).hexdigest()[:_DIGITS]}" for each in calls)
-    job_id = next(each for each in ids if not _has_result(each, flow_run))
+    job_id = next(each for each in ids if not _has_result(each, call))
     if changed is not None:
         get_run_logger().warning(
             "The job of this flow run had another description: %s. The run has a new job, %s",
@@ -183,10 +261,10 @@ def _is_own(job_id: str, job: TrainingJob) -> bool:
     return end is None or end.outcome == RESCHEDULED
 
 
-def _has_result(job_id: str, flow_run: FlowRun) -> bool:
+def _has_result(job_id: str, call: Call) -> bool:
     """Return whether another call of the same run of the parent has the result of this job."""
-    callers = _callers(job_id)
-    return bool(callers) and f"{_RESULT} {_call(flow_run)}" in callers
+    noted = (line.split() for line in _callers(job_id))
+    return any(word == _RESULT and not call.repeats(Call(*of)) for word, *of in noted)
 
 
 def _callers(job_id: str) -> list[str]:
@@ -200,30 +278,34 @@ def _note(job_id: str, line: str) -> None:
             file.write(f"{line}\n")
 
 
-def _call(flow_run: FlowRun) -> str:
-    """Return the run of the task or parent that calls this flow, and how often it has run.
+def _call(flow_run: FlowRun) -> Call:
+    """Return the call that has made this process's flow run.
 
-    The result is empty without a parent. Only the process of a task knows the task's count, so two
-    calls of a deployment in one task have one text.
+    A parent that a person has deleted since does not call again, and counts as none.
     """
-    task = TaskRunContext.get()
-    if task is not None:
-        return f"{task.task_run.id} {task.task_run.run_count}"
-    if flow_run.parent_task_run_id is None:
-        return ""
-    with get_client(sync_client=True) as client:
-        place = client.read_task_run(flow_run.parent_task_run_id)
-        if place.flow_run_id is None:
-            return ""
-        return f"{place.flow_run_id} {client.read_flow_run(place.flow_run_id).run_count}"
+    parent = parent_run = _NONE
+    if flow_run.parent_task_run_id is not None:
+        with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
+            place = client.read_task_run(flow_run.parent_task_run_id)
+            if place.flow_run_id is not None:
+                runs = client.read_flow_run(place.flow_run_id).run_count
+                parent, parent_run = str(place.flow_run_id), str(runs)
+    context = TaskRunContext.get()
+    task, task_run = (
+        (_NONE, _NONE)
+        if context is None
+        else (str(context.task_run.id), str(context.task_run.run_count))
+    )
+    return Call(str(flow_run.id), parent, parent_run, task, task_run)
 
 
 def _described(job: TrainingJob, job_id: str) -> Description:
+    folder = Path(job.working_directory).expanduser()
     return Description(
         spec=job.unchecked_spec(job_id),
         pods=job.kubernetes,
         secret_variables=job.secret_variables,
-        anywhere=not job.working_directory,
+        below=None if folder.is_absolute() else len(folder.parts),
     )
 
 

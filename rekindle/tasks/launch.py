@@ -19,7 +19,13 @@ from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.identity import differs, note_launch, other_job, refuse_another
+from rekindle.tasks.identity import (
+    differs,
+    is_launched,
+    note_launch,
+    other_job,
+    refuse_another,
+)
 from rekindle.tasks.report import refuse_lost
 
 # A coordinator exits a moment after the end of its job.
@@ -90,7 +96,7 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     directory.path.mkdir(parents=True, exist_ok=True)
     # One process at a time looks for the job and launches it.
     with locked(directory.path / names.LAUNCH_LOCK_FILE):
-        if job.kubernetes is not None and not jobs.exists(job_id):
+        if job.kubernetes is not None and not is_launched(job_id):
             _join_the_cluster(job, directory, job_id)
         found = refuse_another(job_id, job)
         launched = _launch_or_adopt(job, directory, job_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import socket
@@ -16,10 +17,13 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobFailedError, OtherJobError, RecordLostError
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
@@ -27,7 +31,7 @@ from rekindle.reporting.event_text import incident_row, outcome
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.identity import content
+from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
@@ -137,18 +141,22 @@ def report(job_id: str) -> JobResult:
     )
 
 
+_COLUMNS = {field.name for field in dataclasses.fields(JobResult)} | {
+    *("description", "host", "directory")
+}
+
+
 def record_result(job: TrainingJob, result: JobResult) -> None:
     """Record in Prefect that the job has succeeded. Other machines do not have its directory."""
     row = {
         **dataclasses.asdict(result),
         "incidents": len(result.incidents),
-        "description": content(job),
+        "description": content_of(result.job_id, job),
         "host": socket.gethostname(),
         "directory": str(jobs.directory_of(result.job_id).path),
     }
-    with get_client(sync_client=True) as client:
-        if find_artifact(client, _result_key(result.job_id)) is not None:
-            return
+    if _result_row(result.job_id) is not None:
+        return
     create_table_artifact(
         [row],
         key=_result_key(result.job_id),
@@ -157,12 +165,16 @@ def record_result(job: TrainingJob, result: JobResult) -> None:
 
 
 def refuse_lost(job_id: str, job: TrainingJob) -> None:
-    """Check that a job without a record on this machine has not succeeded before.
+    """Check that a job has not succeeded before without a record of that on this machine.
+
+    An earlier attempt may have failed here, and a later one succeeded on another machine.
 
     Raises RecordLostError: it has. Raises OtherJobError: it has, with another description.
     """
-    if jobs.history_of(job_id):
-        return
+    history = jobs.history_of(job_id)
+    end = attempts.end_of(history)
+    if history and (end is None or end.outcome == SUCCEEDED):
+        return  # it runs, or its record is here
     row = _result_row(job_id)
     if row is None:
         return
@@ -188,9 +200,19 @@ def lost_result(job_id: str) -> JobResult:
 
 
 def _result_row(job_id: str) -> dict[str, Any] | None:
+    """Return the newest record of the job's success in Prefect; None: there is none.
+
+    A user's own flow may have made an artifact with the same key. It has other columns.
+    """
+    named = ArtifactFilter(key=ArtifactFilterKey(any_=[_result_key(job_id)]))
     with get_client(sync_client=True) as client:
-        artifact = find_artifact(client, _result_key(job_id))
-    return None if artifact is None else dict(json.loads(str(artifact.data))[0])
+        found = client.read_artifacts(artifact_filter=named, sort=ArtifactSort.CREATED_DESC)
+    for artifact in found:
+        with contextlib.suppress(ValueError):
+            match json.loads(str(artifact.data)):
+                case [dict() as row] if row.keys() >= _COLUMNS and row["job_id"] == job_id:
+                    return row
+    return None
 
 
 def _result_key(job_id: str) -> str:

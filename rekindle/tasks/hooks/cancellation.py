@@ -7,6 +7,7 @@
 | fails for another reason | continues | is run again, and adopts it |
 | crashes: its process exited or was killed | continues | is run again, and adopts it |
 | is cancelled by a person | is stopped, with a final checkpoint | stays cancelled |
+| is cancelled, and another flow run steers the job | continues | stays cancelled |
 | is cancelled, because its runner shuts down | continues | waits for a person's retry |
 | crashes with its runner, or only for the server | continues | waits for a retry or an automation |
 """
@@ -62,7 +63,8 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     endpoint = jobs.coordinator_of(job_id)
     client = jobs.client_of(job_id, endpoint) if endpoint else None
     if client is not None and (holder := client.status().holder):
-        log.info("%s controls job %s, and stops it", holder, job_id)
+        does = "which continues" if _is_another_run(holder, flow_run) else "and stops it"
+        log.info("%s controls job %s, %s", holder, job_id, does)
         return False
     _stop(flow_run, state, log)
     return True
@@ -81,9 +83,12 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
             if jobs.directory_of(job_id).pods.exists():  # a launch or a release was interrupted
                 _release(job_id, log)
             return
-        # Without the lease: a process that is about to end may still have it. A person who cancels
-        # does not care which process steers.
         client = jobs.client_of(job_id, endpoint)
+        if _is_another_run(holder := client.status().holder, flow_run):
+            log.info("%s controls job %s, which continues", holder, job_id)
+            return
+        # Without the lease: a process that is about to end may still have it. A person who cancels
+        # does not care which process of the run steers.
         client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
     except (RekindleError, ValueError):
         log.exception("Rekindle could not stop job %s", job_id)
@@ -91,6 +96,11 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
     log.info("Rekindle stops job %s; retry this flow run to resume it", job_id)
     if jobs.directory_of(job_id).pods.exists():
         _remove_from_cluster(job_id, log)
+
+
+def _is_another_run(holder: str, flow_run: FlowRun) -> bool:
+    """Return whether the process that steers the job belongs to another flow run with this job."""
+    return holder.startswith("flow run ") and f"({flow_run.id})" not in holder
 
 
 def _remove_from_cluster(job_id: str, log: Log) -> None:

@@ -29,6 +29,7 @@ SPEC = JobSpec(
     checkpoint_store="/ckpt/a",
 )
 PODS = KubernetesSettings(image="train:1")
+DIGEST = "802225e199ea"  # of SPEC and PODS
 
 # Another value of each field of JobSpec; the text is in the difference if the field counts.
 OTHERS: dict[str, tuple[Any, str]] = {
@@ -154,8 +155,31 @@ def test_a_new_clone_is_the_same_job(location: str) -> None:
             working_directory=work,
             checkpoint_store=store or own,
         )
-        return Description(spec=spec, anywhere=True)
+        return Description(spec=spec, below=0)
 
     one, other = cloned("a", "/tmp/clone1"), cloned("b", "/tmp/clone2")
     assert differences(one, other) == Differences((), ())
     assert digest(one) == digest(other)
+
+
+def test_a_relative_working_directory_counts_by_its_name() -> None:
+    """The folders that the form names count, not the clone around them."""
+
+    def cloned(folder: str) -> Description:
+        work = f"{folder}/code"
+        spec = msgspec.structs.replace(SPEC, working_directory=work, target=f"{work}/train.py")
+        return Description(spec=spec, below=1)
+
+    one, other = cloned("/tmp/clone1"), cloned("/tmp/clone2")
+    assert differences(one, other) == Differences((), ())
+    assert digest(one) == digest(other)
+    elsewhere = msgspec.structs.replace(
+        other, spec=msgspec.structs.replace(other.spec, working_directory="/tmp/clone2/old")
+    )
+    assert "working_directory (code, now old)" in differences(one, elsewhere).counting
+
+
+def test_an_upgrade_keeps_derived_ids() -> None:
+    """A changed digest makes a rerun of a parent start a second job beside a job that lives."""
+    described = Description(spec=SPEC, pods=PODS)
+    assert digest(described)[:12] == DIGEST

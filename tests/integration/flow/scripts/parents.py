@@ -30,6 +30,8 @@ def parent(calls: str, deployment: str) -> list[str]:
             waiting.append(train_in_a_task.submit(job))
         elif how == "deployment":
             run_deployment(deployment, parameters={"job": job}, timeout=0)
+        elif how == "waits for a task":
+            ids.append(train_in_a_task(job))
         else:
             ids.append(train(TrainingJob(**job)).job_id)
     return ids + [each.result() for each in waiting]
