@@ -53,9 +53,10 @@ class CurrentStep:
             self._changed.notify_all()
 
     def break_off(self) -> None:
-        """Record that the step raised an error."""
+        """Record that the step raised an error; one that has ended well stays whole."""
         with self._changed:
-            self._under_way, self._broken = False, True
+            self._broken = self._broken or self._under_way
+            self._under_way = False
             self._changed.notify_all()
 
     def take_broken(self) -> bool:

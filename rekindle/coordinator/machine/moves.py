@@ -339,7 +339,9 @@ class Moves:
             return False
         state, leave = self._generations.state_without(()), list[int]()
         for move in self._ready():
-            if self._generations.state_without((*leave, move.node)) == state:
+            found = self._generations.state_without((*leave, move.node))
+            # Only a snapshot has what a rank shares with no other one.
+            if found == state or (found.step and self._generations.has_own(move.node)):
                 leave.append(move.node)
         for node in leave:
             self._leave(self._moves[node], began)

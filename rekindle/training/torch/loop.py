@@ -78,7 +78,7 @@ class Loop:
         self._forgotten: Forgotten | None = None
         if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
             # A rank that replaces another one must not lose time.
-            self._forgotten = Forgotten(self.generations.named, given.objects(), given.ignore)
+            self._forgotten = Forgotten(self.generations.everything, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(
@@ -101,7 +101,7 @@ class Loop:
         """Leave the process group. raised: an exception of the script ends the loop."""
         if self.member is not None:
             if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
-                self._keep(last=True)  # the script has left its loop early
+                self._keep(last=True, leaves=True)  # the script has left its loop early
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
@@ -160,6 +160,8 @@ class Loop:
         finished = self.state.finished + 1
         self._repairs.times.at(finished)  # the step may have called no optimizer
         self.state.step_done(finished, self.generation)
+        if self.generations.own is not None:
+            self.generations.own.step_done(StateId(finished, self.generation))
         self.data.advance()
         self.progress.end_step(finished)
         self._profiler.end_step()
@@ -185,7 +187,7 @@ class Loop:
         """
         if self._forgotten is not None:
             self._forgotten.look(self.state.finished)
-            capture(self.generations.named)
+            capture(self.generations.everything)
             if self._forgotten.done:
                 self._forgotten = None
 
@@ -229,11 +231,16 @@ class Loop:
             return False
         return True
 
-    def _keep(self, *, last: bool) -> None:
-        """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
+    def _keep(self, *, last: bool, leaves: bool = False) -> None:
+        """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
+
+        leaves: the script has left its loop, and other ranks may train.
+        """
         with self.progress.at(RankActivity.CHECKPOINT):
+            whole = self.generations.complete(self._snapshot_schedule, last=last, leaves=leaves)
             self._snapshot_schedule.keep(
-                self.generations.named,
+                self.generations.kept,
+                whole=whole,
                 place=self.generations.place,
                 step=self.state.finished,
                 last=last,

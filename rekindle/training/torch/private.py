@@ -65,6 +65,11 @@ def replace_make_group(replacement: MakeGroup) -> MakeGroup:
     return before
 
 
+def default_store() -> Any:
+    """Return the store of the default process group, with the group's own prefix."""
+    return c10d._get_default_store()
+
+
 def is_backend(name: str) -> bool:
     """Return whether a backend of this name is registered."""
     return name.upper() in dist.Backend._plugins

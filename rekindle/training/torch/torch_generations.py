@@ -12,12 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.console import say
+from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.member import Arrival, UnusableError, text_of
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
+from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.states import StateId
@@ -32,9 +34,10 @@ from rekindle.training.torch.groups.script_groups import (
     leave_placeholder,
 )
 from rekindle.training.torch.state.before_step import BeforeStep
-from rekindle.training.torch.state.capture import Modes, capture
+from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
+from rekindle.training.torch.state.own_state import Moment, OwnState, found
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
@@ -101,15 +104,23 @@ class TorchGenerations:
         given.check_shard(self.place.shard)
         modes = Modes()
         self.named = given.named({**data.named, "modes": modes})
+        alone = given.of_one_rank()
+        self.everything = everything = {**self.named, **alone}
         # Refuse now what a snapshot could not hold. Reading a loader's state may start its workers.
-        capture({name: each for name, each in self.named.items() if name not in data.named})
+        capture({name: each for name, each in everything.items() if name not in data.named})
+        self._of_one_rank: list[str] = []  # names, if ranks have shards
+        self.own = self._own_state(given, alone, channel)
+        if self.own is None:
+            self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
+        own = self.own.names if self.own is not None else ()
+        others = [name for name in given.extra if name not in own]
         self.digests = ReplicaDigests(
-            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
+            given.model, given.optimizer, self.named, others, self.place, progress.page
         )
         self.group = Group()
         before = BeforeStep(
-            self.named,
+            everything,
             modes,
             leave=data.named,
             optimizer=given.optimizer,
@@ -117,9 +128,16 @@ class TorchGenerations:
         )
         self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
-        self.updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self.updates = Updates(
+            progress.page,
+            self.repairs,
+            self.group,
+            together=together,
+            begins=lambda: self._at(Moment.UPDATE),
+        )
+        self.checkpoint_every = 0  # the same on all ranks of a generation
         if channel is not None:
-            self.updates.watch(self.named)
+            self.updates.watch(everything)
         self._given = given
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
@@ -132,6 +150,85 @@ class TorchGenerations:
         self._present: tuple[StateDigest, ...] = ()  # of the state after the last generation
         self._compared: dict[str, int] = {}
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The objects of a snapshot: those of `named`, and the parts of all ranks."""
+        return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
+
+    def _own_state(
+        self, given: Arguments, alone: Mapping[str, Any], channel: Channel | None
+    ) -> OwnState | None:
+        """Return the state that this rank shares with no other; None: there is none.
+
+        A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
+        Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
+        """
+        things, parts = found(self.named, given.extra, alone)
+        if self.place.shard is not None:
+            self._of_one_rank = parts
+        if channel is None or self.full_world == 1 or self.place.shard is not None or not parts:
+            return None
+        shrinks = rank_environment.number(names.ENV_SHRINKS) == 1
+        if shrinks and alone:
+            raise SessionError(
+                f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
+                f"copy of {', '.join(alone)}; give a fixed --nnodes, or keep them in extra"
+            )
+        several = rank_environment.number("GROUP_WORLD_SIZE", 1) > 1
+        if self.slot == 0 and rank_environment.is_first_start() and (shrinks or alone or several):
+            say(f"each rank has a state of its own: {', '.join(parts)}. {_then(shrinks, alone)}")
+        if shrinks:
+            return None
+        given.model.register_forward_hook(lambda module, *_: self._at(Moment.FORWARD, module))
+        return OwnState(
+            self.named,
+            things,
+            alone,
+            channel=channel,
+            slot=self.slot,
+            ranks=self.full_world,
+            device=self.device,
+        )
+
+    def _check_shards(self) -> None:
+        """Report that ranks with the same shard take each other's statistics and generators.
+
+        Raises SessionError: the script declares objects of each rank.
+        """
+        place = self.place
+        if place.shard is None or place.shards >= self.world_size or not self._of_one_rank:
+            return
+        what = ", ".join(self._of_one_rank)
+        if self._given.per_rank:
+            raise SessionError(
+                f"per_rank: {what} of a rank would come from another rank with the same shard; "
+                "give each rank a shard of its own, or keep them in extra"
+            )
+        if place.slot == 0 and place.generation == 1:
+            say(f"a replaced rank takes these of another rank with its shard: {what}")
+
+    def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
+        """Collect the states of single ranks for a due snapshot; False: it would lack them.
+
+        last, leaves: the script ends its loop; other ranks may still be in theirs.
+        """
+        if self.own is None:
+            return True
+        state = StateId(self._state.finished, self._state.generation)
+        if not self.own.has_parts(state) and schedule.is_due(
+            state.step, self.checkpoint_every, last=last
+        ):
+            if leaves:
+                self.own.exchange(state, reads=self.place.writes)
+            else:
+                self.own.gather(state)
+        return self.own.has_parts(state)
+
+    def _at(self, moment: Moment, module: torch.nn.Module | None = None) -> None:
+        """Note a moment of a step. module: whose forward pass has ended; only training counts."""
+        if self.own is not None and (module is None or module.training):
+            self.own.at(moment, StateId(self._state.finished + 1, self.place.generation))
+
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
@@ -143,6 +240,7 @@ class TorchGenerations:
             items=self.digests.items,
             digests=self._present,
             tensors=self._compared,
+            own=self.own.states() if self.own is not None else None,
         )
 
     def begin_step(self) -> None:
@@ -173,6 +271,7 @@ class TorchGenerations:
         self.group.leave()
         leave_placeholder()
         self.place = self.place.moved(form)
+        self.checkpoint_every = form.settings.checkpoint_every
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self.group = self.updates.group = Group(self._progress.page)
@@ -190,11 +289,18 @@ class TorchGenerations:
             device_id=self.device if self.device.type in _BACKENDS else None,
             make_more=self.groups.make,
         )
+        self._check_shards()
         plan = form.plan[self.slot]
         self._take(plan, form)
         self.repairs.took_state(self._state.finished)
         if plan.sends_to:
-            send_state(capture(self.named), plan.sends_to)
+            # What a rank has loaded includes the parts of all ranks.
+            trained = plan.source in (StateSource.SELF, StateSource.FRESH)
+            send_state(capture(self.named if trained else self.kept), plan.sends_to)
+        if self.own is not None:
+            self.own.begin(
+                StateId(form.step, form.state_generation), fresh=plan.source is StateSource.FRESH
+            )
         self._begin(wrap=True)
 
     def form_by_hand(self) -> None:
@@ -234,11 +340,13 @@ class TorchGenerations:
                 plan,
                 state,
                 place=self.place,
-                named=self.named,
+                named=self.kept,
                 channel=self._channel,
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
+            if self.own is not None and plan.source is not StateSource.FRESH:
+                self.own.took(state, copied=plan.source is StateSource.PEER)
             if former is not None:
                 self._compare(former, form)
         self._state.hold(state)
@@ -264,6 +372,14 @@ class TorchGenerations:
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)
+
+
+def _then(shrinks: bool, alone: Mapping[str, Any]) -> str:
+    """Return what happens to the state of one rank in a fault."""
+    if shrinks:
+        return "The world may shrink, so a replaced rank takes that of another rank"
+    update = "or a fault after the last collective of a step, " if alone else ""
+    return f"After the loss of a node, {update}all ranks return to the newest snapshot"
 
 
 def renew_gradients(parameters: Iterable[torch.nn.Parameter], *, keep: bool) -> None:

@@ -27,21 +27,22 @@ def is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def stateful(name: str, value: Any) -> Any:
-    """Return an object with state_dict() and load_state_dict() for an object in `extra`.
+def stateful(name: str, value: Any, argument: str = "extra") -> Any:
+    """Return an object with state_dict() and load_state_dict() for an object of an argument.
 
     Raises SessionError: the object has no such methods, and cannot be filled in place.
     """
     if isinstance(value, type):
-        raise SessionError(f"extra: {name!r} is the class {value.__name__}; give an object of it")
+        kind = value.__name__
+        raise SessionError(f"{argument}: {name!r} is the class {kind}; give an object of it")
     if is_stateful(value):
         return value
     if type(value) in _FILL or isinstance(value, torch.Tensor):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            raise SessionError(f"extra: the array {name!r} is read-only; give a copy of it")
+            raise SessionError(f"{argument}: the array {name!r} is read-only; give a copy of it")
         return _Filled(value)
     raise SessionError(
-        f"extra: {name!r} is a {type(value).__qualname__}, which has no state_dict() and "
+        f"{argument}: {name!r} is a {type(value).__qualname__}, which has no state_dict() and "
         "load_state_dict(), and cannot be filled in place; give it these methods, or give "
         f"{_FILLED}. A value that cannot change, such as a number, belongs into a dict"
     )

@@ -1,4 +1,4 @@
-"""Use BatchNorm. Its statistics are not compared: a replaced rank gets those of another rank."""
+"""Use BatchNorm. Each rank keeps its own statistics."""
 
 import torch
 from habits.common import STEPS, end, net, samples, strike
@@ -20,4 +20,4 @@ with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as ses
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-end(parameters=dict(model.named_parameters()), optimizer=optimizer)
+end(model=model, optimizer=optimizer)
