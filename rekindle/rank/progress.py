@@ -46,6 +46,11 @@ class CurrentStep:
         """Record that a step's body begins."""
         self._under_way = True
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step's body runs."""
+        return self._under_way
+
     def end(self, finished: int) -> None:
         """Record that the step has ended well, and that `finished` steps are finished now."""
         with self._changed:

@@ -99,6 +99,7 @@ class Loop:
 
     def end(self, *, raised: bool) -> None:
         """Leave the process group. raised: an exception of the script ends the loop."""
+        self.generations.updates.open = False
         if self.member is not None:
             if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
                 self._keep(last=True, leaves=True)  # the script has left its loop early
@@ -154,7 +155,7 @@ class Loop:
 
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
-        self.generations.updates.gradients.end_step(updated=self.progress.page.in_update)
+        self.generations.updates.end_step()
         self._repairs.device.wait()  # until the device has done the update
         self._check_state()
         finished = self.state.finished + 1

@@ -372,6 +372,7 @@ class TorchGenerations:
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)
+        self.updates.open = True
 
 
 def _then(shrinks: bool, alone: Mapping[str, Any]) -> str:

@@ -102,6 +102,16 @@ HABITS = (
         "the second in `extra=`: [Several optimizers](#several-optimizers)",
     ),
     Habit(
+        "alternating_optimizers",
+        "an optimizer that not each step uses",
+        "the other optimizers in `extra=`",
+    ),
+    Habit(
+        "late_group",
+        "a layer that trains from a later step on",
+        "its own parameter group from the beginning, with `lr=0` before",
+    ),
+    Habit(
         "gan",
         "a GAN: two networks in turn",
         "one update in each step; the second network and optimizer in `extra=`",
@@ -205,6 +215,30 @@ HABITS = (
         "put the step's work inside `with step:`",
         Outcome.REFUSED,
         text="with step:",
+    ),
+    Habit(
+        "added_group",
+        "`optimizer.add_param_group()` in training",
+        "give all groups at the beginning, with `lr=0` in those that begin later",
+        Outcome.REFUSED,
+        text="all groups before the Session",
+        repeats=5,
+    ),
+    Habit(
+        "two_sessions",
+        "two Sessions in one script",
+        "one Session, and the phase from `step.number`; or two jobs",
+        Outcome.REFUSED,
+        text="has a Session already",
+        repeats=24,
+    ),
+    Habit(
+        "update_after_loop",
+        "`optimizer.step()` after the loop",
+        "do each update inside `with step:`",
+        Outcome.REFUSED,
+        text="outside of `with step:`",
+        repeats=24,
     ),
     Habit(
         "forgotten_ema",

@@ -240,7 +240,7 @@ class Repairs:
         self.before = before
         self.kind = FaultKind.LINK
         self.valid_steps: int | None = None
-        self._step = step
+        self.step = step
         self._name = device
 
     def note(self, kind: FaultKind, error: BaseException) -> None:
@@ -262,7 +262,7 @@ class Repairs:
         Raises UnusableError: only a new process can use the device again.
         """
         kind, self.kind = self.kind, FaultKind.LINK
-        in_step = self._step.take_broken()
+        in_step = self.step.take_broken()
         try:
             damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
             if in_step and restores and damage is Damage.NONE and not self.before.restore():
@@ -385,6 +385,9 @@ class Updates:
         self._before = repairs.before
         self._together = together
         self.gradients = StepGradients()
+        self._step = repairs.step
+        self._groups: dict[torch.optim.Optimizer, int] = {}  # with the number of parameter groups
+        self.open = False  # the ranks train: an update outside of a step belongs to no state
 
     def watch(self, named: Mapping[str, Any]) -> None:
         """Register a hook in every optimizer among these objects: it runs when an update begins."""
@@ -392,12 +395,31 @@ class Updates:
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
                 self.gradients.watch(thing)
+                self._groups[thing] = len(thing.param_groups)
+
+    def end_step(self) -> None:
+        """Check a finished step before it counts. Raises SessionError, with the remedy."""
+        self.gradients.end_step(updated=self._page.in_update)
+        for optimizer, count in self._groups.items():
+            if len(optimizer.param_groups) != count:
+                raise SessionError(
+                    f"the optimizer had {count} parameter groups when the Session began, and has "
+                    f"{len(optimizer.param_groups)} now. A process that replaces a rank has only "
+                    "those of the script's beginning. Give the optimizer all groups before the "
+                    "Session, with lr=0 in each group that begins later, and set its lr in a step"
+                )
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Check that the gradients are real, and not those of a severed group; mark the update.
 
         An accelerator's collectives do not block the host, and raise nothing when they are aborted.
         """
+        if self.open and not self._step.is_under_way:
+            raise SessionError(
+                "optimizer.step() ran outside of `with step:`. A rank that is replaced would not do "
+                "this update, because it belongs to no step. Do it inside the block, as in the "
+                "last step, or after the end of the `with Session` block"
+            )
         self._device.wait()
         if self.group.severed:
             raise StaleError("the generation ended before the update")
