@@ -23,7 +23,7 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
-from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
+from rekindle.training.torch.faults.repairs import check_use, inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
@@ -99,7 +99,7 @@ class Loop:
 
     def end(self, *, raised: bool) -> None:
         """Leave the process group. raised: an exception of the script ends the loop."""
-        self.generations.updates.open = False
+        self.generations.close()
         if self.member is not None:
             if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
                 self._keep(last=True, leaves=True)  # the script has left its loop early
@@ -201,6 +201,7 @@ class Loop:
         member = self.member
         if member is None:
             return False
+        check_use(error)
         kind = kind_of(error, self.given.transient)
         if kind is None and not member.is_over and not self._ends_soon(member, error):
             return False

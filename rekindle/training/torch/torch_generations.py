@@ -26,7 +26,7 @@ from rekindle.states import StateId
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
-from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.groups.ddp import SteadyDDP, broadcast_module_state, wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group, store_at
 from rekindle.training.torch.groups.script_groups import (
     ScriptGroups,
@@ -138,6 +138,7 @@ class TorchGenerations:
         self.checkpoint_every = 0  # the same on all ranks of a generation
         if channel is not None:
             self.updates.watch(everything)
+            self.groups.guard()
         self._given = given
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
@@ -373,6 +374,14 @@ class TorchGenerations:
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)
         self.updates.open = True
+        self.groups.open = self._channel is not None
+        if isinstance(self.model, SteadyDDP):
+            given = self._given
+            self.model.kept = (*given.extra.values(), *given.per_rank.values(), *given.ignore)
+
+    def close(self) -> None:
+        """Note that the script leaves its Session."""
+        self.updates.open = self.groups.open = False
 
 
 def _then(shrinks: bool, alone: Mapping[str, Any]) -> str:

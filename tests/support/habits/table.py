@@ -22,7 +22,7 @@ class Habit:
 
     name: of its script. row: what the script has, for the page. do: what its author does.
     options: of `rekindle run`. text: a part of the error that refuses it. repeats: steps that one
-    fault may cost; for a refused script, the last step that it may begin.
+    fault may cost; for a refused script, the last step that it may begin. killed: it needs a fault.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Habit:
     options: tuple[str, ...] = ()
     text: str = ""
     repeats: int = 0
+    killed: bool = False
 
 
 HABITS = (
@@ -157,6 +158,14 @@ HABITS = (
         "call `session.model.register_comm_hook()` for each new `session.model`",
     ),
     Habit(
+        "power_sgd",
+        "PowerSGD, or another hook with a state",
+        '`per_rank={"hook": state}`',
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
         "loader",
         "`DataLoader` with workers",
         "`batch_sampler=StepSampler(...)`, `loader=`: [data.md](data.md)",
@@ -221,7 +230,7 @@ HABITS = (
         "`optimizer.add_param_group()` in training",
         "give all groups at the beginning, with `lr=0` in those that begin later",
         Outcome.REFUSED,
-        text="all groups before the Session",
+        text="Give it all groups before",
         repeats=5,
     ),
     Habit(
@@ -239,6 +248,23 @@ HABITS = (
         Outcome.REFUSED,
         text="outside of `with step:`",
         repeats=24,
+    ),
+    Habit(
+        "group_in_training",
+        "`dist.new_group` after entering the `Session`",
+        "call it in the function `make_groups=`",
+        Outcome.REFUSED,
+        text="in the function make_groups=",
+        repeats=-1,
+    ),
+    Habit(
+        "kept_world",
+        "a group of an earlier generation, after a fault",
+        "use `group=None`, or make it in `make_groups=`",
+        Outcome.REFUSED,
+        text="a process group of an earlier generation",
+        repeats=6,
+        killed=True,
     ),
     Habit(
         "forgotten_ema",

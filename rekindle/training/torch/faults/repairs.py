@@ -62,6 +62,11 @@ _ARGUMENTS = re.compile(
     r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
     r"|gloo/\S+\] (?:op\.preamble|ifa != )"
 )
+# torch's texts for a group that has been destroyed, in a collective and in get_group_rank().
+_OLD_GROUP = re.compile(
+    r"is not initialized in the world group map|is not registered, please create group with"
+    r"|Invalid process group specified"
+)
 # The SIGCHLD handler of torch raises such an error anywhere in the main thread.
 _LOST_WORKER = re.compile(r"^DataLoader worker \(pid")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
@@ -145,7 +150,13 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
 
 
 def check_use(error: BaseException) -> None:
-    """Raises SessionError: the script gives one GPU to two ranks, which no repetition changes."""
+    """Raises SessionError: the script uses torch in a way that no repetition changes."""
+    if any(_OLD_GROUP.search(str(each)) for each in chain_of(error)):
+        raise SessionError(
+            "the script uses a process group of an earlier generation: all groups end when a rank "
+            "is replaced. Use the default group (group=None), or create the group, and each object "
+            "that holds one (a pipeline schedule, a hook's state), in the function make_groups="
+        ) from error
     if "Duplicate GPU detected" in str(error):  # NCCL's text
         raise SessionError(
             "two ranks use the same GPU, and NCCL allows one rank per GPU: call "
@@ -401,12 +412,11 @@ class Updates:
         """Check a finished step before it counts. Raises SessionError, with the remedy."""
         self.gradients.end_step(updated=self._page.in_update)
         for optimizer, count in self._groups.items():
-            if len(optimizer.param_groups) != count:
+            if (now := len(optimizer.param_groups)) != count:
                 raise SessionError(
                     f"the optimizer had {count} parameter groups when the Session began, and has "
-                    f"{len(optimizer.param_groups)} now. A process that replaces a rank has only "
-                    "those of the script's beginning. Give the optimizer all groups before the "
-                    "Session, with lr=0 in each group that begins later, and set its lr in a step"
+                    f"{now}. A replaced rank has only the first ones. Give it all groups before "
+                    "the Session, with lr=0 in those that begin later, and set their lr in a step"
                 )
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
@@ -416,9 +426,9 @@ class Updates:
         """
         if self.open and not self._step.is_under_way:
             raise SessionError(
-                "optimizer.step() ran outside of `with step:`. A rank that is replaced would not do "
-                "this update, because it belongs to no step. Do it inside the block, as in the "
-                "last step, or after the end of the `with Session` block"
+                "optimizer.step() ran outside of `with step:`. A replaced rank would not do this "
+                "update, because it belongs to no step. Do it inside the block, or after the "
+                "end of the `with Session` block"
             )
         self._device.wait()
         if self.group.severed:

@@ -31,6 +31,7 @@ from rekindle.training.torch.state.in_place import Stateful
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 STATISTICS = ("running_mean", "running_var")
 LEAVE_S = 10.0  # for the parts of ranks that leave their loops after the same step
+NOTICE_BYTES = 16 << 20
 _COPIES = 2  # one is written while the other is kept
 _ALIGNED = 16  # bytes
 _ROOM = 4096  # bytes; the texts of numbers in a state vary in their length
@@ -126,6 +127,7 @@ class OwnState:
         self._moment = Moment.END if self._declared else early
         self._steps = 0  # those after which the part was complete at the moment
         self._forwards = 0  # in this step
+        self._large = False  # a line has reported that the part is large
         self._noted: _Noted | None = None
         self._gathered: StateId | None = None
 
@@ -139,7 +141,7 @@ class OwnState:
         self._sharing = Sharing()
         self._noted, self._gathered, self._forwards = None, None, 0
         if fresh or state not in self.states():
-            self._copies.write(state, self._encode())
+            self._write(state, self._encode())
 
     def took(self, state: StateId, *, copied: bool) -> None:
         """Complete a state that the rank has loaded.
@@ -174,7 +176,7 @@ class OwnState:
         part = self._encode()
         self._noted = _Noted(state, _digest(part))
         if self._steps:
-            self._copies.write(state, part)
+            self._write(state, part)
 
     def step_done(self, state: StateId) -> None:
         """Keep the part of a finished step, unless it was complete and written before."""
@@ -190,7 +192,7 @@ class OwnState:
             else:
                 self._moment, self._steps = Moment(self._moment + 1), 0
             part = self._encode()
-        self._copies.write(state, part)
+        self._write(state, part)
 
     def gather(self, state: StateId) -> None:
         """Collect the parts of all ranks for a snapshot of this state; a collective.
@@ -224,6 +226,13 @@ class OwnState:
     def has_parts(self, state: StateId) -> bool:
         """Return whether the parts of all ranks belong to this state."""
         return self._gathered == state
+
+    def _write(self, state: StateId, part: bytes) -> None:
+        if len(part) > NOTICE_BYTES and not self._large:
+            self._large = True
+            if self._slot == 0:
+                say(f"{len(part) / 1e6:.0f} MB of state of one rank are copied in each step")
+        self._copies.write(state, part)
 
     def _say(self, state: StateId, what: str, then: str) -> None:
         if self._slot == 0 and (self._things or self._statistics):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rekindle.errors import SessionError
+from rekindle.training.torch import private
 
 _FILLED = (
     "a torch.Tensor, a torch.Generator, a NumPy array or generator, a random.Random, a list, dict, "
@@ -37,6 +38,8 @@ def stateful(name: str, value: Any, argument: str = "extra") -> Any:
         raise SessionError(f"{argument}: {name!r} is the class {kind}; give an object of it")
     if is_stateful(value):
         return value
+    if private.is_power_sgd(value):
+        return _Slots(value)
     if type(value) in _FILL or isinstance(value, torch.Tensor):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise SessionError(f"{argument}: the array {name!r} is read-only; give a copy of it")
@@ -63,6 +66,21 @@ class _Filled:
                 f"the {type(self._value).__name__} of the script cannot take the state of a "
                 f"{type(state).__name__}: type, shape, dtype or maximum length differ"
             )
+
+
+class _Slots:
+    """The attributes of a communication hook's state, without its process group."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._names = [n for n in private.attributes_of(value) if n != "process_group"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self._value, name) for name in self._names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self._names:
+            setattr(self._value, name, _filled(getattr(self._value, name), state[name]))
 
 
 def _fill(live: Any, state: Any) -> bool:
