@@ -2,12 +2,14 @@
 
     RekindleError                 a command that ends with it has status 1
     ├── UsageError                status 2
+    │   ├── OtherJobError
     │   └── PortTakenError
     ├── JobError
     │   ├── UnansweredError
     │   │   └── SilentError
     │   ├── LeaseHeldError
     │   ├── JobFailedError
+    │   ├── RecordLostError
     │   ├── RejectedError
     │   ├── HopelessError         engines.kubernetes.engine
     │   ├── DamagedError          engines.kubernetes.client.api_errors
@@ -29,6 +31,7 @@
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
     ├── UnexpectedError
+    ├── UnknownLoopError          cli.adapt_training
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a
@@ -43,6 +46,7 @@ _EXTRAS = {
     "grpc": "mindcluster",
     "httpx": "prefect",
     "kubernetes": "kubernetes",
+    "libcst": "adapt",
     "matplotlib": "prefect",
     "mindspore": "mindspore",
     "prefect": "prefect",
@@ -62,6 +66,10 @@ class UsageError(RekindleError):
     """A command line, job description or call that is invalid."""
 
     exit_status = 2
+
+
+class OtherJobError(UsageError):
+    """The id that a job asks for belongs to a job with another description."""
 
 
 class PortTakenError(UsageError):
@@ -86,6 +94,10 @@ class LeaseHeldError(JobError):
 
 class JobFailedError(JobError):
     """The job ended in failure."""
+
+
+class RecordLostError(JobError):
+    """A job has succeeded, but another machine has its record, or the record was removed."""
 
 
 class RejectedError(JobError):

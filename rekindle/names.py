@@ -61,6 +61,7 @@ JOURNAL_FILE = "journal.jsonl"
 ENDPOINT_FILE = "coordinator.json"
 BUG_FILE = "-bug-"  # in the name of a report of a bug: PROCESS-bug-N.json
 LAUNCH_LOCK_FILE = "launch.lock"
+CALLERS_FILE = "callers"  # the flow runs that launched the job, and the calls that got its result
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form

@@ -26,7 +26,7 @@ import msgspec
 
 from rekindle import names
 from rekindle.agent.leftovers import cleans
-from rekindle.rank import program
+from rekindle.rank import program, sources
 from rekindle.rank.program import die_with_parent, outlive_parent
 
 MAX_ORDER = 192 * 1024  # the limit of one message on a SEQPACKET socket, by default
@@ -81,6 +81,7 @@ def _preload(modules: Iterable[str]) -> None:
     for name in modules:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+    sources.skip_loaded()
     gc.freeze()
     gc.enable()
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from rekindle import names
 
-GONE_S = 2.0  # limit for the end of helpers after SIGKILL; a report of the rank's end waits for it
+# The limit for the end of helpers after SIGKILL. The next process of the rank waits for it.
+GONE_S = 2.0
 _TICK_S = 0.002
 _PROC = Path("/proc")
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")

@@ -50,7 +50,7 @@ from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.snapshots.replica_transport import Credentials
 from rekindle.agent.threads import in_thread
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.store import CheckpointStore
+from rekindle.checkpoints.store import CheckpointStore, foreign
 from rekindle.console import Process, at_node, say, start
 from rekindle.errors import (
     CheckpointError,
@@ -215,14 +215,18 @@ class Agent:
     async def _learn(self) -> None:
         """Find the checkpoints from which this node could restore.
 
-        If the agent cannot read the store, its Hello has the reason, and the coordinator ends it.
+        If the agent cannot read the store, or finds another job's checkpoints, its Hello has the
+        reason, and the coordinator ends it.
         """
         try:
             found = await in_thread(self._store.newest)
             for skipped in found.passed_over:
                 self.send(protocol.CheckpointInvalid(path=skipped.location, reason=skipped.reason))
             if found.checkpoint is not None:
-                at_most = found.checkpoint.manifest.state
+                newest = found.checkpoint.manifest
+                if reason := foreign(self.spec.checkpoint_store, newest, self.spec.job_id):
+                    raise CheckpointError(reason)
+                at_most = newest.state
                 self._offer(await in_thread(functools.partial(self._store.keys, at_most=at_most)))
         except CheckpointError as error:
             self._hello = _unable(self._hello, error)

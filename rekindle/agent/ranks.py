@@ -84,6 +84,7 @@ class RankSupervisor:
         self._waiting: dict[int, protocol.Arrived] = {}
         self._shards: dict[int, int] = {}  # the shards of ranks whose state is sharded
         self._ended: set[int] = set()  # ranks that ended with status 0
+        self._helpers: dict[int, asyncio.Task[None]] = {}  # ends the helpers of an ended rank
         self.job_ends = False  # the coordinator ends the job
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders: dict[type[protocol.Message], Callable[[Any], object]] = {
@@ -234,8 +235,10 @@ class RankSupervisor:
                 rank.watch(self._on_message, self._on_exit)
 
     async def _start(self, rank: int, spawn: protocol.Spawn) -> RankProcess:
-        if rank in self._ended:  # otherwise they ended with the rank
+        if rank in self._ended:  # otherwise they end with the rank
             await self._end_helpers(rank)
+        if rank in self._helpers:
+            await self._helpers.pop(rank)
         logs = await self._output.open(rank, spawn.restart)
         streams = self._output.streams(rank, logs)
         with contextlib.ExitStack() as closing:
@@ -373,7 +376,9 @@ class RankSupervisor:
             await self._snapshots.finish_in_time()
             self._ended.add(exited.rank)
         else:
-            await self._end_helpers(rank.rank)
+            # The next process of the rank waits for it, and the report does not.
+            helpers = in_background(self._end_helpers(rank.rank), self._tasks)
+            self._helpers[rank.rank] = helpers
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -30,12 +31,26 @@ from rekindle.blocks.job_fields import (
 )
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
-from rekindle.job.spec import EntryKind, Framework, JobSpec, check, check_elsewhere, job_directory
+from rekindle.job.spec import (
+    EntryKind,
+    Framework,
+    JobSpec,
+    check,
+    check_elsewhere,
+    job_directory,
+)
 from rekindle.recovery.policy.policy import Policy
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
 _VARIABLE = re.compile(r"[^=\0]+")
+# The fields of a flow run that a job id may contain. They stay the same in a rerun, except that a
+# rerun of a parent gives each subflow another id and name: root_id is the id of the topmost run.
+FLOW_RUN_FIELDS = ("id", "root_id", "name", "flow_id", "deployment_id", "work_queue_name")
+_FLOW_RUN_FIELD = re.compile(r"\{flow_run\.([a-z_]+)\}")
+# The keys of Prefect's artifacts contain the id, and have no other characters.
+_GIVEN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NOT_IN_A_GIVEN_ID = re.compile(r"[^a-z0-9-]")
 
 
 class TrainingJob(BaseModel):
@@ -47,8 +62,14 @@ class TrainingJob(BaseModel):
     name: str = Field(
         default=DEFAULT_NAME,
         pattern=r"^[a-z0-9][a-z0-9-]{0,39}$",
-        description="Short name of the job, of a-z 0-9 and -; its id is the name and the end of "
-        "the flow run's id.",
+        description="Short name of the job, of a-z 0-9 and -; the job id begins with it.",
+    )
+    job_id: str = Field(
+        default="",
+        description="Id of the job, of a-z 0-9 and -. Runs with the same id share one job: each of "
+        "them adopts it, continues it or takes its result, and is refused if it describes another "
+        "job. The id may contain fields of the flow run, such as {flow_run.name} or "
+        "{flow_run.root_id}. Empty: Rekindle derives it.",
     )
     script: str = Field(
         default="",
@@ -133,6 +154,17 @@ class TrainingJob(BaseModel):
 
     # Not a field: a reader of the job, or of a flow run's parameters, must not see it.
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
+    _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @field_validator("job_id")
+    @classmethod
+    def _job_id_is_possible(cls, job_id: str) -> str:
+        if job_id:
+            try:
+                fill_in_job_id(job_id, dict.fromkeys(FLOW_RUN_FIELDS, "x"))
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+        return job_id
 
     @field_validator("environment")
     @classmethod
@@ -164,14 +196,18 @@ class TrainingJob(BaseModel):
         from rekindle.blocks import saved  # imports Prefect, which other jobs do not need
 
         values: dict[str, object] = {}
+        secret_variables: frozenset[str] = frozenset()
         if self.saved_cluster:
             cluster = saved.load(saved.SavedCluster, self.saved_cluster)
             values |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
-            values["environment"] = cluster.environment.get_secret_value() | self.environment
+            secret = cluster.environment.get_secret_value()
+            values["environment"] = secret | self.environment
+            secret_variables = frozenset(secret) - frozenset(self.environment)
         credentials: dict[str, str] = {}
         if self.saved_store:
             store = saved.load(saved.SavedStore, self.saved_store)
             values["checkpoint"], credentials = store.checkpoint, store.credentials()
+            values["job_id"] = self.job_id or store.job_id
         if self.saved_policy:
             values["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
         none = {"saved_cluster": "", "saved_store": "", "saved_policy": ""}
@@ -179,17 +215,27 @@ class TrainingJob(BaseModel):
             job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
             raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
-        job._credentials = credentials
+        job._credentials, job._secret_variables = credentials, secret_variables
         return job
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """Return the names of the variables whose values come from a block."""
+        return self._secret_variables
 
     def to_spec(self, job_id: str) -> JobSpec:
         """Return the job's description for its engine, with absolute paths.
 
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """
-        return self.filled_in()._to_spec(job_id)
+        spec = self.filled_in().unchecked_spec(job_id)
+        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
 
-    def _to_spec(self, job_id: str) -> JobSpec:
+    def unchecked_spec(self, job_id: str) -> JobSpec:
+        """Return the description of a job whose blocks are filled in, for a comparison.
+
+        Raises UsageError: the working directory in the image is unknown.
+        """
         if self.kubernetes is None:
             directory = job_directory(job_id)
             work = Path(self.working_directory).expanduser().absolute()
@@ -197,7 +243,7 @@ class TrainingJob(BaseModel):
             directory = job_directory(job_id, Path(names.POD_HOME))
             work = self._work_in_image()
         checkpoints = self.checkpoint.path
-        spec = JobSpec(
+        return JobSpec(
             job_id=job_id,
             entry=EntryKind.SCRIPT if self.script else EntryKind.MODULE,
             target=self.script or self.module,
@@ -226,7 +272,6 @@ class TrainingJob(BaseModel):
             if self.fault_tables
             else "",
         )
-        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
 
     def _work_in_image(self) -> Path:
         """Return the working directory in the pods' image. Raises UsageError: it is unknown."""
@@ -243,3 +288,28 @@ class TrainingJob(BaseModel):
                 "image of the pods"
             )
         return Path(self.working_directory)
+
+
+def fill_in_job_id(template: str, values: Mapping[str, str]) -> str:
+    """Return the job id of a flow run. values: of its fields; a field without a value is empty.
+
+    A character that no job id has becomes a dash. Raises UsageError: the run has no such field, or
+    the result is no job id.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in FLOW_RUN_FIELDS:
+            known = ", ".join(f"{{flow_run.{each}}}" for each in FLOW_RUN_FIELDS)
+            raise UsageError(f"job_id has {match[0]}; choose from {known}")
+        if not values[name]:
+            raise UsageError(f"job_id has {match[0]}, but this flow run has no {name}")
+        return _NOT_IN_A_GIVEN_ID.sub("-", values[name].lower())
+
+    job_id = _FLOW_RUN_FIELD.sub(value, template)
+    if not _GIVEN_ID.fullmatch(job_id):
+        raise UsageError(
+            f"job_id is {job_id!r}; use 1 to 63 of a-z 0-9 and -, begin with a letter or digit, "
+            "and write a field of the flow run as {flow_run.name}"
+        )
+    return job_id

@@ -36,7 +36,7 @@ class SavedCluster(Block):
         default=SecretDict({}),
         description="Environment variables of each rank, such as the keys of a data store or of an "
         "experiment tracker. Prefect stores them as secrets; a variable of the job replaces one of "
-        "the same name here.",
+        "the same name here. Another value here does not make another job.",
     )
 
 
@@ -49,6 +49,11 @@ class SavedStore(Block):
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
         description="Where the job writes checkpoints, and how often.",
+    )
+    job_id: str = Field(
+        default="",
+        description="Id of each job that uses this store and gives no job_id of its own, such as "
+        "charlm-{flow_run.root_id}. Empty: Rekindle derives the ids.",
     )
     access_key_id: SecretStr = Field(
         default=SecretStr(""),

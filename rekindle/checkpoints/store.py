@@ -288,6 +288,17 @@ def existing(location: str, there: Manifest, job_id: str) -> Written:
     return Written(location, bytes_of(there), existed=True)
 
 
+def foreign(location: str, newest: Manifest, job_id: str) -> str:
+    """Return why a job must not continue from a store's newest checkpoint; empty: it may."""
+    if newest.job_id == job_id:
+        return ""
+    return (
+        f"{location} has checkpoints of job {newest.job_id!r} (step {newest.step}), and this is "
+        f"job {job_id!r}: to continue that job, give --job-id {newest.job_id}; to begin this job "
+        f"with its state, give --resume-from {location} and another --checkpoint-dir, or none"
+    )
+
+
 def check_writable(manifest: Manifest, parts: Mapping[str, CheckpointFile]) -> None:
     """Raise CheckpointError, before any write, if the manifest cannot be encoded."""
     nothing = checksum([])

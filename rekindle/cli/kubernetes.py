@@ -48,8 +48,8 @@ def read_job(
 ) -> tuple[JobSpec, KubernetesSettings]:
     """Read a job file: the fields of a training job, `kubernetes` among them.
 
-    kind, namespace: replace the file's values. job_id: default: the job's name. Raises UsageError:
-    the file is unreadable or invalid; the message names field and line.
+    kind, namespace: replace the file's values. job_id: default: the file's, or the job's name.
+    Raises UsageError: the file is unreadable or invalid; the message names field and line.
     """
     document = Document(path, "job file")
     found = document.value
@@ -63,7 +63,7 @@ def read_job(
     found["kubernetes"] |= {key: value for key, value in instead.items() if value is not None}
     try:
         job = TrainingJob.model_validate(found)
-        spec = job.to_spec(job_id or job.name)
+        spec = job.to_spec(job_id or job.job_id or job.name)
     except ValidationError as error:
         raise _wrong(document, error) from error
     except UsageError as error:

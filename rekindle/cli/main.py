@@ -26,6 +26,14 @@ COMMANDS = (
         about="Start the coordinator and the agents of a job, and run a script as its ranks.",
     ),
     Command(
+        "adapt",
+        "print the diff that brings a training script into a Session",
+        declare.ADAPTATION,
+        "rekindle.cli.adapt:run",
+        about="Read a training script, and print the diff that gives it a Session. The script is "
+        "not run.",
+    ),
+    Command(
         "inject",
         "inject a fault into a running job",
         (declare.JOB, *declare.FAULT),

@@ -97,6 +97,11 @@ JOB = argument("job", metavar="JOB", help="the job's id")
 AS_JSON = argument("--json", action="store_true", help="print JSON")
 NODE = argument("node", metavar="NAME", help="the node's name, as rekindle nodes prints it")
 
+ADAPTATION = (
+    argument("file", metavar="FILE", help="the training script"),
+    argument("--write", action="store_true", help="change the file too"),
+)
+
 # The options of `rekindle approve`.
 APPROVAL = (
     argument(

@@ -7,7 +7,7 @@ import os
 import threading
 
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.store import Checkpoint, CheckpointStore
+from rekindle.checkpoints.store import Checkpoint, CheckpointStore, foreign
 from rekindle.cli.checkpoints import chosen, copy_to
 from rekindle.console import say
 from rekindle.errors import RekindleError, UsageError
@@ -19,18 +19,15 @@ _ANSWER_S = 10.0  # for a store that may hang; the job itself waits longer for i
 def newest_of(spec: JobSpec) -> Checkpoint | None:
     """Return the newest complete checkpoint of the job; None: none, or the store is unreadable.
 
-    The agents of the job read the store again. They report a store that they cannot read.
+    The agents of the job read the store again. They report a store that they cannot read, and
+    refuse checkpoints of another job.
     Raises UsageError: the newest checkpoint belongs to another job.
     """
     newest = _first_of(spec)
-    if newest is not None and newest.manifest.job_id != spec.job_id:
-        where = spec.checkpoint_store
-        raise UsageError(
-            f"{where} has checkpoints of job {newest.manifest.job_id!r} (step "
-            f"{newest.manifest.step}), and this is job {spec.job_id!r}: to continue that job, give "
-            f"--job-id {newest.manifest.job_id}; to begin this job with its state, give "
-            f"--resume-from {where} and another --checkpoint-dir, or none"
-        )
+    if newest is not None:
+        reason = foreign(spec.checkpoint_store, newest.manifest, spec.job_id)
+        if reason:
+            raise UsageError(reason)
     return newest
 
 

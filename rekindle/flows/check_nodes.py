@@ -12,7 +12,7 @@ from rekindle.errors import JobFailedError
 from rekindle.flows.train import train_to_the_end
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
-from rekindle.tasks.job_access import job_of_this_run
+from rekindle.tasks.identity import job_of_this_run
 from rekindle.tasks.report import report_nodes
 
 NAME = "check-nodes"
@@ -45,7 +45,7 @@ def check_nodes(
         node_check=node_check.model_copy(update={"enabled": True}),
         kubernetes=kubernetes,
     )
-    job_id = job_of_this_run(job.name)
+    job_id = job_of_this_run(job)
     try:
         train_to_the_end(job, job_id)
     except JobFailedError:

@@ -11,7 +11,7 @@ from prefect.client.orchestration import get_client
 from rekindle.errors import JobError
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.tasks import job_access as jobs
-from rekindle.tasks.hooks.cancellation import job_of
+from rekindle.tasks.identity import recorded_job
 from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.profile import report_profile
 
@@ -31,7 +31,7 @@ def profile(
     """
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_run(flow_run_id)
-    job_id = job_of(flow_run)
+    job_id = recorded_job(flow_run)
     describe_elsewhere(flow_run, job_id)
     endpoint = jobs.coordinator_of(job_id)
     if endpoint is None:

@@ -14,7 +14,8 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks import retraining
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
-from rekindle.tasks.report import JobResult
+from rekindle.tasks.identity import job_of_this_run
+from rekindle.tasks.report import JobResult, refuse_lost
 from rekindle.tasks.retraining import Retraining
 
 
@@ -43,9 +44,11 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     """Prepare data, train, evaluate, publish the checkpoint, and start the downstream deployments.
 
     A rerun of the same flow run continues, and does not repeat the preparation, the training or the
-    publication. Raises RejectedError: the checkpoint is not good enough.
+    publication. Raises RejectedError: the checkpoint is not good enough. Raises RecordLostError:
+    the job has succeeded, and its record is not on this machine.
     """
-    job_id = jobs.job_of_this_run(job.name)
+    job_id = job_of_this_run(job)
+    refuse_lost(job_id, job)
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)
     result = train_to_the_end(job, job_id)

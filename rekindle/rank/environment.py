@@ -51,6 +51,14 @@ def is_first_start() -> bool:
     return number(names.ENV_FIRST_START, 1) == 1
 
 
+def is_replacement() -> bool:
+    """Return whether this process takes the place of an earlier one of its rank on this node.
+
+    Such a process does not repeat checks that the earlier one has passed: the others wait for it.
+    """
+    return number(names.ENV_START_COUNT, 1) > 1
+
+
 def check_is_rank() -> None:
     """Check that a process without a connection to an agent is no rank, and no child of one.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from rekindle.rank.error_origin import is_of_library
 MOST_BYTES = 32 << 10  # of paths and digests; a message of a rank has at most 128 KiB
 _BYTES = 8  # of a digest
 _read: dict[str, str] = {}  # the digest of each file, by its path
+_skipped: set[str] = set()  # names of modules
 
 
 def note(path: str) -> None:
@@ -30,6 +32,15 @@ def note(path: str) -> None:
         except OSError:  # a module from an archive, or a file that was removed after its import
             return
         _read[path] = hashlib.blake2b(content, digest_size=_BYTES).hexdigest()
+
+
+def skip_loaded() -> None:
+    """Leave out the modules that are loaded now: the fork server has loaded them, not the script.
+
+    With torch they are 2,000. A look at each of them takes 10 ms of every new rank, because the
+    rank shares their memory with the fork server until it touches them.
+    """
+    _skipped.update(sys.modules)
 
 
 @functools.cache
@@ -52,10 +63,22 @@ def digests() -> dict[str, str]:
 
 
 def _own_files() -> Iterator[str]:
-    for name, module in list(sys.modules.items()):
+    for name, module in _new_modules():
         # isinstance() trusts __class__, and libraries of cffi have a wrong one.
-        if issubclass(type(module), ModuleType):
+        if name not in _skipped and issubclass(type(module), ModuleType):
             # getattr() would import a module that is loaded at its first use.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and not is_of_library(name, file):
                 yield file
+
+
+def _new_modules() -> list[tuple[str, ModuleType]]:
+    """Return the modules after the skipped ones, in the order of their import.
+
+    All modules, if the script has removed a skipped one or has loaded it again.
+    """
+    count = max(len(sys.modules) - len(_skipped), 0)
+    newest = list(itertools.islice(reversed(sys.modules.items()), count + 1))
+    if [name in _skipped for name, _ in newest] == [*[False] * count, True]:
+        return newest[-2::-1]
+    return list(sys.modules.items())

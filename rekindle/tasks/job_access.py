@@ -19,18 +19,17 @@ from rekindle.tasks.prefect_api import Log
 
 
 def job_id_of(flow_run_id: UUID, name: str) -> str:
-    """Return the id of the one job of a flow run, equal for each of its reruns.
+    """Return the job id that the end of this id gives.
 
     A UUID may begin with the time (version 7). So its end distinguishes flow runs.
     """
     return f"{name}-{flow_run_id.hex[-12:]}"
 
 
-def lasting_id(flow_run: FlowRun) -> UUID:
-    """Return an id that is equal for all reruns of a flow run.
+def position(flow_run: FlowRun) -> UUID:
+    """Return the id of a flow run's place: its task run in the parent, or its own id.
 
-    A rerun of a parent creates a new flow run for each subflow. The subflow's task run in the
-    parent stays the same.
+    A rerun of a parent may give the place to another call (`rekindle.tasks.identity`).
     """
     return flow_run.parent_task_run_id or flow_run.id
 
@@ -41,11 +40,6 @@ def this_flow_run(job: str) -> FlowRun:
     if context is None or context.flow_run is None:
         raise JobError(f"job {job!r} belongs to a flow run; call this function in a flow run")
     return context.flow_run
-
-
-def job_of_this_run(name: str) -> str:
-    """Return the id of the job of this process's flow run. Raises JobError: there is none."""
-    return job_id_of(lasting_id(this_flow_run(name)), name)
 
 
 def directory_of(job_id: str) -> JobDirectory:

@@ -19,6 +19,8 @@ from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.identity import differs, note_launch, other_job, refuse_another
+from rekindle.tasks.report import refuse_lost
 
 # A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
@@ -79,18 +81,26 @@ class Launched:
 def launch(job: TrainingJob, job_id: str) -> Launched:
     """Start or adopt the job, unless it has succeeded.
 
-    Raises UsageError: the description is invalid. Raises JobError: an earlier attempt has ended,
-    but its coordinator still runs.
+    Raises UsageError: the description is invalid. Raises OtherJobError: the job of this id has
+    another description. Raises RecordLostError: it has succeeded, and its record is not here.
+    Raises JobError: an earlier attempt has ended, but its coordinator still runs.
     """
+    refuse_lost(job_id, job)
     directory = jobs.directory_of(job_id)
     directory.path.mkdir(parents=True, exist_ok=True)
     # One process at a time looks for the job and launches it.
     with locked(directory.path / names.LAUNCH_LOCK_FILE):
         if job.kubernetes is not None and not jobs.exists(job_id):
-            # A process on another machine may have launched it before. The cluster knows that.
-            describe(job, directory, job_id)
+            _join_the_cluster(job, directory, job_id)
+        found = refuse_another(job_id, job)
         launched = _launch_or_adopt(job, directory, job_id)
-    get_run_logger().info(_TELL[launched.how], job_id, launched.attempt, directory.path)
+    log = get_run_logger()
+    log.info(_TELL[launched.how], job_id, launched.attempt, directory.path)
+    if launched.how is How.LAUNCHED:
+        note_launch(job_id)
+    elif launched.how is How.ADOPTED and found is not None and any(found):
+        kept = ", ".join((*found.counting, *found.others))
+        log.warning("The running job keeps its own values of %s", kept)
     return launched
 
 
@@ -99,6 +109,23 @@ _TELL = {
     How.ADOPTED: "Job %s runs, attempt %d; this flow run adopts it. Its directory: %s",
     How.FINISHED: "Job %s has succeeded in attempt %d, and does not run again. Its directory: %s",
 }
+
+
+def _join_the_cluster(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
+    """Describe a job that a process on another machine may have launched. The cluster knows that.
+
+    Raises OtherJobError: the cluster has a job of this id with another description.
+    """
+    from rekindle.engines.kubernetes.engine import engine_for  # imports the client only on use
+
+    describe(job, directory, job_id)
+    known = engine_for(directory).described()
+    if known is None:
+        return
+    found = differs(known, job)
+    if found.counting:
+        (directory.path / names.SPEC_FILE).unlink()
+        raise other_job(job_id, found)
 
 
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:

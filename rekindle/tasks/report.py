@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
+import json
+import socket
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +18,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 from rekindle import names
-from rekindle.errors import JobFailedError
+from rekindle.blocks.job import TrainingJob
+from rekindle.errors import JobFailedError, OtherJobError, RecordLostError
 from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
@@ -23,6 +27,7 @@ from rekindle.reporting.event_text import incident_row, outcome
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.identity import content
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
 from rekindle.tasks.restore import describe
@@ -130,6 +135,66 @@ def report(job_id: str) -> JobResult:
         report=str(directory.path / names.REPORT_FILE),
         timeline=str(picture),
     )
+
+
+def record_result(job: TrainingJob, result: JobResult) -> None:
+    """Record in Prefect that the job has succeeded. Other machines do not have its directory."""
+    row = {
+        **dataclasses.asdict(result),
+        "incidents": len(result.incidents),
+        "description": content(job),
+        "host": socket.gethostname(),
+        "directory": str(jobs.directory_of(result.job_id).path),
+    }
+    with get_client(sync_client=True) as client:
+        if find_artifact(client, _result_key(result.job_id)) is not None:
+            return
+    create_table_artifact(
+        [row],
+        key=_result_key(result.job_id),
+        description=f"Job {result.job_id} has succeeded, and does not run again",
+    )
+
+
+def refuse_lost(job_id: str, job: TrainingJob) -> None:
+    """Check that a job without a record on this machine has not succeeded before.
+
+    Raises RecordLostError: it has. Raises OtherJobError: it has, with another description.
+    """
+    if jobs.history_of(job_id):
+        return
+    row = _result_row(job_id)
+    if row is None:
+        return
+    where = f"{row['directory']} on {row['host']}"
+    if row["description"] != content(job):
+        raise OtherJobError(
+            f"job {job_id} has succeeded with another description, and its record was in {where}. "
+            "Give another job_id, or the earlier values"
+        )
+    raise RecordLostError(
+        f"job {job_id} has succeeded after {row['finished']} steps, and does not run again. Its "
+        f"record was in {where}, and its report is the artifact {job_id}-report. Run this flow run "
+        f"there, start a new one, or delete the artifact {_result_key(job_id)} to train again"
+    )
+
+
+def lost_result(job_id: str) -> JobResult:
+    """Return the result of a job whose record is not on this machine, without its incidents."""
+    row = _result_row(job_id)
+    assert row is not None  # refuse_lost() has found it
+    fields = {field.name: row[field.name] for field in dataclasses.fields(JobResult)}
+    return JobResult(**fields | {"incidents": []})
+
+
+def _result_row(job_id: str) -> dict[str, Any] | None:
+    with get_client(sync_client=True) as client:
+        artifact = find_artifact(client, _result_key(job_id))
+    return None if artifact is None else dict(json.loads(str(artifact.data))[0])
+
+
+def _result_key(job_id: str) -> str:
+    return f"{job_id}-result"
 
 
 def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:

@@ -10,11 +10,13 @@ import functools
 import json
 import math
 import os
+import selectors
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact
@@ -38,6 +40,10 @@ from rekindle.tasks import job_access as jobs
 
 _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its child processes
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
+ENV_METRICS = "REKINDLE_METRICS"
+_METRICS_FILE = "metrics.json"
+_LAST_LINE = "the last line of the evaluation's stdout"
+_BLOCK_BYTES = 65_536  # that one read of a command's output returns at most
 
 
 class Retraining(BaseModel):
@@ -53,7 +59,9 @@ class Retraining(BaseModel):
     evaluate: list[str] = Field(
         default=[],
         description="Command that evaluates the checkpoint whose folder is in "
-        "REKINDLE_CHECKPOINT, and prints its metrics as one JSON object in its last line.",
+        "REKINDLE_CHECKPOINT. It writes its metrics as one JSON object to the file that "
+        "REKINDLE_METRICS names, or to metrics.json in its folder, or prints it as the last line "
+        "of its stdout.",
     )
     at_least: dict[str, float] = Field(
         default={},
@@ -85,24 +93,22 @@ def run_command(
     lock: Path,
     log: Callable[..., None],
 ) -> str:
-    """Run a command; return the last line that it printed.
+    """Run a command; return the last line of its stdout.
 
-    The function logs the command's output line by line. lock: a file; one command at a time runs
+    The function logs stdout and stderr line by line. lock: a file; one command at a time runs
     under it. The function first ends the processes of a command whose flow was killed, because both
     would work on the same data. Raises UsageError: the command cannot start. Raises JobError: its
     status is not 0.
     """
-    last = ""
     another = "Another process of this flow run does this already (%s); this process waits"
     with locked(lock, lambda: log(another, lock)) as handle:
         _end_leftovers(lock)
         marked = {**os.environ, **environment, _MARK: str(lock)}
         process = _start(command, folder, marked, handle)
         assert process.stdout is not None
+        assert process.stderr is not None
         try:
-            for line in process.stdout:
-                last = line.rstrip() or last
-                log("%s", line.rstrip())
+            last, newest = _log_output(process.stdout, process.stderr, log)
             status = process.wait()
         except BaseException:  # Prefect raises one on a request to end the flow's process
             with contextlib.suppress(ProcessLookupError):
@@ -111,14 +117,43 @@ def run_command(
             raise
         finally:
             process.stdout.close()
+            process.stderr.close()
     if status:
-        raise JobError(f"{' '.join(command)} ended with status {status}: {last}")
+        raise JobError(f"{' '.join(command)} ended with status {status}: {newest}")
     return last
+
+
+def _log_output(stdout: IO[bytes], stderr: IO[bytes], log: Callable[..., None]) -> tuple[str, str]:
+    """Log all lines of both streams until they end. Return the last of stdout, and of both.
+
+    A progress bar returns to the beginning of its line. Only its newest text is in the log.
+    """
+    last, newest = "", ""
+    rest = {stdout.fileno(): b"", stderr.fileno(): b""}
+    with selectors.DefaultSelector() as open_streams:
+        for handle in rest:
+            open_streams.register(handle, selectors.EVENT_READ)
+        while open_streams.get_map():
+            for key, _ in open_streams.select():
+                read = os.read(key.fd, _BLOCK_BYTES)
+                if not read:
+                    open_streams.unregister(key.fd)
+                # The end of a stream ends its last line.
+                *lines, rest[key.fd] = (rest[key.fd] + (read or b"\n")).split(b"\n")
+                if not read and lines == [b""]:
+                    continue
+                for line in lines:
+                    text = line.decode(errors="replace").rstrip().rpartition("\r")[2]
+                    log("%s", text)
+                    newest = text or newest
+                    if key.fd == stdout.fileno():
+                        last = text or last
+    return last, newest
 
 
 def _start(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], handle: int
-) -> subprocess.Popen[str]:
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -126,9 +161,7 @@ def _start(
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            stderr=subprocess.PIPE,
             start_new_session=True,
             pass_fds=(handle,),
             # A rerun of the flow starts the command again. The function takes no lock.
@@ -172,31 +205,61 @@ def evaluate(around: Retraining, job_id: str, checkpoint: str, folder: Path) -> 
     """
     metrics: dict[str, float] = {}
     if around.evaluate:
-        last = run_command(
+        metrics = measure(
             around.evaluate,
             folder=folder,
-            environment={ENV_CHECKPOINT: checkpoint},
+            checkpoint=checkpoint,
             lock=jobs.directory_of(job_id).path / names.EVALUATE_LOCK_FILE,
             log=get_run_logger().info,
         )
-        metrics = read_metrics(last)
     judge(metrics, at_least=around.at_least, at_most=around.at_most)
     return metrics
 
 
-def read_metrics(line: str) -> dict[str, float]:
-    """Read the last line of an evaluation.
+def measure(
+    command: Sequence[str], *, folder: Path, checkpoint: str, lock: Path, log: Callable[..., None]
+) -> dict[str, float]:
+    """Run an evaluation and return its metrics.
+
+    The first of these places has them: the file that REKINDLE_METRICS names, `metrics.json` in the
+    folder if the command has written it, the last line of stdout. Raises as run_command() and
+    read_metrics() do.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        asked, usual = Path(own, _METRICS_FILE), folder / _METRICS_FILE
+        before = _stamp(usual)
+        environment = {ENV_CHECKPOINT: checkpoint, ENV_METRICS: str(asked)}
+        last = run_command(command, folder=folder, environment=environment, lock=lock, log=log)
+        if asked.exists():
+            return read_metrics(asked.read_text(), f"the file that {ENV_METRICS} names")
+        if _stamp(usual) not in (before, None):  # a file of an earlier evaluation does not count
+            return read_metrics(usual.read_text(), str(usual))
+        return read_metrics(last)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written; None: there is no file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_metrics(text: str, source: str = _LAST_LINE) -> dict[str, float]:
+    """Read the metrics of an evaluation. source: the name of the text, for an error.
 
     Raises JobError: it is not a JSON object of numbers. Raises RejectedError: a number is infinite
     or nan.
     """
     try:
-        found = json.loads(line)
+        found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
         raise JobError(
-            f"the last line of the evaluation is not a JSON object of metrics: {line[:200]!r}"
+            f"{source} is not a JSON object of metrics: {text[:200]!r}. Print one there, or write "
+            f"it to the file that {ENV_METRICS} names"
         )
     for name, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int | float):

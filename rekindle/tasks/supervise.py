@@ -21,7 +21,7 @@ from prefect.futures import PrefectFuture
 from rekindle import names
 from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
-from rekindle.errors import JobError
+from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import (
@@ -128,6 +128,11 @@ def holder_name() -> str:
     """Return the name of this process in the lease of the job."""
     run = f"flow run {runtime.flow_run.name} ({runtime.flow_run.id})"
     return f"{run}, process {os.getpid()} on {socket.gethostname()}"
+
+
+def is_this_run(error: LeaseHeldError) -> bool:
+    """Return whether the process that has the lease runs the same flow run as this one."""
+    return f"({runtime.flow_run.id})" in str(error)
 
 
 class Supervisor:

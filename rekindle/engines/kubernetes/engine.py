@@ -32,7 +32,7 @@ from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, J
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers, load_tables
 from rekindle.errors import JobError, LeaseHeldError, SilentError, UsageError
 from rekindle.job.journal_reader import JournalCopy
-from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, home
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.tables import Tables
@@ -114,6 +114,13 @@ class KubernetesEngine:
                 if isinstance(error, HopelessError) or not self._has_run():
                     self._placement.remove()
             raise
+
+    def described(self) -> JobSpec | None:
+        """Return the description of the job that the cluster has, or None.
+
+        Raises UsageError: another version of Rekindle wrote it.
+        """
+        return self._placement.described()
 
     def alive(self, *, limit_s: float = ANSWER_S) -> Endpoint | None:
         """Return the address of the job's coordinator if it runs and answers within the limit."""

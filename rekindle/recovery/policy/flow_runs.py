@@ -15,6 +15,9 @@ from rekindle.errors import (
     CheckpointError,
     JobError,
     JobFailedError,
+    LeaseHeldError,
+    OtherJobError,
+    RecordLostError,
     RejectedError,
     UsageError,
 )
@@ -31,6 +34,9 @@ AGAIN = (Strategy.RESTART, *JOBS)
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
+    LeaseHeldError.__name__: "another flow run or command steers the job",
+    RecordLostError.__name__: "the job has succeeded, and its record is not here",
+    OtherJobError.__name__: "the id belongs to another job",
     RejectedError.__name__: "the trained model is not good enough",
     CheckpointError.__name__: "there is no usable checkpoint",
 }

@@ -19,12 +19,12 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.logging.loggers import flow_run_logger
 
-from rekindle.blocks.job import DEFAULT_NAME
 from rekindle.errors import RekindleError
 from rekindle.job.spec import Endpoint
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.identity import recorded_job
 from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.prefect_api import Log
 from rekindle.waiting import until
@@ -57,7 +57,7 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     """
     if not (state.is_cancelled() or state.is_cancelling()):
         return False
-    job_id = job_of(flow_run)
+    job_id = recorded_job(flow_run)
     describe_elsewhere(flow_run, job_id)
     endpoint = jobs.coordinator_of(job_id)
     client = jobs.client_of(job_id, endpoint) if endpoint else None
@@ -68,14 +68,8 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
     return True
 
 
-def job_of(flow_run: FlowRun) -> str:
-    """Return the id of a flow run's job, which may not exist."""
-    name = flow_run.parameters.get("job", {}).get("name", DEFAULT_NAME)
-    return jobs.job_id_of(jobs.lasting_id(flow_run), name)
-
-
 def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
-    job_id = job_of(flow_run)
+    job_id = recorded_job(flow_run)
     if state.message == RUNNER_SHUTS_DOWN:
         log.info("The runner shuts down; job %s continues. Retry this flow run to adopt it", job_id)
         return

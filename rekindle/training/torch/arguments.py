@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
 from rekindle.errors import SessionError
 from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
+from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+from rekindle.training.torch.private import uncompiled
 from rekindle.training.torch.state.capture import PARTS
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
 
@@ -40,14 +42,25 @@ class Arguments:
     on_recovery: Callable[[Recovery], object] | None = None
     ignore: Sequence[Any] = ()
     per_rank: Mapping[str, Any] = field(default_factory=dict)
+    wrapper: DistributedDataParallel | None = None
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""
-        if isinstance(self.model, DistributedDataParallel):
+        if isinstance(self.model, TorchDDP):
             raise SessionError(
-                "model is a DDP wrapper, which belongs to one generation; give Session the module "
-                "itself. Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
+                "model is a DDP wrapper of torch, which belongs to one generation; import "
+                "DistributedDataParallel from rekindle.training.torch instead of "
+                "torch.nn.parallel, or give Session the module itself: "
+                "Session(model=module, ddp=True) wraps it, and session.model is the wrapper"
             )
+        if any(
+            isinstance(part, TorchDDP | DistributedDataParallel) for part in self.model.modules()
+        ):
+            raise SessionError(
+                f"model is a {type(self.model).__name__} around a DistributedDataParallel; wrap "
+                "the other way: DistributedDataParallel(torch.compile(module))"
+            )
+        check_options(self.ddp_options() or {})
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise SessionError(
                 f"optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer; "
@@ -61,8 +74,8 @@ class Arguments:
         if dist.is_initialized() and not in_placeholder():
             raise SessionError(
                 "the default process group exists already, but Session forms it again in each "
-                "generation; remove init_process_group from the script, or, if a device mesh needs "
-                "a group, call rekindle.training.torch.init_placeholder_group() instead"
+                "generation; replace init_process_group by rekindle.training.torch.init, which "
+                "takes the same arguments, or remove it from the script"
             )
 
     def check_parts(self, sampler: StepSampler | None) -> None:
@@ -107,8 +120,9 @@ class Arguments:
         The dataset of a plain DataLoader is none of them: a StepSampler counts only its samples.
         """
         loader = None if type(self.loader) is DataLoader else self.loader
+        outer = [] if self.wrapper is None else [self.wrapper]
         given = (*self.extra.values(), *self.per_rank.values())
-        return [self.model, self.optimizer, self.scheduler, loader, *given]
+        return [self.model, *outer, self.optimizer, self.scheduler, loader, *given]
 
     def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return all objects whose state is kept, by name, without those that are None.
@@ -118,7 +132,7 @@ class Arguments:
         object cannot be kept.
         """
         own = {
-            "model": self.model,
+            "model": uncompiled(self.model),
             "optimizer": local_optimizer(self.optimizer),
             "scheduler": self.scheduler,
             **of_data,
@@ -143,7 +157,16 @@ class Arguments:
         return {n: stateful(n, each, argument=PARTS) for n, each in self.per_rank.items()}
 
     def ddp_options(self) -> dict[str, Any] | None:
-        """Return the keyword arguments of DistributedDataParallel; None: there is no wrapper."""
+        """Return the keyword arguments of torch's DDP; None: there is no wrapper.
+
+        Raises SessionError: the script gives them twice.
+        """
+        if self.wrapper is not None:
+            if isinstance(self.ddp, Mapping):
+                raise SessionError(
+                    "ddp: the model is a DistributedDataParallel already; give its arguments there"
+                )
+            return dict(self.wrapper.options)
         if isinstance(self.ddp, Mapping):
             return dict(self.ddp)
         return {} if self.ddp else None

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rekindle import names
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import RankActivity
 from rekindle.rank import environment as rank_environment
@@ -25,6 +26,7 @@ from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
 from rekindle.training.torch.faults.repairs import check_use, inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
+from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.forgotten import Forgotten
@@ -76,8 +78,7 @@ class Loop:
             channel, self.generations.place, self._profiler, self._writer
         )
         self._forgotten: Forgotten | None = None
-        if channel is not None and rank_environment.number(names.ENV_START_COUNT, 1) == 1:
-            # A rank that replaces another one must not lose time.
+        if channel is not None and not rank_environment.is_replacement():
             self._forgotten = Forgotten(self.generations.everything, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
@@ -101,11 +102,20 @@ class Loop:
         """Leave the process group. raised: an exception of the script ends the loop."""
         self.generations.close()
         if self.member is not None:
-            if not raised and 0 < self.state.finished < self.progress.total and not self._is_left():
-                self._keep(last=True, leaves=True)  # the script has left its loop early
+            finished, total = self.state.finished, self.progress.total
+            if not raised and 0 < finished < total and not self._is_left():
+                say(
+                    f"rank {self.generations.slot} leaves its loop after step {finished} of "
+                    f"{total}; if other ranks do not, the job ends with an error when this rank "
+                    "ends"
+                )
+                self._keep(last=True, leaves=True)
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
+        if self.given.wrapper is not None:
+            self.given.wrapper.bind(None)
+        init_again()
         self.progress.leave()
         self.data.close()
         self._snapshot_schedule.close()

@@ -32,6 +32,9 @@ _SCALE = frozenset(
     )
 )
 
+# Packages whose loaders give the same order as DataLoader.
+_LOADERS = ("torch", "torchdata")
+
 copy_all = torch._foreach_copy_  # one call for many tensors
 quantized = torch._make_per_tensor_quantized_tensor
 quantized_by_channel = torch._make_per_channel_quantized_tensor
@@ -118,6 +121,21 @@ def scale_of(scaler: torch.amp.GradScaler) -> dict[str, Any]:
 def forget_unscaled(scaler: torch.amp.GradScaler) -> None:
     """Forget which optimizers' gradients are unscaled, and whether they are finite."""
     scaler.__dict__.get("_per_optimizer_states", {}).clear()
+
+
+def iterates_like_torch(loader: Any) -> bool:
+    """Return whether the class of a loader leaves its iterators to DataLoader or to torchdata."""
+    made = [getattr(type(loader), name, None) for name in ("__iter__", "_get_iterator")]
+    return all(getattr(each, "__module__", "").partition(".")[0] in _LOADERS for each in made)
+
+
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that torch.compile() has wrapped, or the module itself.
+
+    The names in the wrapper's state begin with `_orig_mod.`.
+    """
+    inner = vars(module)["_modules"].get("_orig_mod")
+    return module if inner is None else inner
 
 
 def is_initialised(module: torch.nn.Module) -> bool:

@@ -18,13 +18,16 @@ from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
+from rekindle.training.torch.groups.ddp import DistributedDataParallel
+from rekindle.training.torch.groups.script_groups import given_to_init, timeout_of
 from rekindle.training.torch.loop import Loop, Step
 
 
 class Session:
     """Keeps one rank's training alive.
 
-    model: the module itself, on its device, not a DDP wrapper.
+    model: the module itself, on its device, or Rekindle's DistributedDataParallel around it, which
+        means `ddp` with its arguments.
     optimizer: the optimizer of the model's parameters.
     scheduler: a learning rate scheduler, or another object with state_dict() and
         load_state_dict(). The script calls its step().
@@ -36,10 +39,10 @@ class Session:
         gradients itself, and builds the same weights on every rank: nothing is sent at the start.
     extra: more objects to keep, by name: objects with state_dict() and load_state_dict(), and
         tensors, generators, NumPy arrays, lists, dicts, sets and deques, which are filled in place.
-    backend: backend of torch.distributed; default: nccl for a model on a GPU, hccl on an NPU, gloo
-        on a CPU.
+    backend: backend of torch.distributed; default: that of init(), otherwise nccl for a model on a
+        GPU, hccl on an NPU, gloo on a CPU.
     seed: seed of the random streams of each step and rank.
-    timeout_s: time limit of a collective, as in torch.
+    timeout_s: time limit of a collective, as in torch; default: that of init(), otherwise 600 s.
     transient: exceptions after which all ranks repeat the step, such as those of a data source.
     keep_global_batch: whether a step takes as many samples in a shrunk world as in the full one.
         The script then loops over `step.parts()`. Otherwise the ranks keep their batch size, and a
@@ -76,7 +79,7 @@ class Session:
         extra: Mapping[str, Any] | None = None,
         backend: str | None = None,
         seed: int = 0,
-        timeout_s: float = 600.0,
+        timeout_s: float | None = None,
         transient: tuple[type[Exception], ...] = (),
         keep_global_batch: bool = False,
         shard: int | None = None,
@@ -85,18 +88,19 @@ class Session:
         ignore: Sequence[Any] = (),
         per_rank: Mapping[str, Any] | None = None,
     ) -> None:
+        wrapper = model if isinstance(model, DistributedDataParallel) else None
         self._loop = Loop(
             Arguments(
-                model=model,
+                model=model if wrapper is None else wrapper.module,
                 optimizer=optimizer,
                 scheduler=scheduler,
                 sampler=sampler,
                 loader=loader,
                 ddp=ddp,
                 extra=extra or {},
-                backend=backend,
+                backend=backend or given_to_init().backend,
                 seed=seed,
-                timeout_s=timeout_s,
+                timeout_s=timeout_of(timeout_s),
                 transient=transient,
                 keep_global_batch=keep_global_batch,
                 shard=shard,
@@ -104,13 +108,18 @@ class Session:
                 on_recovery=on_recovery,
                 ignore=ignore,
                 per_rank=per_rank or {},
+                wrapper=wrapper,
             )
         )
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module to call in the loop: the DDP wrapper of this generation, if there is one."""
-        return self._loop.generations.model
+        """The module to call in the loop: the DDP wrapper of this generation, if there is one.
+
+        If the Session has got a DistributedDataParallel, it is that one in each generation.
+        """
+        wrapper = self._loop.given.wrapper
+        return self._loop.generations.model if wrapper is None else wrapper
 
     @property
     def device(self) -> torch.device:

@@ -106,8 +106,9 @@ class TorchGenerations:
         self.named = given.named({**data.named, "modes": modes})
         alone = given.of_one_rank()
         self.everything = everything = {**self.named, **alone}
-        # Refuse now what a snapshot could not hold. Reading a loader's state may start its workers.
-        capture({name: each for name, each in everything.items() if name not in data.named})
+        if not rank_environment.is_replacement():
+            # Refuse now what a snapshot could not hold. A loader's state may start its workers.
+            capture({name: each for name, each in everything.items() if name not in data.named})
         self._of_one_rank: list[str] = []  # names, if ranks have shards
         self.own = self._own_state(given, alone, channel)
         if self.own is None:
@@ -370,6 +371,8 @@ class TorchGenerations:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
             self.model.training = self._given.model.training
+            if self._given.wrapper is not None:
+                self._given.wrapper.bind(self.model)
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)

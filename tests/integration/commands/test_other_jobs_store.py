@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stores.proxy import Stall, proxied
+from stores.servers import ENVIRONMENT, rclone
 from waiting import run_command
 
 from rekindle import names
@@ -69,3 +71,27 @@ def test_a_store_of_another_job(tmp_path: Path) -> None:
     none = run("third", 5, "--resume-from", "nowhere")
     assert none.returncode == 2
     assert "there is no folder" in none.stderr
+
+
+def test_a_store_that_does_not_answer_at_first(tmp_path: Path) -> None:
+    """If the launcher cannot see whose checkpoints a store has, the agents refuse another job's."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {**os.environ, **ENVIRONMENT, names.ENV_HOME: str(tmp_path / "home")}
+    with rclone(tmp_path / "s3") as server, proxied(server.port) as proxy:
+        command = [sys.executable, "-m", "rekindle.cli.main", "run", "--log-format", "short"]
+        command += ["--checkpoint-every", "5"]
+        command += ["--checkpoint-dir", server.location(port=proxy.port)]
+
+        def run(job: str) -> subprocess.CompletedProcess[str]:
+            proxy.seen.clear()
+            whole = [*command, "--job-id", job, "train.py", "5"]
+            return run_command(whole, cwd=tmp_path, env=environment)
+
+        first = run("first")
+        assert first.returncode == 0, first.stderr
+        proxy.rule = lambda request: Stall() if request.number == 0 else None
+        second = run("second")
+    assert second.returncode == 1
+    assert "does not answer; whose checkpoints it has is unknown" in second.stderr
+    assert "has checkpoints of job 'first' (step 5), and this is job 'second'" in second.stderr
+    assert "begins at" not in second.stdout

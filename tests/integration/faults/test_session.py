@@ -44,16 +44,18 @@ def session_of(model: torch.nn.Module, **settings: object) -> Session:
 
 
 def test_ddp_wrapper_is_refused(model: torch.nn.Module, process_group: None) -> None:
-    """Session refuses a DDP wrapper as its model; the error names the right option."""
-    with pytest.raises(SessionError, match="ddp=True"):
+    """Session refuses torch's DDP as its model; the error names the import to change."""
+    with pytest.raises(SessionError, match=r"from rekindle\.training\.torch instead.* ddp=True"):
         session_of(DistributedDataParallel(model))
 
 
 def test_process_group_of_the_script_is_refused(
     model: torch.nn.Module, process_group: None
 ) -> None:
-    """Session refuses an existing process group; the error advises to remove it."""
-    with pytest.raises(SessionError, match="remove init_process_group"):
+    """Session refuses an existing process group; the error names the call for its place."""
+    with pytest.raises(
+        SessionError, match=r"init_process_group by rekindle\.training\.torch\.init"
+    ):
         session_of(model)
 
 

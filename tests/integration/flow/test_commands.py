@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from uuid import UUID
 
 import psutil
 import pytest
-from prefect.client.schemas.objects import FlowRun
 from prefect_side import until
 from waiting import bound_s
 
 from rekindle.errors import JobError, UsageError
-from rekindle.tasks.job_access import lasting_id
-from rekindle.tasks.retraining import run_command
+from rekindle.tasks.retraining import measure, run_command
 
 # Starts a child that runs longer, and writes the numbers of both processes.
 COMMAND = """
@@ -49,19 +46,47 @@ def run(folder: Path, *command: str, log_lines: list[str] | None = None) -> str:
 
 
 def test_its_last_line_is_what_it_tells(tmp_path: Path) -> None:
-    """The result is the last line that is not empty; the log has all lines, with standard error."""
+    """The result is the last line of stdout that is not empty; the log has both streams.
+
+    The log shows the newest text of a progress bar.
+    """
     messages: list[str] = []
-    script = "import sys; print('one', flush=True); print('two', file=sys.stderr); print()"
-    assert run(tmp_path, sys.executable, "-c", script, log_lines=messages) == "two"
-    assert messages == ["one", "two", ""]
+    script = "import sys; print('one'); print(); print('9 %\\r99 %', file=sys.stderr)"
+    assert run(tmp_path, sys.executable, "-c", script, log_lines=messages) == "one"
+    assert sorted(messages) == ["", "99 %", "one"]
 
 
 def test_one_that_fails_or_does_not_begin(tmp_path: Path) -> None:
     """The error has the status and the last line, or the reason that the command cannot start."""
     with pytest.raises(JobError, match="ended with status 3: no data"):
-        run(tmp_path, "sh", "-c", "echo no data; exit 3")
+        run(tmp_path, "sh", "-c", "echo no data >&2; exit 3")
     with pytest.raises(UsageError, match="cannot start the command 'not-there'"):
         run(tmp_path, "not-there")
+
+
+@pytest.mark.parametrize(
+    ("script", "loss"),
+    [
+        ("echo '{\"loss\": 1}'; echo a warning at exit >&2", 1),
+        ("echo '{\"loss\": 2}' > metrics.json; echo done", 2),
+        ("echo '{\"loss\": 3}' > $REKINDLE_METRICS; echo '{\"loss\": 2}' > metrics.json", 3),
+        ("printf '{\"loss\": 4}'; printf '\\r99 %%' >&2", 4),
+    ],
+)
+def test_the_metrics_of_an_evaluation(tmp_path: Path, script: str, loss: int) -> None:
+    """A file that the evaluation writes has its metrics, or else the last line of its stdout.
+
+    Standard error does not count, and neither does a file of an earlier evaluation.
+    """
+    (tmp_path / "metrics.json").write_text('{"loss": 0}')
+    found = measure(
+        ["sh", "-c", script],
+        folder=tmp_path,
+        checkpoint="none",
+        lock=tmp_path / "lock",
+        log=lambda *_: None,
+    )
+    assert found == {"loss": loss}
 
 
 def begin(folder: Path) -> tuple[psutil.Popen, list[psutil.Process]]:
@@ -109,13 +134,3 @@ def test_two_at_once(tmp_path: Path) -> None:
         flow.terminate()
         assert second.result(bound_s()) == "done"
     flow.wait(bound_s())
-
-
-def test_a_subflow_is_known_by_its_place_in_its_parent() -> None:
-    """The lasting id of a subflow is its task run in the parent, in each run of the parent."""
-    alone = FlowRun.model_validate({"flow_id": NUMBER.format(1), "id": NUMBER.format(2)})
-    inner = alone.model_copy(update={"parent_task_run_id": UUID(NUMBER.format(3))})
-    assert (lasting_id(alone), lasting_id(inner)) == (alone.id, UUID(NUMBER.format(3)))
-
-
-NUMBER = "00000000-0000-0000-0000-00000000000{}"

@@ -205,6 +205,18 @@ def the_reference_lists_each_file(night: Night) -> None:
     assert [*night.nights.home.glob("jobs/*/prepared")]
 
 
+def a_night_whose_record_is_gone_is_refused(night: Night) -> None:
+    """Without the job directory, as on another machine, a rerun prepares and trains nothing."""
+    night.run.directory.path.rename(night.nights.home / "elsewhere")
+    failed = night.run.states().count("Failed")
+    night.run.retry()
+    state = night.run.until_state("Failed", failed + 1)
+    assert "RecordLostError" in (state.message or "")
+    assert f"its report is the artifact {night.run.job_id}-report" in (state.message or "")
+    assert not night.run.directory.path.exists()
+    assert (night.folder / "prepared").read_text() == "p"
+
+
 ACTS = [
     what_is_not_good_enough_is_not_published,
     a_night_publishes_one_checkpoint,
@@ -212,12 +224,13 @@ ACTS = [
     a_deployment_that_waits_for_the_checkpoint_is_run_once,
     a_flow_that_crashes_each_time_stays_crashed,
     the_reference_lists_each_file,
+    a_night_whose_record_is_gone_is_refused,
 ]
 
 
 @pytest.fixture(scope="module")
 def played(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> acts.Played:
-    """Run one night, four times."""
+    """Run one night, five times."""
     return acts.Played(ACTS, Night(nights, tmp_path_factory.mktemp("night")))
 
 

@@ -7,6 +7,8 @@ trial prints its seed; `-k "NAME and SEED"` selects it.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +17,19 @@ import pytest
 from habits.table import HABITS, Habit, Outcome
 from habits.trial import SCRIPTS, check, check_refused, folder, undisturbed
 from jobs import Place
+from repository import SUPPORT
+from waiting import run_command
 
 TRIALS = int(os.environ.get("HABIT_TRIALS", "10"))
-QUICK = ("ddp", "grad_scaler_clipping", "kept_group", "replay_buffer", "own_ema", "compile")
+QUICK = (
+    "ddp",
+    "torchrun_lines",
+    "grad_scaler_clipping",
+    "kept_group",
+    "replay_buffer",
+    "own_ema",
+    "compile",
+)
 RUN = [habit for habit in HABITS if habit.outcome is not Outcome.REFUSED]
 REFUSED = [habit for habit in HABITS if habit.outcome is Outcome.REFUSED]
 
@@ -46,6 +58,16 @@ def test_each_script_has_a_row() -> None:
 def test_two_faults_change_no_value(habit: Habit, place: Callable[[str], Place]) -> None:
     """After two random faults, all losses of all ranks and the state at the end are the same."""
     check(habit, _seed(habit, 0), place, undisturbed(habit, place))
+
+
+def test_a_script_alone(place: Callable[[str], Place]) -> None:
+    """A script that keeps its lines for torchrun also trains with `python train.py`."""
+    with place("alone") as mine:
+        shutil.copy(SCRIPTS / "torchrun_lines.py", mine.folder / "train.py")
+        environment = mine.environment({"PYTHONPATH": str(SUPPORT)})
+        done = run_command([sys.executable, "train.py"], cwd=mine.folder, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (mine.folder / "end-0.json").exists()
 
 
 @pytest.mark.soak

@@ -21,8 +21,9 @@ class Habit:
     """One habit.
 
     name: of its script. row: what the script has, for the page. do: what its author does.
-    options: of `rekindle run`. text: a part of the error that refuses it. repeats: steps that one
-    fault may cost; for a refused script, the last step that it may begin. killed: it needs a fault.
+    options: of `rekindle run`. text: parts of the error that refuses it, with ` ... ` between them.
+    repeats: steps that one fault may cost; for a refused script, the last step that it may begin.
+    killed: it needs a fault.
     """
 
     name: str
@@ -40,6 +41,12 @@ HABITS = (
         "ddp",
         "DDP",
         "`Session(model=module, ddp=True)`, or `ddp={...}` with DDP's keyword arguments",
+    ),
+    Habit(
+        "torchrun_lines",
+        "process group, DDP wrapper, `DistributedSampler`, `destroy_process_group()`",
+        "`init` and `DistributedDataParallel` of `rekindle.training.torch`: "
+        "[session.md](session.md#lines-that-may-stay)",
     ),
     Habit(
         "own_all_reduce",
@@ -317,17 +324,26 @@ HABITS = (
     Habit(
         "init_process_group",
         "`init_process_group`",
-        "remove the call, or call `init_placeholder_group()` in its place",
+        "replace it by `init` of `rekindle.training.torch`, with the same arguments",
         Outcome.REFUSED,
-        text="remove init_process_group",
+        text="replace init_process_group by rekindle.training.torch.init",
         repeats=-1,
     ),
     Habit(
         "ddp_wrapper",
         "a model in a DDP wrapper",
-        "give the module itself, and `ddp=True`",
+        "import `DistributedDataParallel` from `rekindle.training.torch`, or give the module "
+        "itself, and `ddp=True`",
         Outcome.REFUSED,
         text="Session(model=module, ddp=True)",
+        repeats=-1,
+    ),
+    Habit(
+        "uneven_inputs",
+        "uneven inputs, DDP's `join()`",
+        "give all ranks the same number of batches, as `DistributedSampler` does",
+        Outcome.REFUSED,
+        text="join() is for ranks with different numbers of batches",
         repeats=-1,
     ),
     Habit(
@@ -335,7 +351,7 @@ HABITS = (
         "a loop that one rank leaves",
         "all ranks leave it at the same step",
         Outcome.REFUSED,
-        text="before the others had finished",
+        text="rank 0 leaves its loop after step 6 of 24 ... before the others had finished",
         repeats=24,
     ),
 )

@@ -45,6 +45,8 @@ class Outcome(enum.Enum):
     NODE = "node"  # another agent replaces the one of node 0
     RESTART = "restart"  # all ranks have new processes, under the same agents
     REPLACED = "replaced"  # another agent for node 0, and new processes of all ranks
+    AGENTS = "agents"  # another coordinator, which asks for all agents; ranks keep their processes
+    NODES = "nodes"  # another coordinator, other agents for all nodes, new processes of all ranks
     AGAIN = "again"  # the job ends without success, and its next launch completes it
     ADOPTED = "adopted"  # another process of the flow run steers the same job
 
@@ -102,7 +104,7 @@ store        recovery    nothing       nothing       nothing       nothing
 store        checkpoint  nothing       nothing       nothing       nothing
 store        end         nothing       nothing       nothing       nothing
 
-control      training    nothing       nothing       nothing       -
+control      training    nothing       agents|nodes  nodes         -
 
 all          launch      nothing       nothing       nothing       again
 all          start       nothing       nothing       nothing       again

@@ -15,7 +15,8 @@ from process_faults.started import RANKS, SNAPSHOT_EVERY, Started, rank_process
 from rekindle.checkpoints.files import locked
 from rekindle.recovery.journal import journal
 
-# What each outcome costs: new coordinators, agents that the job asked for, processes of ranks.
+# What each outcome costs: new coordinators, agents that the job asked for, processes of ranks. Each
+# node has one rank.
 _COSTS = {
     Outcome.NOTHING: (0, 0, 0),
     Outcome.COORDINATOR: (1, 0, 0),
@@ -24,9 +25,12 @@ _COSTS = {
     Outcome.NODE: (0, 1, 1),
     Outcome.RESTART: (0, 0, RANKS),
     Outcome.REPLACED: (0, 1, RANKS),
+    Outcome.AGENTS: (1, RANKS, 0),
+    Outcome.NODES: (1, RANKS, RANKS),
     Outcome.ADOPTED: (0, 0, 0),
 }
-_MAY_LOSE = {Outcome.RESTART, Outcome.REPLACED, Outcome.AGAIN}  # steps since a snapshot
+# Steps since a snapshot.
+_MAY_LOSE = {Outcome.RESTART, Outcome.REPLACED, Outcome.NODES, Outcome.AGAIN}
 
 
 class Gates:

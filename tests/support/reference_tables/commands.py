@@ -76,6 +76,12 @@ NOTES: dict[str, list[str]] = {
         "default) and no checkpoint is as new. The second Ctrl-C kills all ranks without a final "
         "checkpoint. [Run a job from the shell](../operate/running.md) explains all options.",
     ],
+    "rekindle adapt": [
+        "The diff goes to standard output, and the reports go to standard error. Status 0: the "
+        "diff is complete; 1: a report asks a person for more; 2: FILE is missing, no Python, or "
+        "has no training loop. The command needs the extra `adapt`. "
+        "[Adapt a script](../train/adapt.md) explains the reports.",
+    ],
     "rekindle inject": [
         "The job must have been started with `--allow-injection`, and the script needs a Session. "
         "Example: `rekindle inject demo --rank 2 --kind kill --step 30`. Without `--step` the rank "

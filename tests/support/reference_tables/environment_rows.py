@@ -431,6 +431,13 @@ _RETRAIN: dict[str, Row] = {
         "",
         "Folder of the checkpoint to evaluate.",
     ),
+    "REKINDLE_METRICS": (
+        "retrain flow",
+        "the evaluate command",
+        "",
+        "",
+        "File for the metrics of the evaluation, as one JSON object.",
+    ),
     "REKINDLE_COMMAND_LOCK": (
         "retrain flow",
         "retrain flow",

@@ -94,6 +94,11 @@ _OWN: dict[str, list[tuple[str, str]]] = {
             "SIGINT and then SIGTERM give 130.",
         ),
     ],
+    "rekindle adapt": [
+        ("0", "The diff is complete, or the file has a `Session` already."),
+        ("1", "A report names something that the diff does not change."),
+        (_WRONG, "The file is missing, is no Python, has no training loop, or is not writable."),
+    ],
     "rekindle inject": [_ABSENT],
     "rekindle drain": [_ABSENT],
     "rekindle policy": [(_WRONG, "The policy is not valid.")],

@@ -149,6 +149,13 @@ _JOB = [
         "The copy of a checkpoint from S3, for the evaluate command.",
     ),
     (
+        names.CALLERS_FILE,
+        "flow",
+        "The flow runs that launched the job (`launched ID`), and the calls of a parent that have "
+        "got its result (`result ID COUNT`, of the calling task run or flow run). An equal call "
+        "after that, without a rerun of the parent, has another job.",
+    ),
+    (
         names.PREPARED_FILE,
         "retrain flow",
         "An empty file: the prepare command has succeeded. While it exists, a rerun of the flow "

@@ -78,12 +78,22 @@ def _refused_of_ddp() -> list[str]:
 
 # Mistakes that a torch Session refuses.
 _MISTAKES = (
-    ("`model` is a DistributedDataParallel", "give the module itself, and `ddp=True`"),
+    (
+        "`model` is a DistributedDataParallel of torch",
+        "import that name from `rekindle.training.torch`, or give the module itself and `ddp=True`",
+    ),
+    (
+        "`model` is a `torch.compile` around a DistributedDataParallel",
+        "`DistributedDataParallel(torch.compile(module))`",
+    ),
+    (
+        "`ddp={...}`, and `model` is a DistributedDataParallel of Rekindle",
+        "give the arguments to DistributedDataParallel",
+    ),
     ("`optimizer` is not a `torch.optim.Optimizer`", "give others in `extra`"),
     (
         "a default process group exists",
-        "remove `init_process_group`; for a device mesh call `init_placeholder_group()` "
-        "in its place",
+        "replace `init_process_group` by `rekindle.training.torch.init`, or remove it",
     ),
     (
         f"`ddp` has one of {codes(_refused_of_ddp())}",

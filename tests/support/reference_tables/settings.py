@@ -76,9 +76,10 @@ class Setting(NamedTuple):
 _RULES = [
     (
         "name and id of the job",
-        "`name` has 1 to 40 of a-z, 0-9 and -, and begins with a letter or digit. The job id is "
-        "the name, a dash, and the last 12 hexadecimal digits of the flow run's id. Reruns of the "
-        "flow run keep it.",
+        "`name` has 1 to 40 of a-z, 0-9 and -, and begins with a letter or digit. Without "
+        "`job_id` the id of the job is the name, a dash, and 12 hexadecimal digits: the last ones "
+        "of the flow run's id, or for a subflow those of a digest "
+        "([flow.md](../deploy/flow.md#one-job-one-id)). Reruns keep it.",
     ),
     (
         "`script`, `module`",

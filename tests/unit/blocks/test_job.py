@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from torch.distributed.run import get_args_parser
 
-from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.job import FLOW_RUN_FIELDS, TrainingJob, fill_in_job_id
 from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
 from rekindle.cli.main import command_parser
@@ -47,12 +47,25 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "Rekindle sets REKINDLE_JOB_ID",
         ),
         ({"script": "a.py", "name": "My Job"}, "should match pattern"),
+        ({"script": "a.py", "job_id": "My Job"}, "job_id is 'My Job'; use 1 to 63"),
+        ({"script": "a.py", "job_id": "a-{flow_run.state}"}, r"choose from \{flow_run.id\}"),
+        ({"script": "a.py", "job_id": "a-{name}"}, "use 1 to 63 of a-z 0-9 and -"),
+        ({"script": "a.py", "job_id": "a_b"}, "use 1 to 63"),
     ],
 )
 def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], text: str) -> None:
     """TrainingJob refuses each wrong field, and the error states the reason."""
     with pytest.raises(ValidationError, match=text):
         TrainingJob.model_validate(fields)
+
+
+def test_a_job_id_contains_fields_of_the_flow_run() -> None:
+    """The values become valid in a job id; a run without the field is refused."""
+    values = dict.fromkeys(FLOW_RUN_FIELDS, "") | {"name": "Calm Owl", "root_id": "12ab"}
+    template = "lm-{flow_run.name}-{flow_run.root_id}"
+    assert fill_in_job_id(template, values) == "lm-calm-owl-12ab"
+    with pytest.raises(UsageError, match="this flow run has no deployment_id"):
+        fill_in_job_id("lm-{flow_run.deployment_id}", values)
 
 
 def test_every_field_is_explained() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -154,3 +155,22 @@ def test_dropout_makes_training_depend_on_the_random_state() -> None:
     assert gpt(inputs, inputs).item() == first != second
     gpt.eval()
     assert gpt(inputs, inputs).item() == gpt(inputs, inputs).item()
+
+
+@pytest.mark.process
+def test_the_example_of_an_evaluation_measures_a_checkpoint(tmp_path: Path) -> None:
+    """evaluate.py reads the model of a checkpoint, and writes the loss on held-out text."""
+    trained = tiny()
+    optimizer = torch.optim.AdamW(trained.parameters())
+    states = {"model": trained.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(states, tmp_path / "state.pt")
+    store, metrics = tmp_path / "store", tmp_path / "metrics.json"
+    cli = [sys.executable, "-m", "rekindle.cli.main", "checkpoints", "import"]
+    job = ["--job-id", "charlm", "--step", "7"]
+    subprocess.run([*cli, str(tmp_path / "state.pt"), str(store), *job], check=True)
+    (checkpoint,) = store.glob("step-*")
+    given = {"REKINDLE_CHECKPOINT": str(checkpoint), "REKINDLE_METRICS": str(metrics)}
+    command = [sys.executable, str(FOLDER / "evaluate.py")]
+    subprocess.run(command, check=True, env={**os.environ, **given})
+    loss = json.loads(metrics.read_text())["val_loss"]
+    assert 3.0 < loss < 7.0  # an untrained model of 97 characters: about log(97)

@@ -16,6 +16,7 @@ from rekindle.rank import sources
 @pytest.fixture
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_read", {})
+    monkeypatch.setattr(sources, "_skipped", set())
     monkeypatch.setattr(sources, "MOST_BYTES", 1 << 30)  # this process has modules of many tests
     sources.digests.cache_clear()
 
@@ -106,3 +107,27 @@ def test_a_file_that_does_not_exist_has_no_digest(tmp_path: Path) -> None:
     """A module from an archive, or one whose file was removed, does not count."""
     sources.note(str(tmp_path / "archive.zip" / "module.py"))
     assert not [path for path in sources.digests() if "archive.zip" in path]
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("removed", [False, True])
+def test_modules_of_the_fork_server_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """Only later modules count, also if the script removes an earlier one."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["ours_first", "ours_second", "ours_third", "ours_fourth"]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("")
+    for name in names[:2]:
+        importlib.import_module(name)
+    sources.skip_loaded()
+    for name in names[2:]:
+        importlib.import_module(name)
+    if removed:
+        del sys.modules[names[0]]
+    try:
+        assert [Path(path).stem for path in sources.digests()] == names[2:]
+    finally:
+        for name in names[removed:]:
+            del sys.modules[name]

@@ -31,7 +31,7 @@ from rekindle.engines.kubernetes.manifests.render import Manifests, adapter, ren
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings, WorkloadKind
 from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.errors import JobError, UsageError
-from rekindle.job.spec import JobDirectory, replace_file
+from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 
 ENDED_GRACE_S = 5  # for pods of an attempt that is over
 OVERDUE_S = 10.0  # after that the host of a pod that should have ended counts as dead
@@ -250,6 +250,25 @@ class Placement:
                 return self._directory.secret()
             self._keep_secret(found)
         return self._secret
+
+    def described(self) -> JobSpec | None:
+        """Return the description that the cluster has; None: the cluster has no such job.
+
+        Raises UsageError: another version of Rekindle wrote it.
+        """
+        found = find(self._api, self.path("v1", "secrets", self.names.secret))
+        if found is None:
+            return None
+        try:
+            return msgspec.json.decode(
+                base64.b64decode(found["data"][names.SPEC_FILE]), type=JobSpec
+            )
+        except msgspec.DecodeError as error:
+            raise UsageError(
+                f"this version of Rekindle cannot read the description of job {self._job_id} in "
+                f"the cluster, which another version wrote ({error}); end the job with that "
+                "version, or give another job_id"
+            ) from error
 
     def _keep_secret(self, found: Object) -> None:
         self._secret = base64.b64decode(found["data"][names.SECRET_FILE]).decode().strip()

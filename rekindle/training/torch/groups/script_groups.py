@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import HashStore  # torch.distributed's; typed o
 from torch.distributed.distributed_c10d import GroupName
 from torch.optim import Optimizer
 
+from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.progress import RankPlace
@@ -21,7 +23,25 @@ from rekindle.recovery.policy.plan import StateSource
 from rekindle.training.torch import private
 
 _BACKEND = "rekindle_placeholder"
+_TIMEOUT_S = 600.0  # of a collective, if neither the Session nor init() has a value
+# Methods of a process group that send something to other ranks. Torch calls them for its functions
+# and for the constructor of its DistributedDataParallel.
+_SENDING = (
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
+    *("reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"),
+    *("alltoall", "alltoall_base", "gather", "scatter", "send", "recv", "recv_anysource"),
+)
 _group_log: _GroupLog | None = None
+_given: GivenToInit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenToInit:
+    """The values of init() for a Session; None: it has none."""
+
+    backend: str | None = None
+    timeout_s: float | None = None
 
 
 class _Nobody(dist.ProcessGroup):
@@ -48,6 +68,18 @@ class _Nobody(dist.ProcessGroup):
         return GroupName(self._name)
 
 
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise SessionError(
+        "this call sends something to other ranks before the Session, which forms their process "
+        "group; move it into `with Session(...)`. If it is DistributedDataParallel(...), import it "
+        "from rekindle.training.torch instead of torch.nn.parallel"
+    )
+
+
+for _method in _SENDING:
+    setattr(_Nobody, _method, _refuse)
+
+
 class _GroupLog:
     """The groups that a script made in the placeholder; each generation makes them again."""
 
@@ -70,18 +102,89 @@ class _GroupLog:
             self._make(ranks, timedelta(seconds=timeout_s), backend, *rest, **named)
 
 
+def init(  # noqa: PLR0913  the arguments of torch's function
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Stand for torch.distributed.init_process_group() in a script with a Session.
+
+    After it, functions such as torch.distributed.get_rank() and classes such as DistributedSampler
+    know the world of the job. The Session forms the real process group, and takes `backend` and
+    `timeout` if it has no value of its own. After the Session the group is as before it, and
+    destroy_process_group() removes it. One line names the arguments that have no effect.
+    `device_id` has none either: the device is that of the model.
+    Raises SessionError: a default group exists already, or the job has another rank or world size.
+    A collective before the Session also raises it.
+    """
+    global _given
+    for name, value, present in (
+        ("rank", rank, rank_environment.number("RANK")),
+        ("world_size", world_size, rank_environment.number("WORLD_SIZE", 1)),
+    ):
+        if value not in (-1, present):
+            raise SessionError(
+                f"init({name}={value}), but this process has {name} {present}; start the script "
+                "with rekindle run --nproc-per-node N, and leave rank and world_size out"
+            )
+    others = {"store": store, "group_name": group_name, "pg_options": pg_options}
+    unused = [name for name, value in others.items() if value]
+    if init_method not in (None, "env://"):
+        unused.append("init_method")
+    if backend is not None and ":" in backend:  # for example cpu:gloo,cuda:nccl
+        unused.append("backend")
+        backend = None
+    if unused and rank_environment.number("RANK") == 0:
+        say(
+            f"init() makes no use of {', '.join(unused)}: the Session forms the process group, "
+            "with the backend of the model's device"
+        )
+    _make_placeholder("init()")
+    _given = GivenToInit(backend, None if timeout is None else timeout.total_seconds())
+
+
+def given_to_init() -> GivenToInit:
+    """Return the values of init(); without init() there are none."""
+    return _given or GivenToInit()
+
+
+def timeout_of(asked_s: float | None) -> float:
+    """Return the time limit of a collective, in seconds. asked_s: the value of the Session."""
+    known = (asked_s, given_to_init().timeout_s, _TIMEOUT_S)
+    return next(each for each in known if each is not None)
+
+
+def init_again() -> None:
+    """Make the placeholder again after a Session, if the script has called init().
+
+    The script may then ask for its rank, and call destroy_process_group() at its end.
+    """
+    if _given is not None and not dist.is_initialized():
+        _make_placeholder("init()")
+
+
 def init_placeholder_group() -> None:
     """Make the placeholder before a device mesh, where a script would call init_process_group().
 
-    With it a script calls init_device_mesh() and fully_shard(), and makes optimizers, as usual. A
-    collective raises torch's RuntimeError ("No backend type associated with device type ..."). The
-    Session then makes the real groups. Raises SessionError: a default group exists already.
+    With it a script calls init_device_mesh() and fully_shard(), and makes optimizers, as usual. The
+    Session then makes the real groups. Raises SessionError: a default group exists already; later a
+    collective before the Session.
     """
+    _make_placeholder("init_placeholder_group()")
+
+
+def _make_placeholder(name: str) -> None:
     global _group_log
     if dist.is_initialized():
         raise SessionError(
-            "the default process group exists already; call init_placeholder_group() instead of "
-            "init_process_group(), not after it"
+            f"the default process group exists already; call {name} instead of "
+            "init_process_group(), not after it, and only once"
         )
     _group_log = _group_log or _GroupLog()
     if not private.is_backend(_BACKEND):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rekindle.training.torch.data.random_streams import begin_step
+from rekindle.training.torch.data.random_streams import begin_step, outer_states, set_outer
 
 # gauss() and normal() draw two numbers, and keep the second one for the next call.
 GENERATORS: dict[str, Callable[[], float]] = {
@@ -62,3 +63,25 @@ def test_another_bit_generator_of_numpy() -> None:
     first = drawn("numpy", 11, 2, 5)
     assert drawn("numpy", 11, 2, 5) == first
     assert drawn("numpy", 11, 2, 6) != first
+
+
+@pytest.mark.parametrize("bits", [None, np.random.PCG64(3)], ids=["own", "another"])
+@each_generator
+def test_a_step_leaves_the_generators_of_the_script(name: str, bits: Any) -> None:
+    """After a return to their states, the generators continue as if the step had drawn nothing."""
+    for before in range(3):  # after an odd number of draws a generator has a number in reserve
+        begin_step(11, 2, 5)
+        if bits is not None:
+            np.random.set_bit_generator(bits)
+        for _ in range(before):
+            GENERATORS[name]()
+        states = outer_states()
+        words = np.random.get_state(legacy=False)
+        wanted = [GENERATORS[name]() for _ in range(3)]
+        for after in range(2):
+            begin_step(11, 2, 6)
+            for _ in range(after):
+                GENERATORS[name]()
+            set_outer(states)
+            assert repr(np.random.get_state(legacy=False)) == repr(words)
+            assert [GENERATORS[name]() for _ in range(3)] == wanted
