@@ -86,6 +86,7 @@ class Arrived(Message, frozen=True, kw_only=True):
 
     port: where other ranks connect to it, if the framework does not connect ranks.
     needs_peer: it can only take its state from a live rank, and does not begin alone.
+    stands: the only number of finished steps from which its code can continue; None: any.
 
     sources: the digest of each file of the script's own code that its process has loaded, by path.
 
@@ -110,6 +111,7 @@ class Arrived(Message, frozen=True, kw_only=True):
     ended_step: int = 0
     port: int = 0
     needs_peer: bool = False
+    stands: int | None = None
     sources: dict[str, str] = {}
     replicas: int = 0
     items: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ from rekindle.states import StateId
 _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
 _log = logging.getLogger(__name__)
+NOWHERE = -1  # a value of Member.stands: only a new process can continue
 NOTICE_S = 2.0  # A rank receives the news of a peer's end within this time.
 
 
@@ -156,6 +157,8 @@ class Member:
 
     dismissed: the coordinator has let all ranks leave since the last call of `join`.
     ended_step: the finished steps at that time.
+
+    stands: as in Arrived. A rank that cannot continue from the planned step gets a new process.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class Member:
         self.generation = 0
         self.session_ended = False
         self.ended_step = 0
+        self.stands: int | None = None
         self._progress = progress
         self._framework = framework
         self._on_recovery = on_recovery
@@ -293,6 +297,7 @@ class Member:
             valid_steps=arrival.valid_steps,
             port=arrival.port,
             needs_peer=arrival.needs_peer,
+            stands=self.stands,
             sources=sources.digests(),
             replicas=arrival.replicas,
             items=arrival.items,

@@ -260,6 +260,10 @@ class Generations:
             trained = [r for r in world if r.arrived and (r.arrived.torn or r.arrived.finished)]
             if trained:
                 return trained
+        # The code of a rank may stand in a step that others have finished.
+        stands = [r for r in world if r.arrived and r.arrived.stands not in (None, plan.step)]
+        if stands:
+            return stands
         # A rank that joins needs a peer, and the peers may have ended since it arrived.
         joining = [
             place for place, rank in enumerate(world) if rank.arrived and rank.arrived.needs_peer

@@ -95,6 +95,15 @@ class Arguments:
                 "gradients before it all-reduces them; leave static_graph out"
             )
 
+    def check_epochs(self) -> None:
+        """Check a loop over epochs. Raises SessionError: another argument has its own batches."""
+        for name in ("sampler", "loader", "keep_global_batch"):
+            if getattr(self, name):
+                raise SessionError(
+                    f"session.epochs(): leave {name} out of Session(...); give the loader to "
+                    "session.batches(loader), or use session.steps(total)"
+                )
+
     def check_shard(self, shard: int | None) -> None:
         """Check a sharded state. Raises SessionError: other arguments do not allow shards.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -73,7 +74,7 @@ class Loop:
             progress=self.progress,
             step=self._step,
         )
-        self._repairs = self.generations.repairs
+        self.repairs = self.generations.repairs
         self._snapshot_schedule = SnapshotSchedule(
             channel, self.generations.place, self._profiler, self._writer
         )
@@ -109,7 +110,7 @@ class Loop:
                     f"{total}; if other ranks do not, the job ends with an error when this rank "
                     "ends"
                 )
-                self._keep(last=True, leaves=True)
+                self.keep(last=True, leaves=True)
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
@@ -139,7 +140,7 @@ class Loop:
                 if member is None or total <= member.ended_step or not member.join():
                     return
             elif member is not None and member.hold():
-                self._repairs.device.free()
+                self.repairs.device.free()
             elif unused == self._begun:
                 raise SessionError(
                     f"the script asks for the next step, but has done nothing in step {finished}: "
@@ -166,10 +167,10 @@ class Loop:
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
         self.generations.updates.end_step()
-        self._repairs.device.wait()  # until the device has done the update
+        self.repairs.device.wait()  # until the device has done the update
         self._check_state()
         finished = self.state.finished + 1
-        self._repairs.times.at(finished)  # the step may have called no optimizer
+        self.repairs.times.at(finished)  # the step may have called no optimizer
         self.state.step_done(finished, self.generation)
         if self.generations.own is not None:
             self.generations.own.step_done(StateId(finished, self.generation))
@@ -183,7 +184,20 @@ class Loop:
         self.generations.groups.step_done()
         last = finished == self.progress.total
         self.generations.digests.step_done(StateId(finished, self.generation), last=last)
-        self._keep(last=last)
+        if not self.data.epochs.is_used:
+            self.keep(last=last)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run a function between two steps that all ranks run, with its state from before it."""
+        self._step.begin()
+        with self.progress.at(RankActivity.EVALUATE):
+            yield
+        self._step.end(self.state.finished)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Return the context of a wait for a batch."""
+        return self._profiler.loading()
 
     def _writer(self, channel: Channel, place: RankPlace) -> TorchSnapshotWriter:
         generations = self.generations
@@ -202,12 +216,14 @@ class Loop:
             if self._forgotten.done:
                 self._forgotten = None
 
-    def leave_step(self, error: BaseException) -> bool:
+    def leave_step(self, error: BaseException, *, inside: bool = True) -> bool:
         """Handle an error of the step's body; True: the rank forms the next generation.
 
-        Returns when the generation has ended; False: the error is the script's.
+        inside: the state from before the step returns. Returns when the generation has ended;
+        False: the error is the script's.
         """
-        self._step.break_off()
+        if inside:
+            self._step.break_off()
         member = self.member
         if member is None:
             return False
@@ -217,7 +233,7 @@ class Loop:
             return False
         if self.progress.page.in_update:
             self.state.tear()
-        self._repairs.note(kind or FaultKind.LINK, error)
+        self.repairs.note(kind or FaultKind.LINK, error)
         member.break_off(kind, error)
         return True
 
@@ -236,14 +252,14 @@ class Loop:
         """Keep the state from before the step; False: a fault appeared."""
         try:
             if self.member is not None:
-                self._repairs.before.keep()
+                self.repairs.before.keep()
         except Exception as error:  # devices report their faults late
             if not self.leave_step(error):
                 raise
             return False
         return True
 
-    def _keep(self, *, last: bool, leaves: bool = False) -> None:
+    def keep(self, *, last: bool, leaves: bool = False) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
 
         leaves: the script has left its loop, and other ranks may train.
@@ -348,6 +364,10 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         """End the step; the Session handles a fault of the generation without an error here."""
+        return self.close(error) and error is not None
+
+    def close(self, error: BaseException | None) -> bool:
+        """End the step; True: a fault broke it, and the rank forms the next generation."""
         if self._parts is not None:
             self._parts.close()
         if error is not None:
@@ -370,6 +390,7 @@ class Step:
         except Exception as late_error:  # devices report their faults late
             if not self._loop.leave_step(late_error):
                 raise
+            return True
         return False
 
     def _sampler(self, asked: str) -> StepSampler:

@@ -7,20 +7,29 @@ next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import ast
+import linecache
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 
+from rekindle.errors import SessionError
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.rank.progress import phase_of
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
+from rekindle.training.torch.epochs import Block, Epochs
 from rekindle.training.torch.groups.ddp import DistributedDataParallel
 from rekindle.training.torch.groups.script_groups import given_to_init, timeout_of
 from rekindle.training.torch.loop import Loop, Step
+
+T = TypeVar("T")
+_COUNTERS = ("enumerate", "zip", "islice")
 
 
 class Session:
@@ -111,6 +120,7 @@ class Session:
                 wrapper=wrapper,
             )
         )
+        self._epochs = Epochs(self._loop)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -169,10 +179,13 @@ class Session:
     def __enter__(self) -> Session:
         """Meet the other ranks and take the state from which training continues."""
         self._loop.begin()
+        self._epochs.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Leave the process group. An exception of the script passes through."""
+        if kind is None:
+            self._epochs.end()
         self._loop.end(raised=kind is not None)
 
     def steps(self, total: int) -> Iterator[Step]:
@@ -183,6 +196,43 @@ class Session:
         for number in self._loop.steps(total):
             yield Step(self._loop, number)
 
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the remaining epochs of `total`, from 0.
+
+        total: epochs of the whole run, including those before a restart. Use `batches` in each.
+        Raises SessionError: the Session has a sampler or loader of its own.
+        """
+        return self._epochs.epochs(total, sys._getframe(1))
+
+    def batches(self, loader: Iterable[T], *, numbered: bool = False) -> Iterator[Any]:
+        """Yield the remaining batches of this epoch, in the order that the loader itself gives.
+
+        A new process continues with the batch at which the other ranks are.
+        numbered: yield pairs of the batch's number in its epoch and the batch.
+        Raises SessionError: the loader's order cannot be the same in a new process, a batch has had
+        no block, or the loop counts batches itself with enumerate().
+        """
+        frame = sys._getframe(1)
+        _check_not_counted(frame)
+        return self._epochs.batches(loader, frame, numbered=numbered)
+
+    def step(self) -> Block:
+        """Return the block of the present batch: `with session.step() as step:`
+
+        A fault repeats this block, and nothing else. All collectives of the batch are inside.
+        Raises SessionError: there is no batch, or it has had its block.
+        """
+        return self._epochs.step()
+
+    def run(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a function on all ranks, between two blocks, and return its result.
+
+        After a fault in it, all ranks call it again, with the state from before it. No rank returns
+        before all ranks have finished it. A new process may get the result of the other ranks.
+        Raises SessionError: the function updates parameters, or a state cannot hold its result.
+        """
+        return self._epochs.run(function, args, kwargs)
+
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Mark work that takes longer than a step: `with session.phase("evaluate"):`
 
@@ -191,3 +241,24 @@ class Session:
         Raises SessionError: another name.
         """
         return self._loop.progress.at(phase_of(name))
+
+
+def _check_not_counted(frame: FrameType) -> None:
+    """Check the expression in which a frame calls session.batches().
+
+    Raises SessionError: it counts the batches. A new process would count from 0 again.
+    """
+    line, source = frame.f_lineno, linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    try:
+        tree = ast.parse("".join(source))
+    except (SyntaxError, ValueError):  # the file has changed, or has no source
+        return
+    for call in (each for each in ast.walk(tree) if isinstance(each, ast.Call)):
+        name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        if name in _COUNTERS and call.lineno <= line <= (call.end_lineno or call.lineno):
+            inner = (each for one in call.args for each in ast.walk(one))
+            if any(isinstance(each, ast.Attribute) and each.attr == "batches" for each in inner):
+                raise SessionError(
+                    f"{name}(session.batches(loader)) counts from 0 again in a new process: write "
+                    "`for number, batch in session.batches(loader, numbered=True):`"
+                )

@@ -22,6 +22,7 @@ from waiting import run_command
 
 TRIALS = int(os.environ.get("HABIT_TRIALS", "10"))
 QUICK = (
+    "epochs_shuffle",
     "ddp",
     "torchrun_lines",
     "grad_scaler_clipping",

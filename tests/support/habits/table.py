@@ -224,6 +224,16 @@ HABITS = (
         "unused_parameters", "`find_unused_parameters`", '`ddp={"find_unused_parameters": True}`'
     ),
     Habit("foreach", "a fused optimizer", ""),
+    Habit(
+        "epochs",
+        "a loop over epochs and a `DataLoader`, with validation and a scheduler",
+        "[`session.epochs`](session.md#epochs-and-batches)",
+    ),
+    Habit(
+        "epochs_shuffle",
+        "`shuffle=True`, a `GradScaler`, a scheduler after each batch, in epochs",
+        '`session.epochs`, `extra={"scaler": scaler}`',
+    ),
     Habit("curriculum", "a loss that changes with the step's number", ""),
     Habit(
         "no_step_block",

@@ -17,6 +17,7 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.all_gather import Sharing
 from rekindle.training.torch.data.elastic_stream import ElasticStream, StreamPosition
+from rekindle.training.torch.data.epoch_position import EpochPosition
 from rekindle.training.torch.data.loader import Position, SamplerPosition, StatefulPosition
 
 _WHICH = (
@@ -81,6 +82,7 @@ class Data:
     """Returns this rank's batch of each step.
 
     sampler: the given sampler, or the loader's. named: the objects with a state, by name.
+    epochs: the place in a loop over epochs, which has loaders of its own.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class Data:
                 "keep_global_batch=True: only a loader with batch_sampler=StepSampler(...) can "
                 "give a rank the batches of several ranks"
             )
-        self.named: dict[str, Any] = {}
+        self.epochs = EpochPosition()
+        self.named: dict[str, Any] = {"position": self.epochs}
         if sampler is not None:
             self.named["sampler"] = sampler
         if isinstance(self._position, StreamPosition | StatefulPosition):
@@ -172,7 +175,9 @@ class Data:
         """Return the start of the next step's data, as a checkpoint's manifest shows it."""
         if self.sampler is not None:
             return self.sampler.state_dict()
-        return self._position.for_manifest() if self._position is not None else {}
+        if self._position is not None:
+            return self._position.for_manifest()
+        return self.epochs.for_manifest()
 
     def close(self) -> None:
         """End the loader's workers."""

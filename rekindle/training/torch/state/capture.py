@@ -106,7 +106,7 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     optional = {name for name, thing in named.items() if getattr(thing, "optional", False)}
     if PARTS not in named:
         tree.pop(PARTS, None)
-    if not (named.keys() - optional <= tree.keys() <= named.keys()):
+    if not named.keys() - optional <= tree.keys() <= named.keys():
         raise SessionError(f"the state has {sorted(tree)}, but the session has {sorted(named)}")
     pending = _pending = _Pending(skeleton)
     for name, node in tree.items():

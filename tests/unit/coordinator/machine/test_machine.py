@@ -288,6 +288,25 @@ def test_the_death_of_all_ranks_leaves_the_snapshots() -> None:
     assert incident.steps_lost == 2
 
 
+def test_a_rank_whose_code_stands_at_another_step_gets_a_new_process() -> None:
+    """The plan has the newest state, and the new process needs no decision, so no budget."""
+    job = trained(5, nodes=3, processes=1)
+    job.exits(0, signal=SIGKILL, finished=5)
+    job.spawned()
+    job.arrive([0])
+    job.arrive([1], finished=5, stands=5)
+    job.arrive([2], finished=6, stands=6)
+    assert not job.sent_by_node(p.FormGeneration)
+    assert job.sent_by_node(p.Kill)[1].ranks == (1,)
+    decided = len(strategies(job))
+    job.killed()
+    job.spawned()
+    job.arrive([1])
+    assert sources(job) == {0: StateSource.PEER, 1: StateSource.PEER, 2: StateSource.SELF}
+    assert job.last(journal.Formed).step == 6
+    assert len(strategies(job)) == decided
+
+
 def test_whoever_was_to_join_ranks_that_died_begins_by_itself() -> None:
     """A process that started without its own state is replaced if no live rank can give it one."""
     job = trained(5, nodes=2, processes=1)

@@ -1,0 +1,104 @@
+"""The loop over epochs: ranks die at each kind of place in it, and no value changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Place
+from repository import SUPPORT
+from training_jobs.epochs import BATCHES, DEATHS, EPOCHS
+
+SCRIPT = SUPPORT / "training_jobs" / "epochs.py"
+RANKS = 3
+# In the order of the run. Each death finds the other ranks at another kind of place.
+FIRST = (
+    "1 evaluate -1",
+    "0 block 1",
+    "2 before 2",
+    "0 closing 0",
+    "1 evaluated 0",
+    "2 returned 0",
+    "0 before 6",
+    "1 opening 2",
+)
+SECOND = (
+    "2 evaluated -1",
+    "2 opening 0",
+    "0 before 0",
+    "1 block 3",
+    "2 evaluate 1",
+    "0 block 8",
+    "1 returned 2",
+    "2 evaluate 3",
+    "0 end",
+)
+
+
+def _train(
+    place: Place, deaths: Sequence[str], *options: str, arguments: Sequence[int] = (EPOCHS,)
+) -> dict[str, Any]:
+    """Run the script, and return the values of all steps of all ranks, and those at the end."""
+    environment = place.environment({"OMP_NUM_THREADS": "1", DEATHS: ",".join(deaths)})
+    options = ("--nproc-per-node", str(RANKS), *options, str(SCRIPT), *map(str, arguments))
+    run = place.start(*options, env=environment).end(1 if len(arguments) > 1 else 0)
+    assert all((place.folder / f"died-{each.replace(' ', '-', 1)}").exists() for each in deaths)
+    found: dict[str, Any] = {}
+    for rank, steps in run.records().items():
+        found |= {f"rank {rank} step {s}": record.metrics for s, record in steps.items()}
+    for file in sorted(place.folder.glob("end-*.json")):
+        found[file.stem] = json.loads(file.read_text())
+    lost = sum(incident.steps_lost or 0 for incident in run.incidents())
+    return {**found, "lost": lost, "story": run.story()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the values of a run without deaths."""
+    with Place(tmp_path_factory.mktemp("undisturbed")) as place:
+        found = _train(place, ())
+    assert len(found) == RANKS * EPOCHS * BATCHES + RANKS + 2, found
+    return found
+
+
+@pytest.mark.parametrize(
+    "deaths", [FIRST, pytest.param(SECOND, marks=pytest.mark.soak)], ids=["first", "second"]
+)
+def test_a_death_at_any_place_changes_no_value(
+    deaths: Sequence[str], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Losses, rates, draws and sums of all ranks are the same, and no step is lost."""
+    with Place(tmp_path) as place:
+        found = _train(place, deaths, "--max-restarts", "20")
+    story = found.pop("story")
+    wrong = {k: (found.get(k), v) for k, v in undisturbed.items() if k != "story"}
+    wrong = {k: pair for k, pair in wrong.items() if pair[0] != pair[1]}
+    assert not wrong, f"{wrong} {story}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(EPOCHS, 6), pytest.param((2,), marks=pytest.mark.soak)],
+    ids=["in an epoch", "more epochs"],
+)
+def test_a_later_run_continues_where_the_former_one_ended(
+    arguments: Sequence[int], undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """It continues in the middle of an epoch, or with more epochs; only a variable is lost."""
+    with Place(tmp_path) as place:
+        options = ("--checkpoint-dir", str(tmp_path / "store"), "--checkpoint-every", "5")
+        before = _train(place, (), *options, arguments=arguments)
+        found = _train(place, (), *options)
+    assert not any(key.startswith("end") for key in before) or len(arguments) == 1
+    first = min(int(key.split()[3]) for key in found.keys() - before.keys() if "step" in key)
+    assert first == (6 if len(arguments) > 1 else 8)
+    for key, expected in undisturbed.items():
+        if key in ("story", "lost"):
+            continue
+        mine, wanted = found[key], expected
+        if isinstance(expected, dict):
+            mine, wanted = ({**each, "total": 0} for each in (mine, wanted))
+        assert mine == wanted, f"{key} {found['story']}"
