@@ -236,15 +236,11 @@ class Generations:
         plan = make_plan(self._holdings(nodes))
         return StateId(plan.step, plan.state_generation)
 
-    def has_own(self, node: int) -> bool:
-        """Return whether ranks of the node have state that they share with no other rank."""
-        return any(_own(rank) is not None for rank in self._roster.world if rank.node == node)
-
     def _holdings(self, without: Collection[int] = ()) -> dict[int, AvailableState]:
         """Return the states of each rank of the world, by place. without: nodes without states."""
         copies = self._roster.copies()
         held = [
-            AvailableState(node=rank.node, shard=rank.shard or 0, own=_own(rank) and ())
+            AvailableState(node=rank.node, shard=rank.shard or 0)
             if rank.node in without
             else self._holding(rank, copies.get(rank.rank, ()))
             for rank in self._roster.world
@@ -334,7 +330,7 @@ class Generations:
             snapshots=tuple(state for state in snapshots if counts(StateSource.SNAPSHOT, state)),
             copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
-            own=_own(rank),
+            own=rank.arrived.own if rank.arrived is not None else None,
         )
 
     def on_store_down(self, node: int, message: p.StoreDown, now: float) -> None:
@@ -421,11 +417,6 @@ class Generations:
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
         self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
-
-
-def _own(rank: Rank) -> tuple[StateId, ...] | None:
-    """Return the states whose part of this rank alone its agent has; None: it has no such part."""
-    return rank.arrived.own if rank.arrived is not None else None
 
 
 def _shard_error(rank: Rank, shard: int | None, spec: JobSpec) -> str:

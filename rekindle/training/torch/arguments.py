@@ -103,6 +103,11 @@ class Arguments:
                     f"session.epochs(): leave {name} out of Session(...); give the loader to "
                     "session.batches(loader), or use session.steps(total)"
                 )
+        if self.per_rank:
+            raise SessionError(
+                "session.epochs(): leave per_rank out of Session(...), because this loop does not "
+                "keep objects that differ between ranks; or use session.steps(total)"
+            )
 
     def check_shard(self, shard: int | None) -> None:
         """Check a sharded state. Raises SessionError: other arguments do not allow shards.

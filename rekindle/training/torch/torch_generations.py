@@ -37,7 +37,7 @@ from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
-from rekindle.training.torch.state.own_state import Moment, OwnState, found
+from rekindle.training.torch.state.own_state import OwnState
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
@@ -109,15 +109,12 @@ class TorchGenerations:
         if not rank_environment.is_replacement():
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
             capture({name: each for name, each in everything.items() if name not in data.named})
-        self._of_one_rank: list[str] = []  # names, if ranks have shards
         self.own = self._own_state(given, alone, channel)
         if self.own is None:
             self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
-        own = self.own.names if self.own is not None else ()
-        others = [name for name in given.extra if name not in own]
         self.digests = ReplicaDigests(
-            given.model, given.optimizer, self.named, others, self.place, progress.page
+            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
         )
         self.group = Group()
         before = BeforeStep(
@@ -129,13 +126,7 @@ class TorchGenerations:
         )
         self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
-        self.updates = Updates(
-            progress.page,
-            self.repairs,
-            self.group,
-            together=together,
-            begins=lambda: self._at(Moment.UPDATE),
-        )
+        self.updates = Updates(progress.page, self.repairs, self.group, together=together)
         self.checkpoint_every = 0  # the same on all ranks of a generation
         if channel is not None:
             self.updates.watch(everything)
@@ -165,49 +156,31 @@ class TorchGenerations:
         A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
         Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
         """
-        things, parts = found(self.named, given.extra, alone)
-        if self.place.shard is not None:
-            self._of_one_rank = parts
-        if channel is None or self.full_world == 1 or self.place.shard is not None or not parts:
+        if channel is None or self.full_world == 1 or not alone:
             return None
-        shrinks = rank_environment.number(names.ENV_SHRINKS) == 1
-        if shrinks and alone:
+        what = ", ".join(alone)
+        if rank_environment.number(names.ENV_SHRINKS) == 1:
             raise SessionError(
                 f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
-                f"copy of {', '.join(alone)}; give a fixed --nnodes, or keep them in extra"
+                f"copy of {what}; give a fixed --nnodes, or keep them in extra"
             )
-        several = rank_environment.number("GROUP_WORLD_SIZE", 1) > 1
-        if self.slot == 0 and rank_environment.is_first_start() and (shrinks or alone or several):
-            say(f"each rank has a state of its own: {', '.join(parts)}. {_then(shrinks, alone)}")
-        if shrinks:
+        if self.place.shard is not None:
             return None
-        given.model.register_forward_hook(lambda module, *_: self._at(Moment.FORWARD, module))
-        return OwnState(
-            self.named,
-            things,
-            alone,
-            channel=channel,
-            slot=self.slot,
-            ranks=self.full_world,
-            device=self.device,
-        )
+        if self.slot == 0 and rank_environment.is_first_start():
+            say(
+                f"each rank has a state of its own: {what}. After the loss of a node, or a fault "
+                "after the last collective of a step, all ranks return to the newest snapshot"
+            )
+        return OwnState(alone, channel=channel, slot=self.slot, ranks=self.full_world)
 
     def _check_shards(self) -> None:
-        """Report that ranks with the same shard take each other's statistics and generators.
-
-        Raises SessionError: the script declares objects of each rank.
-        """
+        """Raise SessionError: ranks with the same shard would take each other's `per_rank`."""
         place = self.place
-        if place.shard is None or place.shards >= self.world_size or not self._of_one_rank:
-            return
-        what = ", ".join(self._of_one_rank)
-        if self._given.per_rank:
+        if self._given.per_rank and place.shard is not None and place.shards < self.world_size:
             raise SessionError(
-                f"per_rank: {what} of a rank would come from another rank with the same shard; "
-                "give each rank a shard of its own, or keep them in extra"
+                f"per_rank: {', '.join(self._given.per_rank)} of a rank would come from another "
+                "rank with the same shard; give each rank a shard of its own, or keep them in extra"
             )
-        if place.slot == 0 and place.generation == 1:
-            say(f"a replaced rank takes these of another rank with its shard: {what}")
 
     def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
         """Collect the states of single ranks for a due snapshot; False: it would lack them.
@@ -225,11 +198,6 @@ class TorchGenerations:
             else:
                 self.own.gather(state)
         return self.own.has_parts(state)
-
-    def _at(self, moment: Moment, module: torch.nn.Module | None = None) -> None:
-        """Note a moment of a step. module: whose forward pass has ended; only training counts."""
-        if self.own is not None and (module is None or module.training):
-            self.own.at(moment, StateId(self._state.finished + 1, self.place.generation))
 
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
@@ -371,6 +339,9 @@ class TorchGenerations:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
             self.model.training = self._given.model.training
+            if isinstance(self.model, SteadyDDP):
+                given = self._given
+                self.model.kept = (*given.extra.values(), *given.per_rank.values(), *given.ignore)
             if self._given.wrapper is not None:
                 self._given.wrapper.bind(self.model)
         shares = self.full_world if self._given.keep_global_batch else None
@@ -378,21 +349,10 @@ class TorchGenerations:
         self.digests.begin(self.place, self.world_size)
         self.updates.open = True
         self.groups.open = self._channel is not None
-        if isinstance(self.model, SteadyDDP):
-            given = self._given
-            self.model.kept = (*given.extra.values(), *given.per_rank.values(), *given.ignore)
 
     def close(self) -> None:
         """Note that the script leaves its Session."""
         self.updates.open = self.groups.open = False
-
-
-def _then(shrinks: bool, alone: Mapping[str, Any]) -> str:
-    """Return what happens to the state of one rank in a fault."""
-    if shrinks:
-        return "The world may shrink, so a replaced rank takes that of another rank"
-    update = "or a fault after the last collective of a step, " if alone else ""
-    return f"After the loss of a node, {update}all ranks return to the newest snapshot"
 
 
 def renew_gradients(parameters: Iterable[torch.nn.Parameter], *, keep: bool) -> None:

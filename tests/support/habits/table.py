@@ -54,8 +54,19 @@ HABITS = (
         "no `ddp`; build the same weights on every rank",
     ),
     Habit("sgd_momentum", "momentum, a learning rate for each layer", ""),
-    Habit("batchnorm", "BatchNorm", "nothing: [BatchNorm](#batchnorm)"),
-    Habit("seeded_by_rank", "a generator that each rank seeds with its number", "`extra=`"),
+    Habit(
+        "batchnorm",
+        "BatchNorm",
+        "nothing for the parameters; its statistics: [BatchNorm](#batchnorm)",
+    ),
+    Habit(
+        "seeded_by_rank",
+        "a generator that each rank seeds with its number",
+        "`per_rank=`: [State of one rank](session.md#state-of-one-rank)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
     Habit(
         "environment",
         "an environment, or another object that differs between ranks",

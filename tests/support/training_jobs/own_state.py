@@ -1,11 +1,7 @@
-"""A small run whose ranks have state of their own.
+"""A small run whose ranks have state of their own, which the script declares in `per_rank`.
 
-The variants:
-
-`statistics`: BatchNorm of several kinds, a network in `extra` with another one, and generators in
-`extra` that each rank seeds with its number.
-`declared`: the same, and an environment of each rank in `per_rank`, which also moves after the
-update.
+These are the statistics of BatchNorm, in the model and in a module of each rank, generators that
+each rank seeds with its number, and an environment, which also moves after the update.
 """
 
 from __future__ import annotations
@@ -51,22 +47,21 @@ class Run:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=0.01)
         self.noise = torch.Generator().manual_seed(100 + self.rank)
         self.scale = np.random.default_rng(200 + self.rank)
-        self.extra: dict[str, Any] = {
+        self.environment = Environment()
+        self.environment.value = 0.2 + 0.1 * self.rank
+        self.alone: dict[str, Any] = {
+            "statistics": nn.ModuleList([self.network[2], self.network[5]]),
             "noise": self.noise,
             "scale": self.scale,
             "observer": self.observer,
+            "environment": self.environment,
         }
-        self.environment = Environment()
-        self.environment.value = 0.2 + 0.1 * self.rank
-        self.declared = options.variant == "declared"
-        self.alone = {"environment": self.environment} if self.declared else {}
 
     def train(self) -> None:
         session = Session(
             model=self.network,
             optimizer=self.optimizer,
             sampler=StepSampler(LENGTH, BATCH, seed=3),
-            extra=self.extra,
             per_rank=self.alone,
             seed=11,
             ddp={"broadcast_buffers": False},
@@ -92,8 +87,7 @@ class Run:
         noise = torch.randn(BATCH, WIDTH, generator=self.noise) * float(self.scale.random())
         inputs = self.inputs[step.indices] + 0.1 * noise
         self.observer(inputs)
-        if self.declared:
-            inputs = inputs * (1 + 0.1 * self.environment.move())
+        inputs = inputs * (1 + 0.1 * self.environment.move())
         loss = (session.model(inputs) - self.targets[step.indices]).square().mean()
         # The buffers of this rank alone, as they are in this step.
         buffers = digest(dict(self.network.named_buffers()) | dict(self.observer.named_buffers()))
@@ -104,8 +98,7 @@ class Run:
         self.faults.at("backward")
         self.optimizer.step()
         self.faults.at("update")
-        if self.declared:
-            self.environment.move()
+        self.environment.move()
         self.faults.at("last line")
 
 

@@ -376,20 +376,13 @@ class Updates:
         `together`, all ranks do it, because an update does not depend on other ranks. It needs an
         all-reduce of one number per step. An NPU uses it too: an error that its wait for gradients
         raises then loses no step.
-    group: the ranks of this rank's generation. begins: called before the first update of a step.
+    group: the ranks of this rank's generation.
     """
 
     def __init__(
-        self,
-        page: HeartbeatPage,
-        repairs: Repairs,
-        group: Group,
-        *,
-        together: bool,
-        begins: Callable[[], None] = lambda: None,
+        self, page: HeartbeatPage, repairs: Repairs, group: Group, *, together: bool
     ) -> None:
         self.group = group
-        self._begins = begins
         self._page = page
         self._device = repairs.device
         self._times = repairs.times
@@ -441,7 +434,6 @@ class Updates:
         self.gradients.check(optimizer)
         if not self._page.in_update:
             self._before.update_begins()
-            self._begins()
         self._times.begin((self._page.finished or 0) + 1)
         self._page.begin_update()
 

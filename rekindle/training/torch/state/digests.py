@@ -23,7 +23,6 @@ from rekindle.states import StateId
 from rekindle.training.torch.groups.script_groups import is_zero
 from rekindle.training.torch.state.capture import as_bytes, capture
 from rekindle.training.torch.state.in_place import Stateful
-from rekindle.training.torch.state.own_state import statistics_of
 
 EVERY = 64  # steps
 _KEPT = 16  # compared states whose tensors can still be named
@@ -201,9 +200,7 @@ def _of_object(name: str, thing: Stateful) -> int:
         state = capture({name: thing})
     except SessionError:
         return 0
-    own = {each.data_ptr() for each in statistics_of({name: thing})}  # they differ between ranks
-    shared = {n: each for n, each in state.tensors.items() if each.data_ptr() not in own}
-    values = digests_of(shared.items())
+    values = digests_of(state.tensors.items())
     return _combined([("", _signed(xxhash.xxh3_64_intdigest(state.skeleton))), *values.items()])
 
 

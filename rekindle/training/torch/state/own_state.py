@@ -1,21 +1,18 @@
-"""Keep the state that a rank shares with no other rank: statistics, generators, and `per_rank`.
+"""Keep the objects of `Session(per_rank=...)`: the state that a rank shares with no other rank.
 
 docs/decisions/031-state-of-one-rank.md has the rules.
 """
 
 from __future__ import annotations
 
-import enum
-import random
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
-from torch.nn import SyncBatchNorm
 
 from rekindle.console import say
 from rekindle.errors import CheckpointError, CorruptError, SessionError
@@ -28,16 +25,11 @@ from rekindle.training.torch.data.all_gather import Sharing
 from rekindle.training.torch.state.capture import as_bytes, capture, finish, prepare
 from rekindle.training.torch.state.in_place import Stateful
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-STATISTICS = ("running_mean", "running_var")
 LEAVE_S = 10.0  # for the parts of ranks that leave their loops after the same step
 NOTICE_BYTES = 16 << 20
 _COPIES = 2  # one is written while the other is kept
-_ALIGNED = 16  # bytes
 _ROOM = 4096  # bytes; the texts of numbers in a state vary in their length
-# The moment of a step after which its part is complete, and the steps in which it was; bytes of
-# statistics, skeleton and tensors; checksum of all that follows.
-_HEAD = struct.Struct("<qqqqqQ")
+_HEAD = struct.Struct("<qqQ")  # bytes of skeleton and tensors; checksum of all that follows
 
 
 class Parts:
@@ -77,58 +69,18 @@ class Parts:
         self.rows, self.loaded = state["rows"], True
 
 
-class Moment(enum.IntEnum):
-    """A moment of a step at which its part of the state may be complete."""
-
-    FORWARD = 0  # the only forward pass of the model has ended
-    UPDATE = 1  # the first update begins
-    END = 2
-
-
-class _Noted(NamedTuple):
-    """The digest of the part at the moment of the step that leads to this state."""
-
-    state: StateId
-    digest: int
-
-
 class OwnState:
-    """The part of the state that one rank shares with no other.
+    """The part of the state that one rank shares with no other: `things`, by name."""
 
-    named: the objects of the Session; the statistics of their modules belong to the part. things:
-    generators and the objects of `per_rank`, by name. declared: the names in `per_rank`.
-
-    Peers can finish a step in which this process ends. So the part of the next state is written as
-    soon as it is complete. The first steps show when that is: at the earliest moment after which
-    no step has changed it. A declared object may change at any time, so its moment is the end.
-    """
-
-    def __init__(  # noqa: PLR0913  the rank, and what it has
-        self,
-        named: Mapping[str, Any],
-        things: Mapping[str, Stateful],
-        declared: Iterable[str],
-        *,
-        channel: Channel,
-        slot: int,
-        ranks: int,
-        device: torch.device,
+    def __init__(
+        self, things: Mapping[str, Stateful], *, channel: Channel, slot: int, ranks: int
     ) -> None:
         self.parts = Parts()
-        self.names = (*things, *declared)
-        self._named = named
         self._things = dict(things)
-        self._declared = tuple(declared)
         self._copies = _Copies(channel, slot)
         self._slot, self._ranks = slot, ranks
-        self._statistics = _Statistics(())
         self._sharing = Sharing()
-        early = Moment.FORWARD if device.type == "cpu" else Moment.UPDATE  # it would wait there
-        self._moment = Moment.END if self._declared else early
-        self._steps = 0  # those after which the part was complete at the moment
-        self._forwards = 0  # in this step
         self._large = False  # a line has reported that the part is large
-        self._noted: _Noted | None = None
         self._gathered: StateId | None = None
 
     def states(self) -> tuple[StateId, ...]:
@@ -137,62 +89,44 @@ class OwnState:
 
     def begin(self, state: StateId, *, fresh: bool) -> None:
         """Begin a generation with this state. fresh: the script has just built it."""
-        self._statistics = _Statistics(statistics_of(self._named))
-        self._sharing = Sharing()
-        self._noted, self._gathered, self._forwards = None, None, 0
+        self._sharing, self._gathered = Sharing(), None
         if fresh or state not in self.states():
-            self._write(state, self._encode())
+            self.step_done(state)
 
     def took(self, state: StateId, *, copied: bool) -> None:
         """Complete a state that the rank has loaded.
 
         copied: it comes from a peer, whose memory has no parts of other ranks.
         Raises CheckpointError: the part is missing; CorruptError: it is damaged; SessionError: it
-        belongs to another model, or to a job of another world size.
+        belongs to a job of another world size.
         """
-        self._statistics = _Statistics(statistics_of(self._named))
         loaded, self.parts.loaded = self.parts.loaded, False
+        names = ", ".join(self._things)
         if copied and not loaded:
             self._decode(self._copies.read(state))
         elif not loaded or self.parts.rows is None:
-            self._say(state, "has no state of single ranks", "keep what the script has built")
+            if self._slot == 0:
+                say(
+                    f"the state after step {state.step} has no state of single ranks: {names} keep "
+                    "what the script has built"
+                )
         elif len(self.parts.rows) == self._ranks:
             self._decode(self.parts.part(self._slot))
-        elif self._declared:
-            raise SessionError(
-                f"the state after step {state.step} has {', '.join(self._declared)} of "
-                f"{len(self.parts.rows)} ranks, but this job has {self._ranks}: resume it with "
-                f"{len(self.parts.rows)} ranks, or leave per_rank out"
-            )
         else:
-            what = f"belongs to {len(self.parts.rows)} ranks, and this job has {self._ranks}"
-            self._say(state, what, "begin on all ranks with those of the rank that wrote it")
-
-    def at(self, moment: Moment, state: StateId) -> None:
-        """Note the part at a moment of the step that leads to this state."""
-        self._forwards += moment is Moment.FORWARD
-        if moment is not self._moment:
-            return
-        part = self._encode()
-        self._noted = _Noted(state, _digest(part))
-        if self._steps:
-            self._write(state, part)
+            raise SessionError(
+                f"the state after step {state.step} has {names} of {len(self.parts.rows)} ranks, "
+                f"but this job has {self._ranks}: resume it with {len(self.parts.rows)} ranks, or "
+                "leave per_rank out"
+            )
 
     def step_done(self, state: StateId) -> None:
-        """Keep the part of a finished step, unless it was complete and written before."""
-        noted, self._noted = self._noted, None
-        forwards, self._forwards = self._forwards, 0
+        """Keep a copy of the part of a finished step."""
         part = self._encode()
-        if noted is not None and noted.state == state:
-            single = forwards == 1 or self._moment is not Moment.FORWARD
-            if single and noted.digest == _digest(part):
-                self._steps += 1
-                if self._steps > 1:
-                    return
-            else:
-                self._moment, self._steps = Moment(self._moment + 1), 0
-            part = self._encode()
-        self._write(state, part)
+        if len(part) > NOTICE_BYTES and not self._large:
+            self._large = True
+            if self._slot == 0:
+                say(f"{len(part) / 1e6:.0f} MB of state of one rank are copied in each step")
+        self._copies.write(state, part)
 
     def gather(self, state: StateId) -> None:
         """Collect the parts of all ranks for a snapshot of this state; a collective.
@@ -227,103 +161,25 @@ class OwnState:
         """Return whether the parts of all ranks belong to this state."""
         return self._gathered == state
 
-    def _write(self, state: StateId, part: bytes) -> None:
-        if len(part) > NOTICE_BYTES and not self._large:
-            self._large = True
-            if self._slot == 0:
-                say(f"{len(part) / 1e6:.0f} MB of state of one rank are copied in each step")
-        self._copies.write(state, part)
-
-    def _say(self, state: StateId, what: str, then: str) -> None:
-        if self._slot == 0 and (self._things or self._statistics):
-            kinds = [*self._things] + ["statistics of BatchNorm"] * bool(self._statistics)
-            say(f"the state after step {state.step} {what}: {', '.join(kinds)} {then}")
-
     def _encode(self) -> bytes:
         state = capture(self._things)
         rows = [as_bytes(each.cpu()).numpy().tobytes() for each in state.tensors.values()]
-        pieces = [self._statistics.read(), state.skeleton, b"".join(rows)]
-        body = b"".join(pieces)
-        sizes = map(len, pieces)
-        head = _HEAD.pack(self._moment, self._steps, *sizes, xxhash.xxh3_64_intdigest(body))
-        return head + body
+        tensors = b"".join(rows)
+        body = state.skeleton + tensors
+        return _HEAD.pack(len(state.skeleton), len(tensors), xxhash.xxh3_64_intdigest(body)) + body
 
     def _decode(self, part: bytes) -> None:
-        moment, steps, first, second, third, checksum = _HEAD.unpack_from(part)
-        body = part[_HEAD.size :]
-        if xxhash.xxh3_64_intdigest(body) != checksum or len(body) != first + second + third:
+        first, second, checksum = _HEAD.unpack_from(part)
+        body = part[_HEAD.size :][: first + second]
+        if len(body) != first + second or xxhash.xxh3_64_intdigest(body) != checksum:
             raise CorruptError(f"the state of rank {self._slot} alone is damaged")
-        self._statistics.fill(body[:first])
-        targets = prepare(self._things, body[first : first + second])
-        at = first + second
+        targets, at = prepare(self._things, body[:first]), first
         with torch.no_grad():
             for target in targets.values():
                 row = torch.frombuffer(bytearray(body[at : at + target.nbytes]), dtype=torch.uint8)
                 target.copy_(row.view(target.dtype).view(target.shape))
                 at += target.nbytes
         finish(self._things)
-        self._moment, self._steps = max(self._moment, Moment(moment)), steps
-
-
-def _digest(part: bytes) -> int:
-    return int(_HEAD.unpack_from(part)[-1])
-
-
-class _Statistics:
-    """The running statistics of modules, as one row of bytes."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors = list(tensors)
-        begins, size = [], 0
-        for tensor in self._tensors:
-            begins.append(size)
-            size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        device = self._tensors[0].device if self._tensors else "cpu"
-        self._row = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._views = [
-            self._row[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for begin, tensor in zip(begins, self._tensors, strict=True)
-        ]
-
-    def __bool__(self) -> bool:
-        return bool(self._tensors)
-
-    def read(self) -> bytes:
-        """Return the bytes of all statistics; one copy from a device."""
-        if self._tensors:
-            private.copy_all(self._views, self._tensors)
-        return self._row.cpu().numpy().tobytes()
-
-    def fill(self, data: bytes) -> None:
-        """Set all statistics. Raises SessionError: these are of another model."""
-        if len(data) != len(self._row):
-            raise SessionError(
-                f"the state belongs to another model: it has {len(data)} bytes of statistics of "
-                f"BatchNorm, but this model has {len(self._row)}"
-            )
-        if self._tensors:
-            self._row.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            with torch.no_grad():
-                private.copy_all(self._tensors, self._views)
-
-
-def found(
-    named: Mapping[str, Any], extra: Mapping[str, Any], declared: Mapping[str, Stateful]
-) -> tuple[dict[str, Stateful], list[str]]:
-    """Return the generators in `extra` and the declared objects, and the names of all parts."""
-    things = {n: named[n] for n, each in extra.items() if isinstance(each, GENERATORS)}
-    things |= declared
-    return things, [*things] + ["statistics of BatchNorm"] * bool([*statistics_of(named)])
-
-
-def statistics_of(things: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the running statistics in modules, which each rank computes from its own batches."""
-    for thing in things.values():
-        for part in thing.modules() if isinstance(thing, torch.nn.Module) else ():
-            if isinstance(part, private.NormBase) and not isinstance(part, SyncBatchNorm):
-                buffers = private.buffers_of(part)
-                found = (buffers.get(key) for key in STATISTICS)
-                yield from (each for each in found if each is not None)
 
 
 class _Copies:

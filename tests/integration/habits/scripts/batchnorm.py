@@ -1,4 +1,4 @@
-"""Use BatchNorm. Each rank keeps its own statistics."""
+"""Use BatchNorm. Its statistics are not compared: a replaced rank gets those of another rank."""
 
 import torch
 from habits.common import STEPS, end, net, samples, strike
@@ -20,4 +20,4 @@ with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as ses
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-end(model=model, optimizer=optimizer)
+end(parameters=dict(model.named_parameters()), optimizer=optimizer)

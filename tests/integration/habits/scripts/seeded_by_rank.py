@@ -11,7 +11,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sampler = StepSampler(len(inputs), batch_size=4)
 generator = torch.Generator().manual_seed(5 + RANK)
 with Session(
-    model=model, optimizer=optimizer, sampler=sampler, ddp=True, extra={"generator": generator}
+    model=model, optimizer=optimizer, sampler=sampler, ddp=True, per_rank={"generator": generator}
 ) as session:
     for step in session.steps(STEPS):
         with step:
