@@ -221,10 +221,14 @@ class LocalEngine:
     def replace(self, node: int) -> None:
         """Start an agent for this node rank (names.SPARE: a spare), if this machine runs that node.
 
-        An agent that this engine started for the node may be on its way. Then it starts no other.
+        An agent that this engine started for the node may be on its way. Then it starts no other,
+        unless that agent is stopped (SIGSTOP).
         Raises JobError: the job has no coordinator, or no host is free.
         """
         before = self._on_the_way.get(node)
+        if before is not None and _is_stopped(before.pid):
+            before.kill()
+            before.wait()
         if node not in self._nodes or (before is not None and before.poll() is None):
             return
         endpoint = self._endpoint or self.directory.endpoint()

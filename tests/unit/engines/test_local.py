@@ -93,6 +93,24 @@ def test_a_stopped_agent_ends_with_its_job(tmp_path: Path) -> None:
             agent.communicate()
 
 
+@pytest.mark.process
+def test_a_stopped_agent_on_its_way_is_replaced(tmp_path: Path) -> None:
+    """An agent that is stopped before it joins would never join, so the engine starts another."""
+    local = engine(tmp_path)
+    local.replace(1)
+    [first] = local.agents
+    try:
+        first.send_signal(signal.SIGSTOP)
+        wait_until(lambda: _state(first.pid) == "T", "the stop of the agent")
+        local.replace(1)
+        assert first.wait(bound_s()) == -signal.SIGKILL
+        assert len(local.agents) == 2
+    finally:
+        for agent in local.agents:
+            agent.kill()
+            agent.wait(bound_s())
+
+
 def _agent(directory: Path) -> subprocess.Popen[bytes]:
     """Start a process with the command line of an agent."""
     waits = [sys.executable, "-c", "input()", "-m", "rekindle.agent.process"]
