@@ -14,6 +14,7 @@ ENV_START_COUNT = "MA_PROC_START_CNT"  # ModelArts: how many times the script st
 ENV_FIRST_START = "REKINDLE_FIRST_START"  # "1": no process of this rank has run in the job before
 ENV_SLOT = "REKINDLE_SLOT"  # number of the rank in the full world; RANK counts only present ranks
 ENV_FULL_WORLD = "REKINDLE_FULL_WORLD"  # number of ranks in the full world
+ENV_SHRINKS = "REKINDLE_SHRINKS"  # "1": the world may have fewer nodes than the job describes
 ENV_JOINS = "REKINDLE_JOINS"  # "1": this rank joins ranks that continue in their processes
 ENV_CHANNEL_FD = "REKINDLE_CHANNEL_FD"  # unix socket to the agent (SOCK_SEQPACKET)
 ENV_HEARTBEAT_FD = "REKINDLE_HEARTBEAT_FD"  # the rank's heartbeat page (memfd)
@@ -107,7 +108,7 @@ PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
 # The coordinator answers the ping of an agent with this while it ends the job.
 ENDING = b"ending"
-WIRE_VERSION = 16
+WIRE_VERSION = 17
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node

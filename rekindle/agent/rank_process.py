@@ -78,6 +78,7 @@ def rank_environment(
         names.ENV_SLOT: str(rank),
         names.ENV_JOINS: str(int(spawn.joins_running_ranks)),
         names.ENV_FULL_WORLD: str(spec.world_size),
+        names.ENV_SHRINKS: str(int(spec.least_nodes < spec.nodes)),
         names.ENV_STACK_FILE: str(logs / names.STACK_FILE),
         names.ENV_METRICS_FILE: metrics_file,
         names.ENV_PROFILING: str(Path(spec.directory, names.PROFILING_DIRECTORY)),

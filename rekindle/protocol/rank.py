@@ -95,6 +95,9 @@ class Arrived(Message, frozen=True, kw_only=True):
     digests: of its present state, if its last generation has ended.
     tensors: digests of the tensors of the state that GenerationEnded.compare names, in groups with
         a common prefix of their names.
+
+    own: the states whose part of this rank alone is in the memory of its agent; None: the rank has
+        no such part. Only with that part it can take a state from a peer.
     """
 
     rank: int
@@ -114,6 +117,7 @@ class Arrived(Message, frozen=True, kw_only=True):
     items: tuple[str, ...] = ()
     digests: tuple[StateDigest, ...] = ()
     tensors: dict[str, int] = {}
+    own: tuple[StateId, ...] | None = None
 
 
 class StepFailed(Message, frozen=True, kw_only=True):
@@ -175,6 +179,9 @@ class BufferRequest(Message, frozen=True, kw_only=True):
 
     copy: a state whose copy the agent first fetches from the other node, into one of the buffers.
     serial: number of the request; the agent may answer a later request first.
+
+    own: it asks for the copies of the state that it shares with no other rank. Without such copies
+        the answer has no descriptors.
     """
 
     rank: int
@@ -182,6 +189,7 @@ class BufferRequest(Message, frozen=True, kw_only=True):
     buffers: int
     copy: StateId | None = None
     serial: int = 0
+    own: bool = False
 
 
 class SnapshotTaken(Message, frozen=True, kw_only=True):

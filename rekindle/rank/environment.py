@@ -60,11 +60,17 @@ def is_replacement() -> bool:
 
 
 def check_is_rank() -> None:
-    """Check that a process without a connection to an agent is no child of a rank.
+    """Check that a process without a connection to an agent is no rank, and no child of one.
 
     Raises SessionError: it has the environment of a rank, and is another process. Its records and
-    its process group would be those of the rank.
+    its process group would be those of the rank. Or it is the rank, and has a Session already.
     """
+    if names.ENV_METRICS_FILE in os.environ and _taken_in == os.getpid():
+        raise SessionError(
+            "this script has a Session already, and a second one would recover nothing: a process "
+            "that replaces a rank runs the script from its beginning. Give one Session the objects "
+            "of both phases, and choose the phase by step.number; or run a job for each phase"
+        )
     if names.ENV_METRICS_FILE in os.environ and _taken_in != os.getpid():
         raise SessionError(
             f"this process is a child of rank {os.environ.get('RANK')} of job "

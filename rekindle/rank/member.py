@@ -34,6 +34,7 @@ from rekindle.rank.channel import Channel
 from rekindle.rank.error_origin import all_of
 from rekindle.rank.progress import HeldState, ProgressReporter
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.states import StateId
 
 _LONGEST_TEXT = 500  # characters
 _CANN = re.compile(r"\bE[A-Z]\d{4}\b|\bERR\d{5}\b")
@@ -84,6 +85,7 @@ class Arrival:
     items: tuple[str, ...] = ()
     digests: tuple[StateDigest, ...] = ()
     tensors: Mapping[str, int] = field(default_factory=dict)
+    own: tuple[StateId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,7 @@ class Member:
             items=arrival.items,
             digests=arrival.digests,
             tensors=dict(arrival.tensors),
+            own=arrival.own,
         )
 
     def _form(self, form: FormGeneration) -> bool:

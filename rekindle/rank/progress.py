@@ -46,6 +46,11 @@ class CurrentStep:
         """Record that a step's body begins."""
         self._under_way = True
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step's body runs."""
+        return self._under_way
+
     def end(self, finished: int) -> None:
         """Record that the step has ended well, and that `finished` steps are finished now."""
         with self._changed:
@@ -53,9 +58,10 @@ class CurrentStep:
             self._changed.notify_all()
 
     def break_off(self) -> None:
-        """Record that the step raised an error."""
+        """Record that the step raised an error; one that has ended well stays whole."""
         with self._changed:
-            self._under_way, self._broken = False, True
+            self._broken = self._broken or self._under_way
+            self._under_way = False
             self._changed.notify_all()
 
     def take_broken(self) -> bool:

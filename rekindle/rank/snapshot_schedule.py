@@ -188,7 +188,15 @@ class SnapshotSchedule:
         self._rests_until = 0.0
         self._checkpointed = 0  # the step of the newest checkpoint
 
-    def keep(
+    def is_due(self, step: int, checkpoint_every: int, *, last: bool) -> bool:
+        """Return whether a rank takes a snapshot after this step; the same on all ranks.
+
+        checkpoint_every: the value with which all ranks have begun the generation.
+        """
+        every = last and checkpoint_every > 0
+        return every or _is_due(step, self._snapshot_every) or _is_due(step, checkpoint_every)
+
+    def keep(  # noqa: PLR0913  what a snapshot has
         self,
         named: Mapping[str, Any],
         *,
@@ -197,11 +205,13 @@ class SnapshotSchedule:
         last: bool,
         position: Mapping[str, Any],
         metrics: Mapping[str, float],
+        whole: bool = True,
     ) -> None:
         """Take a snapshot of the state after `step` finished steps, if one is due.
 
         last: training ends after it. position: the start of the next step's data. metrics: those
-        that the last step has logged.
+        that the last step has logged. whole: the objects have the state of all ranks; otherwise a
+        due checkpoint follows later.
         """
         if self._channel is None:
             return
@@ -216,6 +226,9 @@ class SnapshotSchedule:
         if not checkpoint and not (self._keeps and _is_due(step, self._snapshot_every)):
             return
         if not last and time.monotonic() < self._rests_until:
+            return
+        if not whole:
+            self._missed_checkpoint = checkpoint
             return
         self._writer = self._writer or self._make_writer(self._channel, place)
         began = time.time_ns()

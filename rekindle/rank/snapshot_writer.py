@@ -294,15 +294,23 @@ def _drop_unannounced(buffer: SnapshotBuffer) -> None:
 
 
 def ask_for_buffers(
-    channel: Channel, slot: int, data_bytes: int = 0, count: int = 0, copy: StateId | None = None
+    channel: Channel,
+    slot: int,
+    data_bytes: int = 0,
+    count: int = 0,
+    copy: StateId | None = None,
+    *,
+    own: bool = False,
 ) -> int:
     """Ask the rank's agent for its buffers; 0 bytes: the existing ones. Return the serial number.
 
-    copy: the state whose replica one of them must have.
+    copy: the state whose replica one of them must have. own: the copies of the rank's own state.
     """
     serial = next(_serials)
     channel.send(
-        protocol.BufferRequest(rank=slot, bytes=data_bytes, buffers=count, copy=copy, serial=serial)
+        protocol.BufferRequest(
+            rank=slot, bytes=data_bytes, buffers=count, copy=copy, serial=serial, own=own
+        )
     )
     return serial
 

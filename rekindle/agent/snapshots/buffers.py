@@ -56,6 +56,7 @@ class NodeSnapshots:
         self._replica_client = replica_client
         self._buffers: dict[int, _Held] = {}
         self._making: dict[int, asyncio.Task[None]] = {}
+        self._own: dict[int, _Held] = {}  # copies of the state that a rank shares with no other
         self._makes = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="buffers")
         self._closing = threading.Event()
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
@@ -71,7 +72,9 @@ class NodeSnapshots:
 
         If the rank wants a copy, one of the buffers first gets the replica that another node keeps.
         """
-        if wanted.copy is not None:
+        if wanted.own:
+            self._start(self._own_room(wanted, answer), self._asking)
+        elif wanted.copy is not None:
             self._start(self._fetch(wanted, answer), self._asking)
         elif self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
             self._offer(wanted, answer)
@@ -86,6 +89,18 @@ class NodeSnapshots:
             error = str(failed)
             self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
         self._offer(wanted, answer, error)
+
+    async def _own_room(self, wanted: protocol.BufferRequest, answer: SendGrant) -> None:
+        """Answer with the copies of a rank's own state, without seals; make larger ones if due."""
+        held, error = self._own.get(wanted.rank, []), ""
+        if wanted.bytes > (len(held[0][1].data) if held else 0):
+            try:
+                held = await self._make(wanted.rank, wanted.buffers, wanted.bytes)
+            except CheckpointError as failed:
+                held, error = [], str(failed)
+            await self._close(self._own.pop(wanted.rank, []), set())
+            self._own[wanted.rank] = held
+        answer(protocol.BufferGrant(error=error, serial=wanted.serial), [fd for fd, _ in held])
 
     def _offer(self, wanted: protocol.BufferRequest, answer: SendGrant, error: str = "") -> None:
         fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
@@ -400,8 +415,8 @@ class NodeSnapshots:
             )
             return False
         self._due.formed()
-        for rank in list(self._buffers):
-            await self._close(self._buffers.pop(rank), set())
+        for held in (*self._buffers.values(), *self._own.values()):
+            await self._close(held, set())
         self._makes.shutdown()
         self._seals.shutdown()
         self._writes.shutdown()

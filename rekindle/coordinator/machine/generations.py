@@ -330,6 +330,7 @@ class Generations:
             snapshots=tuple(state for state in snapshots if counts(StateSource.SNAPSHOT, state)),
             copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
+            own=rank.arrived.own if rank.arrived is not None else None,
         )
 
     def on_store_down(self, node: int, message: p.StoreDown, now: float) -> None:

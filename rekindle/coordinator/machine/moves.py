@@ -23,6 +23,10 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 
 _ENDED = (p.Exited, p.SpawnFailed)  # a rank of a prepared spare does not live
+_OWN = (
+    "the script declares per_rank objects, which only the node itself has, so no node can move; "
+    "end the agent of the node, and all ranks return to the newest snapshot"
+)
 
 
 class Move:
@@ -123,6 +127,8 @@ class Moves:
             return "no rank has reached a Session yet, and only ranks with a Session can move"
         if not self._others_have_state(node):
             return f"only node {node} holds the training state of its ranks, so it cannot move"
+        if any(rank.arrived and rank.arrived.own is not None for rank in roster.world):
+            return _OWN
         return ""
 
     def _others_have_state(self, *nodes: int) -> bool:
@@ -225,7 +231,7 @@ class Moves:
         if message.shard != shard:
             why = f"rank {message.rank} has shard {message.shard} there, and {shard} here"
             self._dismiss(move, why)
-        elif why := self._other_text(message):
+        elif why := _OWN if message.own is not None else self._other_text(message):
             # Each further spare has the same text. This one can still replace a lost node.
             self._fleet.release(move.node)
             self._give_up(move, why)

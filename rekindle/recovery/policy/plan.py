@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -34,6 +34,8 @@ class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
     - `snapshots`: the snapshots of the rank that its node's agent has.
     - `copies`: the snapshots of the rank that agents of other nodes have, as (node, state).
     - `checkpoints`: the checkpoints that its node can read; they hold all shards.
+    - `own`: the states of which its agent has the part that this rank shares with no other. None:
+      there is no such part. Snapshots and checkpoints have these parts of all ranks.
     """
 
     node: int
@@ -42,6 +44,11 @@ class AvailableState(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: tuple[StateId, ...] = ()
     copies: tuple[tuple[int, StateId], ...] = ()
     checkpoints: tuple[StateId, ...] = ()
+    own: tuple[StateId, ...] | None = None
+
+    def completes(self, state: StateId) -> bool:
+        """Return whether the rank has its own part of this state: a peer has all else."""
+        return self.own is None or state in self.own or state == self.live
 
 
 class RankPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,12 +120,19 @@ def _states(holding: AvailableState) -> dict[StateSource, Collection[StateId]]:
     }
 
 
-def _nearest(group: Iterable[AvailableState]) -> dict[StateId, StateSource]:
-    """Return the states that a replica group can reach, each with its nearest source."""
+def _nearest(group: Collection[AvailableState]) -> dict[StateId, StateSource]:
+    """Return the states that a replica group can reach, each with its nearest source.
+
+    A live state counts only if each rank of the group has its own part of it.
+    """
+    alive = {holding.live for holding in group if holding.live is not None}
+    whole = {state for state in alive if all(holding.completes(state) for holding in group)}
     nearest: dict[StateId, StateSource] = {}
     for holding in group:
         for source, states in _states(holding).items():
             for state in states:
+                if source is StateSource.SELF and state not in whole:
+                    continue
                 nearest[state] = min(source, nearest.get(state, source), key=_DISTANCE.index)
     return nearest
 

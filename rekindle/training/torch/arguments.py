@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
 from rekindle.training.torch.private import uncompiled
+from rekindle.training.torch.state.capture import PARTS
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
 
 
@@ -40,6 +41,7 @@ class Arguments:
     make_groups: Callable[[], None] | None
     on_recovery: Callable[[Recovery], object] | None = None
     ignore: Sequence[Any] = ()
+    per_rank: Mapping[str, Any] = field(default_factory=dict)
     wrapper: DistributedDataParallel | None = None
 
     def check(self) -> None:
@@ -101,6 +103,11 @@ class Arguments:
                     f"session.epochs(): leave {name} out of Session(...); give the loader to "
                     "session.batches(loader), or use session.steps(total)"
                 )
+        if self.per_rank:
+            raise SessionError(
+                "session.epochs(): leave per_rank out of Session(...), because this loop does not "
+                "keep objects that differ between ranks; or use session.steps(total)"
+            )
 
     def check_shard(self, shard: int | None) -> None:
         """Check a sharded state. Raises SessionError: other arguments do not allow shards.
@@ -128,7 +135,8 @@ class Arguments:
         """
         loader = None if type(self.loader) is DataLoader else self.loader
         outer = [] if self.wrapper is None else [self.wrapper]
-        return [self.model, *outer, self.optimizer, self.scheduler, loader, *self.extra.values()]
+        given = (*self.extra.values(), *self.per_rank.values())
+        return [self.model, *outer, self.optimizer, self.scheduler, loader, *given]
 
     def named(self, of_data: Mapping[str, Any]) -> dict[str, Any]:
         """Return all objects whose state is kept, by name, without those that are None.
@@ -143,17 +151,24 @@ class Arguments:
             "scheduler": self.scheduler,
             **of_data,
         }
-        for name in self.extra:
-            if own.get(name) is not None:
-                raise SessionError(
-                    f"extra: Session uses the name {name!r} itself; choose another one"
-                )
+        for argument, names in (("extra", self.extra), ("per_rank", self.per_rank)):
+            for name in names:
+                if own.get(name) is not None or name == PARTS:
+                    raise SessionError(
+                        f"{argument}: Session uses the name {name!r} itself; choose another one"
+                    )
+        if twice := sorted(self.extra.keys() & self.per_rank.keys()):
+            raise SessionError(f"{twice[0]!r} is in extra and in per_rank; leave it out of one")
         given = {**own, **self.extra}
         return {
             name: stateful(name, each) if name in self.extra else each
             for name, each in given.items()
             if each is not None
         }
+
+    def of_one_rank(self) -> dict[str, Any]:
+        """Return the objects of `per_rank`, by name. Raises SessionError: one cannot be kept."""
+        return {n: stateful(n, each, argument=PARTS) for n, each in self.per_rank.items()}
 
     def ddp_options(self) -> dict[str, Any] | None:
         """Return the keyword arguments of torch's DDP; None: there is no wrapper.

@@ -25,7 +25,7 @@ from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data import random_streams as rng
 from rekindle.training.torch.data.session_data import Data, MicroBatch, Parts
-from rekindle.training.torch.faults.repairs import inject, kind_of, may_come_from_peers
+from rekindle.training.torch.faults.repairs import check_use, inject, kind_of, may_come_from_peers
 from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
@@ -80,7 +80,7 @@ class Loop:
         )
         self._forgotten: Forgotten | None = None
         if channel is not None and not rank_environment.is_replacement():
-            self._forgotten = Forgotten(self.generations.named, given.objects(), given.ignore)
+            self._forgotten = Forgotten(self.generations.everything, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(
@@ -101,6 +101,7 @@ class Loop:
 
     def end(self, *, raised: bool) -> None:
         """Leave the process group. raised: an exception of the script ends the loop."""
+        self.generations.close()
         if self.member is not None:
             finished, total = self.state.finished, self.progress.total
             if not raised and 0 < finished < total and not self._is_left():
@@ -109,7 +110,7 @@ class Loop:
                     f"{total}; if other ranks do not, the job ends with an error when this rank "
                     "ends"
                 )
-                self.keep(last=True)
+                self.keep(last=True, leaves=True)
             self.generations.group.leave()
         elif dist.is_initialized():
             leave_for_good()
@@ -165,12 +166,14 @@ class Loop:
 
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
-        self.generations.updates.gradients.end_step(updated=self.progress.page.in_update)
+        self.generations.updates.end_step()
         self.repairs.device.wait()  # until the device has done the update
         self._check_state()
         finished = self.state.finished + 1
         self.repairs.times.at(finished)  # the step may have called no optimizer
         self.state.step_done(finished, self.generation)
+        if self.generations.own is not None:
+            self.generations.own.step_done(StateId(finished, self.generation))
         self.data.advance()
         self.progress.end_step(finished)
         self._profiler.end_step()
@@ -209,7 +212,7 @@ class Loop:
         """
         if self._forgotten is not None:
             self._forgotten.look(self.state.finished)
-            capture(self.generations.named)
+            capture(self.generations.everything)
             if self._forgotten.done:
                 self._forgotten = None
 
@@ -224,6 +227,7 @@ class Loop:
         member = self.member
         if member is None:
             return False
+        check_use(error)
         kind = kind_of(error, self.given.transient)
         if kind is None and not member.is_over and not self._ends_soon(member, error):
             return False
@@ -255,11 +259,16 @@ class Loop:
             return False
         return True
 
-    def keep(self, *, last: bool) -> None:
-        """Take a snapshot if one is due. A checkpoint is due after the last step of the run."""
+    def keep(self, *, last: bool, leaves: bool = False) -> None:
+        """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
+
+        leaves: the script has left its loop, and other ranks may train.
+        """
         with self.progress.at(RankActivity.CHECKPOINT):
+            whole = self.generations.complete(self._snapshot_schedule, last=last, leaves=leaves)
             self._snapshot_schedule.keep(
-                self.generations.named,
+                self.generations.kept,
+                whole=whole,
                 place=self.generations.place,
                 step=self.state.finished,
                 last=last,

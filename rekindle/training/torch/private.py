@@ -68,6 +68,22 @@ def replace_make_group(replacement: MakeGroup) -> MakeGroup:
     return before
 
 
+def default_store() -> Any:
+    """Return the store of the default process group, with the group's own prefix."""
+    return c10d._get_default_store()
+
+
+def attributes_of(thing: Any) -> list[str]:
+    """Return the names of an object's attributes, also of those in slots."""
+    slots = [each for kind in type(thing).__mro__ for each in vars(kind).get("__slots__", ())]
+    return [*slots, *getattr(thing, "__dict__", ())]
+
+
+def is_power_sgd(thing: Any) -> bool:
+    """Return whether it is the state of torch's hook PowerSGD, without an import."""
+    return any(kind.__name__ == "PowerSGDState" for kind in type(thing).__mro__)
+
+
 def is_backend(name: str) -> bool:
     """Return whether a backend of this name is registered."""
     return name.upper() in dist.Backend._plugins

@@ -65,6 +65,8 @@ class Session:
         wait for it. Its errors are errors of the script.
     ignore: objects with a state that the Session does not keep, although training changes them. In
         its first steps a job ends with a SessionError if such an object is not listed here.
+    per_rank: as `extra`, for objects whose state differs between the ranks, such as an environment.
+        A replaced rank gets its own state of them again, and that of another rank of all others.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -92,6 +94,7 @@ class Session:
         make_groups: Callable[[], None] | None = None,
         on_recovery: Callable[[Recovery], object] | None = None,
         ignore: Sequence[Any] = (),
+        per_rank: Mapping[str, Any] | None = None,
     ) -> None:
         wrapper = model if isinstance(model, DistributedDataParallel) else None
         self._loop = Loop(
@@ -112,6 +115,7 @@ class Session:
                 make_groups=make_groups,
                 on_recovery=on_recovery,
                 ignore=ignore,
+                per_rank=per_rank or {},
                 wrapper=wrapper,
             )
         )

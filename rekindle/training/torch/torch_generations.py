@@ -12,19 +12,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.console import say
+from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
 from rekindle.rank.channel import Channel
 from rekindle.rank.member import Arrival, UnusableError, text_of
 from rekindle.rank.progress import CurrentStep, HeldState, ProgressReporter, RankPlace
+from rekindle.rank.snapshot_schedule import SnapshotSchedule
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.states import StateId
 from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.data.session_data import Data
 from rekindle.training.torch.faults.repairs import Repairs, Updates, check_use, kind_of
-from rekindle.training.torch.groups.ddp import broadcast_module_state, wrap_ddp
+from rekindle.training.torch.groups.ddp import SteadyDDP, broadcast_module_state, wrap_ddp
 from rekindle.training.torch.groups.generation_group import Group, store_at
 from rekindle.training.torch.groups.script_groups import (
     ScriptGroups,
@@ -32,9 +34,10 @@ from rekindle.training.torch.groups.script_groups import (
     leave_placeholder,
 )
 from rekindle.training.torch.state.before_step import BeforeStep
-from rekindle.training.torch.state.capture import Modes, capture
+from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
+from rekindle.training.torch.state.own_state import OwnState
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
@@ -101,16 +104,21 @@ class TorchGenerations:
         given.check_shard(self.place.shard)
         modes = Modes()
         self.named = given.named({**data.named, "modes": modes})
+        alone = given.of_one_rank()
+        self.everything = everything = {**self.named, **alone}
         if not rank_environment.is_replacement():
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
-            capture({name: each for name, each in self.named.items() if name not in data.named})
+            capture({name: each for name, each in everything.items() if name not in data.named})
+        self.own = self._own_state(given, alone, channel)
+        if self.own is None:
+            self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
         self.digests = ReplicaDigests(
             given.model, given.optimizer, self.named, given.extra, self.place, progress.page
         )
         self.group = Group()
         before = BeforeStep(
-            self.named,
+            everything,
             modes,
             leave=data.named,
             optimizer=given.optimizer,
@@ -119,8 +127,10 @@ class TorchGenerations:
         self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
         self.updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self.checkpoint_every = 0  # the same on all ranks of a generation
         if channel is not None:
-            self.updates.watch(self.named)
+            self.updates.watch(everything)
+            self.groups.guard()
         self._given = given
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
@@ -133,6 +143,62 @@ class TorchGenerations:
         self._present: tuple[StateDigest, ...] = ()  # of the state after the last generation
         self._compared: dict[str, int] = {}
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The objects of a snapshot: those of `named`, and the parts of all ranks."""
+        return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
+
+    def _own_state(
+        self, given: Arguments, alone: Mapping[str, Any], channel: Channel | None
+    ) -> OwnState | None:
+        """Return the state that this rank shares with no other; None: there is none.
+
+        A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
+        Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
+        """
+        if channel is None or self.full_world == 1 or not alone:
+            return None
+        what = ", ".join(alone)
+        if rank_environment.number(names.ENV_SHRINKS) == 1:
+            raise SessionError(
+                f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
+                f"copy of {what}; give a fixed --nnodes, or keep them in extra"
+            )
+        if self.place.shard is not None:
+            return None
+        if self.slot == 0 and rank_environment.is_first_start():
+            say(
+                f"each rank has a state of its own: {what}. After the loss of a node, or a fault "
+                "after the last collective of a step, all ranks return to the newest snapshot"
+            )
+        return OwnState(alone, channel=channel, slot=self.slot, ranks=self.full_world)
+
+    def _check_shards(self) -> None:
+        """Raise SessionError: ranks with the same shard would take each other's `per_rank`."""
+        place = self.place
+        if self._given.per_rank and place.shard is not None and place.shards < self.world_size:
+            raise SessionError(
+                f"per_rank: {', '.join(self._given.per_rank)} of a rank would come from another "
+                "rank with the same shard; give each rank a shard of its own, or keep them in extra"
+            )
+
+    def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
+        """Collect the states of single ranks for a due snapshot; False: it would lack them.
+
+        last, leaves: the script ends its loop; other ranks may still be in theirs.
+        """
+        if self.own is None:
+            return True
+        state = StateId(self._state.finished, self._state.generation)
+        if not self.own.has_parts(state) and schedule.is_due(
+            state.step, self.checkpoint_every, last=last
+        ):
+            if leaves:
+                self.own.exchange(state, reads=self.place.writes)
+            else:
+                self.own.gather(state)
+        return self.own.has_parts(state)
+
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
@@ -144,6 +210,7 @@ class TorchGenerations:
             items=self.digests.items,
             digests=self._present,
             tensors=self._compared,
+            own=self.own.states() if self.own is not None else None,
         )
 
     def begin_step(self) -> None:
@@ -174,6 +241,7 @@ class TorchGenerations:
         self.group.leave()
         leave_placeholder()
         self.place = self.place.moved(form)
+        self.checkpoint_every = form.settings.checkpoint_every
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self.group = self.updates.group = Group(self._progress.page)
@@ -191,11 +259,18 @@ class TorchGenerations:
             device_id=self.device if self.device.type in _BACKENDS else None,
             make_more=self.groups.make,
         )
+        self._check_shards()
         plan = form.plan[self.slot]
         self._take(plan, form)
         self.repairs.took_state(self._state.finished)
         if plan.sends_to:
-            send_state(capture(self.named), plan.sends_to)
+            # What a rank has loaded includes the parts of all ranks.
+            trained = plan.source in (StateSource.SELF, StateSource.FRESH)
+            send_state(capture(self.named if trained else self.kept), plan.sends_to)
+        if self.own is not None:
+            self.own.begin(
+                StateId(form.step, form.state_generation), fresh=plan.source is StateSource.FRESH
+            )
         self._begin(wrap=True)
 
     def form_by_hand(self) -> None:
@@ -235,11 +310,13 @@ class TorchGenerations:
                 plan,
                 state,
                 place=self.place,
-                named=self.named,
+                named=self.kept,
                 channel=self._channel,
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
+            if self.own is not None and plan.source is not StateSource.FRESH:
+                self.own.took(state, copied=plan.source is StateSource.PEER)
             if former is not None:
                 self._compare(former, form)
         self._state.hold(state)
@@ -262,11 +339,20 @@ class TorchGenerations:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
             self.model.training = self._given.model.training
+            if isinstance(self.model, SteadyDDP):
+                given = self._given
+                self.model.kept = (*given.extra.values(), *given.per_rank.values(), *given.ignore)
             if self._given.wrapper is not None:
                 self._given.wrapper.bind(self.model)
         shares = self.full_world if self._given.keep_global_batch else None
         self._data.bind(self.rank, self.world_size, shares)
         self.digests.begin(self.place, self.world_size)
+        self.updates.open = True
+        self.groups.open = self._channel is not None
+
+    def close(self) -> None:
+        """Note that the script leaves its Session."""
+        self.updates.open = self.groups.open = False
 
 
 def renew_gradients(parameters: Iterable[torch.nn.Parameter], *, keep: bool) -> None:

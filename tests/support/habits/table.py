@@ -23,6 +23,7 @@ class Habit:
     name: of its script. row: what the script has, for the page. do: what its author does.
     options: of `rekindle run`. text: parts of the error that refuses it, with ` ... ` between them.
     repeats: steps that one fault may cost; for a refused script, the last step that it may begin.
+    killed: it needs a fault.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Habit:
     options: tuple[str, ...] = ()
     text: str = ""
     repeats: int = 0
+    killed: bool = False
 
 
 HABITS = (
@@ -56,6 +58,22 @@ HABITS = (
         "batchnorm",
         "BatchNorm",
         "nothing for the parameters; its statistics: [BatchNorm](#batchnorm)",
+    ),
+    Habit(
+        "seeded_by_rank",
+        "a generator that each rank seeds with its number",
+        "`per_rank=`: [State of one rank](session.md#state-of-one-rank)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "environment",
+        "an environment, or another object that differs between ranks",
+        "`per_rank=`: [State of one rank](session.md#state-of-one-rank)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
     ),
     Habit("dropout", "dropout, noise", "nothing inside the step"),
     Habit("autocast", "mixed precision with `autocast`, bfloat16", ""),
@@ -103,6 +121,16 @@ HABITS = (
         "the second in `extra=`: [Several optimizers](#several-optimizers)",
     ),
     Habit(
+        "alternating_optimizers",
+        "an optimizer that not each step uses",
+        "the other optimizers in `extra=`",
+    ),
+    Habit(
+        "late_group",
+        "a layer that trains from a later step on",
+        "its own parameter group from the beginning, with `lr=0` before",
+    ),
+    Habit(
         "gan",
         "a GAN: two networks in turn",
         "one update in each step; the second network and optimizer in `extra=`",
@@ -146,6 +174,14 @@ HABITS = (
         "hook",
         "DDP communication hook",
         "call `session.model.register_comm_hook()` for each new `session.model`",
+    ),
+    Habit(
+        "power_sgd",
+        "PowerSGD, or another hook with a state",
+        '`per_rank={"hook": state}`',
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
     ),
     Habit(
         "loader",
@@ -216,6 +252,47 @@ HABITS = (
         "put the step's work inside `with step:`",
         Outcome.REFUSED,
         text="with step:",
+    ),
+    Habit(
+        "added_group",
+        "`optimizer.add_param_group()` in training",
+        "give all groups at the beginning, with `lr=0` in those that begin later",
+        Outcome.REFUSED,
+        text="Give it all groups before",
+        repeats=5,
+    ),
+    Habit(
+        "two_sessions",
+        "two Sessions in one script",
+        "one Session, and the phase from `step.number`; or two jobs",
+        Outcome.REFUSED,
+        text="has a Session already",
+        repeats=24,
+    ),
+    Habit(
+        "update_after_loop",
+        "`optimizer.step()` after the loop",
+        "do each update inside `with step:`",
+        Outcome.REFUSED,
+        text="outside of `with step:`",
+        repeats=24,
+    ),
+    Habit(
+        "group_in_training",
+        "`dist.new_group` after entering the `Session`",
+        "call it in the function `make_groups=`",
+        Outcome.REFUSED,
+        text="in the function make_groups=",
+        repeats=-1,
+    ),
+    Habit(
+        "kept_world",
+        "a group of an earlier generation, after a fault",
+        "use `group=None`, or make it in `make_groups=`",
+        Outcome.REFUSED,
+        text="a process group of an earlier generation",
+        repeats=6,
+        killed=True,
     ),
     Habit(
         "forgotten_ema",

@@ -110,7 +110,7 @@ def check(habit: Habit, seed: int, place: Callable[[str], Place], expected: dict
 def check_refused(habit: Habit, place: Callable[[str], Place]) -> None:
     """Run a script that Rekindle refuses, and check the text and the number of finished steps."""
     with place("refused") as mine:
-        trial = Trial(mine, habit, Faults((), ()))
+        trial = Trial(mine, habit, Faults(((1, 5, 0.0),) if habit.killed else (), ()))
         trial.run.end()
         story = f"{habit.name}{trial.run.story()}"
         assert trial.run.process.returncode == 1, story

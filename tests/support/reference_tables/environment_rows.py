@@ -193,6 +193,13 @@ _RANK: dict[str, Row] = {
     "REKINDLE_NODE_RANK": ("agent", "ranks", "node rank", "", "Node rank in the full world."),
     "REKINDLE_SLOT": ("agent", "ranks", "rank", "", "Rank in the full world; it never changes."),
     "REKINDLE_FULL_WORLD": ("agent", "ranks", "ranks", "", "Ranks of the full world."),
+    "REKINDLE_SHRINKS": (
+        "agent",
+        "ranks",
+        "",
+        "",
+        "`1`: the world may shrink (`--nnodes MIN:MAX`); else `0`.",
+    ),
     "REKINDLE_JOINS": (
         "agent",
         "ranks with MindIO's API",

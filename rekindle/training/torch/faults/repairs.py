@@ -62,6 +62,11 @@ _ARGUMENTS = re.compile(
     r"\[enforce fail at \S*\bgloo/(?!gloo/|transport/|rendezvous/)"
     r"|gloo/\S+\] (?:op\.preamble|ifa != )"
 )
+# torch's texts for a group that has been destroyed, in a collective and in get_group_rank().
+_OLD_GROUP = re.compile(
+    r"is not initialized in the world group map|is not registered, please create group with"
+    r"|Invalid process group specified"
+)
 # The SIGCHLD handler of torch raises such an error anywhere in the main thread.
 _LOST_WORKER = re.compile(r"^DataLoader worker \(pid")
 _RAISERS = ("torch", "torch_npu")  # packages whose subclasses of RuntimeError also count
@@ -145,7 +150,13 @@ def kind_of(error: BaseException, transient: tuple[type[Exception], ...] = ()) -
 
 
 def check_use(error: BaseException) -> None:
-    """Raises SessionError: the script gives one GPU to two ranks, which no repetition changes."""
+    """Raises SessionError: the script uses torch in a way that no repetition changes."""
+    if any(_OLD_GROUP.search(str(each)) for each in chain_of(error)):
+        raise SessionError(
+            "the script uses a process group of an earlier generation: all groups end when a rank "
+            "is replaced. Use the default group (group=None), or create the group, and each object "
+            "that holds one (a pipeline schedule, a hook's state), in the function make_groups="
+        ) from error
     if "Duplicate GPU detected" in str(error):  # NCCL's text
         raise SessionError(
             "two ranks use the same GPU, and NCCL allows one rank per GPU: call "
@@ -240,7 +251,7 @@ class Repairs:
         self.before = before
         self.kind = FaultKind.LINK
         self.valid_steps: int | None = None
-        self._step = step
+        self.step = step
         self._name = device
 
     def note(self, kind: FaultKind, error: BaseException) -> None:
@@ -262,7 +273,7 @@ class Repairs:
         Raises UnusableError: only a new process can use the device again.
         """
         kind, self.kind = self.kind, FaultKind.LINK
-        in_step = self._step.take_broken()
+        in_step = self.step.take_broken()
         try:
             damage = self.device.repair(kind, lambda: list(capture(named).tensors.values()))
             if in_step and restores and damage is Damage.NONE and not self.before.restore():
@@ -378,6 +389,9 @@ class Updates:
         self._before = repairs.before
         self._together = together
         self.gradients = StepGradients()
+        self._step = repairs.step
+        self._groups: dict[torch.optim.Optimizer, int] = {}  # with the number of parameter groups
+        self.open = False  # the ranks train: an update outside of a step belongs to no state
 
     def watch(self, named: Mapping[str, Any]) -> None:
         """Register a hook in every optimizer among these objects: it runs when an update begins."""
@@ -385,12 +399,30 @@ class Updates:
             if isinstance(thing, torch.optim.Optimizer):
                 thing.register_step_pre_hook(lambda optimizer, *_: self._begin(optimizer))
                 self.gradients.watch(thing)
+                self._groups[thing] = len(thing.param_groups)
+
+    def end_step(self) -> None:
+        """Check a finished step before it counts. Raises SessionError, with the remedy."""
+        self.gradients.end_step(updated=self._page.in_update)
+        for optimizer, count in self._groups.items():
+            if (now := len(optimizer.param_groups)) != count:
+                raise SessionError(
+                    f"the optimizer had {count} parameter groups when the Session began, and has "
+                    f"{now}. A replaced rank has only the first ones. Give it all groups before "
+                    "the Session, with lr=0 in those that begin later, and set their lr in a step"
+                )
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         """Check that the gradients are real, and not those of a severed group; mark the update.
 
         An accelerator's collectives do not block the host, and raise nothing when they are aborted.
         """
+        if self.open and not self._step.is_under_way:
+            raise SessionError(
+                "optimizer.step() ran outside of `with step:`. A replaced rank would not do this "
+                "update, because it belongs to no step. Do it inside the block, or after the "
+                "end of the `with Session` block"
+            )
         self._device.wait()
         if self.group.severed:
             raise StaleError("the generation ended before the update")

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -58,12 +59,32 @@ def wrap_ddp(module: nn.Module, *, existing: TorchDDP | None, **ddp_kwargs: Any)
     # views of the old buckets, which must be freed before new ones are made.
     module.zero_grad(set_to_none=True)
     comm_hooks = private.take_comm_hooks(wrapper)
+    former = wrapper.__dict__.get("process_group")
     wrapper.__dict__.pop("logger", None)
     wrapper.__dict__.pop("reducer", None)  # removes its hooks from the parameters
     SteadyDDP.__init__(wrapper, module, **ddp_kwargs)
     for hook, state in comm_hooks:
-        wrapper.register_comm_hook(state, hook)
+        wrapper.register_comm_hook(_renewed(state, former), hook)
     return wrapper
+
+
+def _renewed(state: Any, former: Any) -> Any:
+    """Give a hook's state the new default group in place of the former one; return the state.
+
+    Raises SessionError: it holds another group of an earlier generation.
+    """
+    if state is former:
+        return dist.group.WORLD
+    for name in private.attributes_of(state):
+        held = getattr(state, name, None)
+        if held is former and former is not None:
+            setattr(state, name, dist.group.WORLD)
+        elif isinstance(held, dist.ProcessGroup) and held not in private.all_groups():
+            raise SessionError(
+                f"the state of the communication hook holds a process group of an earlier "
+                f"generation ({type(state).__name__}.{name}): set it in the function make_groups="
+            )
+    return state
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -90,7 +111,12 @@ class _InitOnce(nn.Module):
 
 
 class SteadyDDP(TorchDDP, _InitOnce):
-    """DistributedDataParallel with its final bucket layout from the start; see wrap_ddp()."""
+    """DistributedDataParallel with its final bucket layout from the start; see wrap_ddp().
+
+    kept: the objects whose state the Session keeps, or may lose.
+    """
+
+    kept: Sequence[Any] = ()
 
     def __init__(self, module: nn.Module, **ddp_kwargs: Any) -> None:
         static_graph = bool(ddp_kwargs.get("static_graph"))
@@ -120,6 +146,13 @@ class SteadyDDP(TorchDDP, _InitOnce):
         if hooks:
             raise SessionError("register_comm_hook can only be called once")
         private.check_comm_hook(self, hook)
+        plain = state is None or isinstance(state, dist.ProcessGroup)
+        if not plain and not any(state is each for each in self.kept):
+            raise SessionError(
+                f"the Session does not keep the state of the communication hook, a "
+                f"{type(state).__name__}: give Session per_rank={{'hook': state}}, or "
+                "ignore=[state] if it does not change"
+            )
         hooks.append((hook, state))
 
     def join_hook(self, **_: Any) -> Any:

@@ -232,7 +232,10 @@ def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 class ScriptGroups:
-    """Makes the script's other groups in each generation, and gives them to their users."""
+    """Makes the script's other groups in each generation, and gives them to their users.
+
+    open: the ranks train. A group that the script makes then would exist in this generation alone.
+    """
 
     def __init__(
         self,
@@ -246,9 +249,24 @@ class ScriptGroups:
         self._zero: Any = optimizer if is_zero(optimizer) else None
         self._make = make
         self.timeout_s = timeout_s
+        self.open = False
         self._fsdp = _fsdp_of(model)
         if self._fsdp is not None:
             self._fsdp.check_optimizer(model, optimizer)
+
+    def guard(self) -> None:
+        """Refuse groups that the script makes while the ranks train, with a SessionError."""
+
+        def check(*arguments: Any, **named: Any) -> Any:
+            if self.open:
+                raise SessionError(
+                    "the script makes a process group while the ranks train. It would end when a "
+                    "rank is replaced, and only the new process would make it again. Call "
+                    "dist.new_group() in the function make_groups=, which each generation calls"
+                )
+            return make(*arguments, **named)
+
+        make = private.replace_make_group(check)
 
     def place(self, slot: int, world_size: int, shard: int | None) -> RankPlace:
         """Return the rank's place, with the shard that it holds if the ranks hold different shards.
@@ -278,6 +296,7 @@ class ScriptGroups:
         All ranks must call it. A model that broke off in a step is reset to its state before the
         step.
         """
+        self.open = False
         if _group_log is not None:  # the script has made groups in the placeholder
             _group_log.replay(self.timeout_s)
         if self._make is not None:

@@ -45,6 +45,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
+PARTS = "per_rank"  # the state of single ranks; a job without such state ignores it
 _EXTRA_STATE = "_extra_state"  # torch's suffix for the value of a module's get_extra_state()
 _pending: _Pending | None = None
 
@@ -103,6 +104,8 @@ def prepare(named: Mapping[str, Stateful], skeleton: bytes) -> dict[str, torch.T
     global _pending
     tree = msgspec.json.decode(skeleton)
     optional = {name for name, thing in named.items() if getattr(thing, "optional", False)}
+    if PARTS not in named:
+        tree.pop(PARTS, None)
     if not named.keys() - optional <= tree.keys() <= named.keys():
         raise SessionError(f"the state has {sorted(tree)}, but the session has {sorted(named)}")
     pending = _pending = _Pending(skeleton)

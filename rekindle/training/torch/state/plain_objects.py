@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from rekindle.errors import SessionError
+from rekindle.training.torch import private
 
 _FILLED = (
     "a torch.Tensor, a torch.Generator, a NumPy array or generator, a random.Random, a list, dict, "
@@ -27,21 +28,24 @@ def is_stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def stateful(name: str, value: Any) -> Any:
-    """Return an object with state_dict() and load_state_dict() for an object in `extra`.
+def stateful(name: str, value: Any, argument: str = "extra") -> Any:
+    """Return an object with state_dict() and load_state_dict() for an object of an argument.
 
     Raises SessionError: the object has no such methods, and cannot be filled in place.
     """
     if isinstance(value, type):
-        raise SessionError(f"extra: {name!r} is the class {value.__name__}; give an object of it")
+        kind = value.__name__
+        raise SessionError(f"{argument}: {name!r} is the class {kind}; give an object of it")
     if is_stateful(value):
         return value
+    if private.is_power_sgd(value):
+        return _Slots(value)
     if type(value) in _FILL or isinstance(value, torch.Tensor):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            raise SessionError(f"extra: the array {name!r} is read-only; give a copy of it")
+            raise SessionError(f"{argument}: the array {name!r} is read-only; give a copy of it")
         return _Filled(value)
     raise SessionError(
-        f"extra: {name!r} is a {type(value).__qualname__}, which has no state_dict() and "
+        f"{argument}: {name!r} is a {type(value).__qualname__}, which has no state_dict() and "
         "load_state_dict(), and cannot be filled in place; give it these methods, or give "
         f"{_FILLED}. A value that cannot change, such as a number, belongs into a dict"
     )
@@ -62,6 +66,21 @@ class _Filled:
                 f"the {type(self._value).__name__} of the script cannot take the state of a "
                 f"{type(state).__name__}: type, shape, dtype or maximum length differ"
             )
+
+
+class _Slots:
+    """The attributes of a communication hook's state, without its process group."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._names = [n for n in private.attributes_of(value) if n != "process_group"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self._value, name) for name in self._names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self._names:
+            setattr(self._value, name, _filled(getattr(self._value, name), state[name]))
 
 
 def _fill(live: Any, state: Any) -> bool:

@@ -105,6 +105,28 @@ def test_the_only_holder_of_a_shard() -> None:
     assert refused == "only node 1 holds the training state of its ranks, so it cannot move"
 
 
+def test_ranks_with_a_state_of_their_own() -> None:
+    """A node whose ranks have a state of their own cannot move: no other agent has that state."""
+    job = Driver(nodes=2, processes=1)
+    job.start()
+    job.arrive(job.ranks, own=())
+    job.ready(job.ranks)
+    job.step(1)
+    refused = job.machine.moves.drain(Drain(node=1, by="test"), job.now)
+    assert refused.startswith("the script declares per_rank objects, ")
+
+
+def test_a_spare_whose_rank_has_a_state_of_its_own() -> None:
+    """The move ends with the same line, and training does not pause."""
+    job = Moving()
+    assert job.drain() == ""
+    job.tell(p.Spawned(ranks=(p.LiveRank(rank=1, pid=901),), generation=2))
+    job.tell(p.Arrived(rank=1, generation=0, own=()))
+    (ended,) = job.recorded(journal.MoveEnded)
+    assert ended.reason.startswith("the script declares per_rank objects, ")
+    assert not job.sent(p.PauseRequest)
+
+
 def test_without_a_spare() -> None:
     """Without a spare the job asks for one, and prepares it when it comes."""
     job = Moving(spares=0)

@@ -248,3 +248,15 @@ def test_one_rank_of_a_node_is_copied_for_all_that_hold_the_same() -> None:
     held[3] = AvailableState(node=0, shard=1)
     held[2] = AvailableState(node=1, shard=1)
     assert [own.replica_node for own in make_plan(held).ranks] == [1, -1, -1, -1]
+
+
+def test_a_peer_counts_only_with_the_own_part_of_each_rank() -> None:
+    """A live state without a rank's own part loses against an older one, and a snapshot has all."""
+    dead = AvailableState(node=0, own=at(7, 6))
+    ahead = AvailableState(node=0, live=StateId(8, 1), own=at(8, 7), snapshots=at(5))
+    plan = make_plan({0: ahead, 1: dead})
+    assert (plan.step, plan.ranks[0].source) == (5, StateSource.SNAPSHOT)
+    behind = AvailableState(node=0, live=StateId(7, 1), own=at(7, 6))
+    plan = make_plan({0: ahead, 1: dead, 2: behind})
+    assert (plan.step, plan.ranks[2].source) == (7, StateSource.SELF)
+    assert [plan.ranks[rank].peer for rank in (0, 1)] == [2, 2]

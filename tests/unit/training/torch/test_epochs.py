@@ -119,10 +119,14 @@ def test_a_wrong_loop_is_refused(
         script(session)
 
 
-def test_a_session_with_a_sampler_has_the_other_loop() -> None:
-    """The sampler would give another order."""
+@pytest.mark.parametrize(
+    ("name", "value"), [("sampler", StepSampler(8, batch_size=2)), ("per_rank", {"x": [1]})]
+)
+def test_a_session_with_these_arguments_has_the_other_loop(name: str, value: Any) -> None:
+    """A sampler would give another order, and snapshots would lack the state of each rank."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    session = Session(model=model, optimizer=optimizer, sampler=StepSampler(8, batch_size=2))
-    with session, pytest.raises(SessionError, match="leave sampler out"):
+    given: dict[str, Any] = {name: value}
+    session = Session(model=model, optimizer=optimizer, **given)
+    with session, pytest.raises(SessionError, match=f"leave {name} out"):
         next(session.epochs(1))

@@ -1,0 +1,24 @@
+"""Train in two phases, each with a Session."""
+
+import torch
+from habits.common import STEPS, end, net, samples, strike
+
+from rekindle.training.torch import Session, StepSampler
+
+inputs, targets = samples()
+model = net()
+for rate in (0.01, 0.001):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    sampler = StepSampler(len(inputs), batch_size=4)
+    with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+        for step in session.steps(STEPS):
+            with step:
+                strike(step.number)
+                loss = torch.nn.functional.mse_loss(
+                    session.model(inputs[step.indices]), targets[step.indices]
+                )
+                step.log(loss=loss)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+end(model=model)
