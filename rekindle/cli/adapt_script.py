@@ -122,14 +122,14 @@ class Script:
     def reached(self, node: cst.CSTNode) -> Iterator[cst.Call]:
         """Yield the calls below a node, and those of the functions of this file that it calls."""
         seen: set[cst.CSTNode] = set()
-        todo = [node]
-        while todo:
-            for call in self.calls_in(todo.pop()):
+        unread = [node]
+        while unread:
+            for call in self.calls_in(unread.pop()):
                 yield call
                 function = self._called.get(call)
                 if function is not None and function not in seen:
                     seen.add(function)
-                    todo.append(function)
+                    unread.append(function)
 
     def path(self, node: cst.CSTNode, call: cst.Call) -> list[cst.Call]:
         """Return the calls that lead from below a node to a call in a function of this file."""
