@@ -3,6 +3,8 @@
 A change of one of them is a change of the wire contract.
 """
 
+from collections.abc import Mapping
+
 VERSION = "0.1.0"  # of Rekindle; checkpoints, reports and `rekindle --version` have it
 
 # The agent sets these for each rank, in addition to torchrun's own variables.
@@ -113,3 +115,10 @@ OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no 
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node
 LOOPBACK = "127.0.0.1"
+RANK_MARKS = (ENV_AGENT, ENV_SLOT, ENV_START_COUNT)  # identify one process of a rank
+
+
+def temporary_folder(environment: Mapping[str, str]) -> str:
+    """Return the name of the folder of a rank's multiprocessing, from the rank's environment."""
+    marks = (environment[name] for name in RANK_MARKS)
+    return "-".join(("pymp", *marks))

@@ -6,13 +6,17 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import io
 import json
 import logging
+import multiprocessing.util
 import os
 import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -94,6 +98,7 @@ def run(
     if kind == "program":
         execute(target, arguments, working_directory)
     answer_signals(Path(environment[names.ENV_STACK_FILE]))
+    _name_temporary_folder(names.temporary_folder(environment))
     # An error must not be judged by the fork server's main module, which runpy would put back.
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     try:
@@ -120,6 +125,23 @@ def run(
         _try_to_record(error)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
+
+
+def _name_temporary_folder(name: str) -> None:
+    """Let multiprocessing make its folder with a name that the agent knows.
+
+    The workers of data loaders use the same folder. If this process is killed, the agent removes
+    it.
+    """
+    folder = Path(tempfile.gettempdir(), name)
+
+    def make() -> str:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return str(folder)
+
+    multiprocessing.util.get_temp_dir = make
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    multiprocessing.util.Finalize(None, remove, exitpriority=-100)
 
 
 def _in_short(error: BaseException) -> str:
