@@ -27,14 +27,13 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
-from rekindle.reporting.event_text import incident_row, outcome
+from rekindle.reporting.event_text import incident_row, outcome, resumed_text
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
-from rekindle.tasks.restore import describe
 
 ARTIFACT = "checked-nodes"
 _PAUSE_S = 1.0
@@ -115,7 +114,8 @@ def report(job_id: str) -> JobResult:
     picture = directory.path / names.TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
-    text = markdown_report(summary, resumed=describe(history), logs=directory.spec().log_directory)
+    logs = directory.spec().log_directory
+    text = markdown_report(summary, resumed=resumed_text(history), logs=logs)
     (directory.path / names.REPORT_FILE).write_text(f"{text}\n![Timeline]({names.TIMELINE_FILE})\n")
     encoded = base64.b64encode(picture.read_bytes()).decode()
     if rows:

@@ -43,14 +43,14 @@ from rekindle.recovery.journal.journal import (
     Progress,
     Restored,
 )
-from rekindle.reporting.event_text import incident_row, level, sentence
+from rekindle.reporting.event_text import incident_row, level, resumes, sentence
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
-from rekindle.tasks.restore import restore, resumes
+from rekindle.tasks.restore import restore
 
 _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Answered: ("answered",),
