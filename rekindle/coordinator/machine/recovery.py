@@ -187,6 +187,7 @@ class Recovery:
             engine=self._spec.engine,
             comes_back=self._spec.keeps_off is KeepsOff.RESTARTS,
             final_step=self._checkpoints.step_of_final_checkpoint(),
+            alone=len(self._roster.members) == 1,
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),
             common=self._generations.state_without(()).step

@@ -186,6 +186,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     - `engine`: the outer strategies that the engine of the job supports.
     - `comes_back`: a new node may run on the host that the job must leave, while the job exists.
     - `final_step`: the step of the newest snapshot, if no checkpoint is as new.
+    - `alone`: the world has one node. Only the memory of its agent has the snapshots.
     - `common`: the step of the newest state that all ranks can take; 0: there is none. Only for a
       fault of kind REPLICAS.
     - `incident`: the number of the fault's incident.
@@ -207,6 +208,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     engine: tuple[Strategy, ...] = OUTER
     comes_back: bool = False
     final_step: int | None = None
+    alone: bool = False
     common: int = 0
     incident: int = 0
     past: tuple[Past, ...] = ()

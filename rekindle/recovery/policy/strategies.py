@@ -129,7 +129,14 @@ def _recover(policy: Policy, situation: Situation) -> Option | None:
     else:
         doing = "there is no spare, so a new node replaces it, and all healthy ranks wait"
     why_not = _hinders_inner(Strategy.RECOVER, policy, situation)
-    return Option(doing, why_not or _comes_back(policy, situation), _is_sick(situation))
+    why_not = why_not or _comes_back(policy, situation) or _loses_state(situation)
+    return Option(doing, why_not, _is_sick(situation))
+
+
+def _loses_state(situation: Situation) -> str:
+    """Return what the end of a healthy node's agent would lose, or an empty text."""
+    lost = situation.final_step if situation.alone and not _leaves_its_place(situation) else None
+    return f"the snapshot of step {lost} is only in the memory of its node" if lost else ""
 
 
 def _shrink(policy: Policy, situation: Situation) -> Option | None:
