@@ -192,6 +192,7 @@ class Recovery:
             common=self._generations.state_without(()).step
             if fault.kind is FaultKind.REPLICAS
             else 0,
+            own_rule=bool(fault.code) and self._job.tables().has_rule_for_repeats(fault.code),
         )
 
     def approve(self, answer: p.Approval) -> str:

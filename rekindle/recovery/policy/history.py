@@ -188,6 +188,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     - `final_step`: the step of the newest snapshot, if no checkpoint is as new.
     - `common`: the step of the newest state that all ranks can take; 0: there is none. Only for a
       fault of kind REPLICAS.
+    - `own_rule`: the tables of faults have a rule of their own for how often the fault's code may
+      occur, which replaces SAME_CODE_TIMES.
     - `incident`: the number of the fault's incident.
     - `past`: the earlier faults and their strategies, the oldest first.
     """
@@ -208,6 +210,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     comes_back: bool = False
     final_step: int | None = None
     common: int = 0
+    own_rule: bool = False
     incident: int = 0
     past: tuple[Past, ...] = ()
 
@@ -217,7 +220,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
         Only codes of faults of a device or node count.
         """
-        times = same_code(self.past, self.fault) if self.fault.kind in SICK else 0
+        counts_here = self.fault.kind in SICK and not self.own_rule
+        times = same_code(self.past, self.fault) if counts_here else 0
         if times < SAME_CODE_TIMES:
             return ""
         return f"this device had code {self.fault.code} in {times} consecutive faults within 24 h"

@@ -22,6 +22,7 @@ from rekindle.recovery.faults.tables.keys import (
     shown,
 )
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.user_file import FieldError
 
 Codes: TypeAlias = Annotated[
@@ -51,7 +52,7 @@ class FrequencyRow(Keyed, frozen=True, kw_only=True):
 
     The device is released when the code has been absent for more than `release_s` seconds. Without
     `release_s`, only a person releases it. The limits of the numbers are those of MindCluster's
-    device plugin.
+    device plugin. `dialect`: the policies to which the rule applies; None: all.
     """
 
     codes: Codes
@@ -59,6 +60,7 @@ class FrequencyRow(Keyed, frozen=True, kw_only=True):
     times: Annotated[int, Meta(ge=1, le=100, description="1 to 100")]
     level: str
     release_s: Seconds | None = None
+    dialect: Dialect | None = None
 
 
 class DurationRow(Keyed, frozen=True, kw_only=True):

@@ -14,10 +14,12 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy import annotations as a
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 SIGABRT = 6
 HBM, RESET, SEPARATE = "80E01801", "80E18005", "80E18402"
+BUS = "80C98009"  # MindCluster's table has no number for it
 RETRY, IN_PLACE, RECOVER = Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER
 RESTART, POD = Strategy.RESTART, Strategy.RESCHEDULE_POD
 ISOLATED = Strategy.RESCHEDULE_JOB_ISOLATED
@@ -183,20 +185,31 @@ def test_a_device_is_reset_by_the_restart_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("first", ["sign", "rank"])
-def test_memory_that_breaks_again_and_again_is_isolated(first: str) -> None:
-    """The third memory fault within a day isolates the host, although the rank repaired each."""
-    job = trained(5, nodes=2)
-    break_memory(job, "80C98009", times=3, sign_first=first == "sign")
-    assert strategies(job)[-1] is RECOVER
-    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
-
-
-def test_memory_that_mindcluster_separates_is_isolated() -> None:
-    """Code 80E01801 twice in a day isolates the host, although the rank repaired the memory."""
-    job = trained(5, nodes=2)
-    break_memory(job, HBM, times=2)
-    assert strategies(job) == [RETRY, RETRY, RECOVER]
-    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+@pytest.mark.parametrize(
+    ("dialect", "code", "times", "isolated"),
+    [
+        # ModelArts: three consecutive times within a day. Without a platform its rule applies, too.
+        (Dialect.MODELARTS, HBM, 2, False),
+        (Dialect.MODELARTS, HBM, 3, True),
+        (Dialect.MODELARTS, BUS, 3, True),
+        (Dialect.NONE, HBM, 2, False),
+        (Dialect.NONE, HBM, 3, True),
+        (Dialect.NONE, BUS, 3, True),
+        # MindCluster: the number that its table gives for the code, and no number without one.
+        (Dialect.MINDCLUSTER, HBM, 1, False),
+        (Dialect.MINDCLUSTER, HBM, 2, True),
+        (Dialect.MINDCLUSTER, BUS, 4, False),
+    ],
+)
+def test_memory_that_breaks_again_and_again(
+    dialect: Dialect, code: str, times: int, isolated: bool, first: str
+) -> None:
+    """The dialect of the policy decides how often a device may have a code that a rank repairs."""
+    job = trained(5, nodes=2, policy=Policy(max_restarts=0, dialect=dialect))
+    break_memory(job, code, times=times, sign_first=first == "sign")
+    assert strategies(job)[-1] is (RECOVER if isolated else RETRY)
+    isolations = [event.host for event in job.recorded(journal.Isolated)]
+    assert isolations == (["host-2"] if isolated else [])
 
 
 def test_a_sign_that_changes_nothing_costs_nothing() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
 
@@ -46,6 +47,7 @@ def test_a_job_of_modelarts(tmp_path: Path) -> None:
     """A file of a ModelArts job gives the policy of its annotations."""
     policy = read_policy(written(tmp_path, MODELARTS))
     assert (policy.max_reschedules, policy.unconditional) == (3, True)
+    assert policy.dialect is Dialect.MODELARTS
 
 
 def test_a_job_of_mindcluster(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
     The retry limit is `backoffLimit`.
     """
     policy = read_policy(written(tmp_path, MINDCLUSTER))
-    assert policy.max_reschedules == 3
+    assert (policy.max_reschedules, policy.dialect) == (3, Dialect.MINDCLUSTER)
     assert {Strategy.RETRY, Strategy.DUMP} <= set(policy.strategies)
     assert Strategy.RECOVER not in policy.strategies
 
@@ -102,6 +104,12 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
             "did you mean recover-strategy",
         ),
         (MODELARTS + "max_restarts: 3", "yaml:8: max_restarts and metadata exclude each other"),
+        (
+            MINDCLUSTER.replace(
+                "annotations: {", 'annotations: {fault-tolerance/hang-retry: "t", '
+            ),
+            "yaml:5: fault-tolerance/hang-retry is of ModelArts and process-recover-enable of Mind",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
