@@ -235,10 +235,15 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """The agent did not start a rank, because it could not reset the rank's device."""
+    """The agent could not reset a rank's device.
+
+    tried: the tool has run, and the device is not usable; then the rank has not started. Otherwise
+    the agent starts the rank without a reset.
+    """
 
     rank: int
     error: str
+    tried: bool = True
 
 
 class StoreUp(Message, frozen=True, kw_only=True):

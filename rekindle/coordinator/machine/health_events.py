@@ -23,7 +23,7 @@ from rekindle.recovery.faults.health_events import attributed
 from rekindle.recovery.faults.tables.verdict import Blame, Severity, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import reset_helps
+from rekindle.recovery.policy.history import resets
 from rekindle.recovery.policy.policy import RESET_BY, Strategy
 
 DCMI = "DCMI"  # the source of the agents' readings of devices
@@ -293,11 +293,7 @@ class HealthEvents:
         if fault.kind not in SICK:
             return True
         decision = decide(self._spec.policy, self._recovery.situation(fault))
-        resetting = (
-            reset_helps(fault)
-            and not reset_helps(explained.before)
-            and decision.strategy in RESET_BY
-        )
+        resetting = resets(fault) and not resets(explained.before) and decision.strategy in RESET_BY
         return decision.strategy is strategy and not decision.isolate and not resetting
 
     def _strike(self, fault: Fault) -> None:

@@ -115,7 +115,7 @@ def from_mindcluster(
     Raises UsageError: MindCluster does not accept the value of a label or annotation.
     """
     base = Policy(strategies=())
-    process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
+    process = _recovers_processes(labels, annotations)
     scheduling = _choice(labels, FAULT_SCHEDULING, SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
     inner = _recovering(annotations)
@@ -138,6 +138,32 @@ def from_mindcluster(
         node_timeout_s=float(wait_s) if wait_s else base.node_timeout_s,
         dialect=Dialect.MINDCLUSTER,
     )
+
+
+def notices(labels: Mapping[str, str], annotations: Mapping[str, str]) -> list[str]:
+    """Return a sentence about each label or annotation of MindCluster with a result that surprises.
+
+    Raises UsageError: the value of a label is unknown.
+    """
+    if RECOVER_STRATEGY not in annotations:
+        return []
+    if not _recovers_processes(labels, annotations):
+        return [
+            f"{RECOVER_STRATEGY} has no effect, because {PROCESS_RECOVER} is "
+            f"{labels[PROCESS_RECOVER]}"
+        ]
+    if PROCESS_RECOVER not in labels:
+        return [
+            f"{RECOVER_STRATEGY} applies without the label {PROCESS_RECOVER}, as in MindCluster "
+            "7.2 and later; earlier versions need the label with the value on"
+        ]
+    return []
+
+
+def _recovers_processes(labels: Mapping[str, str], annotations: Mapping[str, str]) -> bool:
+    """Return whether `recover-strategy` applies: from MindCluster 7.2 it switches itself on."""
+    absent = "on" if RECOVER_STRATEGY in annotations else "off"
+    return _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), absent) == "on"
 
 
 def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int | None]:

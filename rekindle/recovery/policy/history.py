@@ -78,8 +78,13 @@ def _repairs(fault: Fault) -> bool:
 
 
 def reset_helps(fault: Fault) -> bool:
-    """Return whether a device or its memory can be reset once no process uses it."""
+    """Return whether a device or its memory can heal once no process uses it."""
     return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.reset_helps
+
+
+def resets(fault: Fault) -> bool:
+    """Return whether the agent resets the device, because the fault's code asks for that."""
+    return reset_helps(fault) and not fault.restart_heals
 
 
 def counts(fault: Fault) -> bool:
@@ -185,6 +190,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
       cannot.
     - `engine`: the outer strategies that the engine of the job supports.
     - `comes_back`: a new node may run on the host that the job must leave, while the job exists.
+    - `only_host`: the job has one machine, so it cannot leave the host of a fault.
     - `final_step`: the step of the newest snapshot, if no checkpoint is as new.
     - `common`: the step of the newest state that all ranks can take; 0: there is none. Only for a
       fault of kind REPLICAS.
@@ -208,6 +214,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     left: int = 0
     engine: tuple[Strategy, ...] = OUTER
     comes_back: bool = False
+    only_host: bool = False
     final_step: int | None = None
     common: int = 0
     own_rule: bool = False

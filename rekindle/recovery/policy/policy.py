@@ -177,6 +177,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "and labels of MindCluster set it."
         ),
     ] = Dialect.NONE
+    device_resets: Annotated[
+        bool,
+        Meta(
+            description="Whether an agent outside of Kubernetes may reset a device whose fault "
+            "code demands it. An agent in a pod always may. No agent resets a device that another "
+            "program uses, or whose reset ends devices of others."
+        ),
+    ] = False
     approve: Annotated[
         tuple[Strategy, ...],
         Meta(

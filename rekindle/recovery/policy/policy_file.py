@@ -16,6 +16,7 @@ from rekindle.recovery.policy.annotations import (
     KNOWN,
     from_mindcluster,
     from_modelarts,
+    notices,
     to_mindcluster,
     to_modelarts,
 )
@@ -42,6 +43,15 @@ def read_policy(path: Path) -> Policy:
         raise document.error(error, place, problem) from error
     except UsageError as error:
         raise document.error(error, about=str(error)) from error
+
+
+def notices_about(path: Path) -> list[str]:
+    """Return sentences about labels and annotations of a file that `read_policy` accepts."""
+    found = Document(path, "policy file").value
+    if not isinstance(found, dict) or "metadata" not in found:
+        return []
+    metadata = _mapping(found, "metadata")
+    return notices(_mapping(metadata, "labels"), _mapping(metadata, "annotations"))
 
 
 def _policy_of(found: object) -> Policy:

@@ -43,12 +43,10 @@ _HANDS_OVER: Mapping[str, tuple[object, ...]] = {
 def deciding(policy: Policy, pods: KubernetesSettings) -> Policy:
     """Return the part of the policy that Rekindle carries out.
 
-    It lacks the strategies that MindCluster uses. Raises UsageError: the settings contradict each
-    other, or another place sets a label or annotation of recovery.
+    It lacks the strategies that MindCluster uses. Raises UsageError: the policy has the rules of
+    another platform.
     """
-    _check_places(pods)
     if not pods.by_mindcluster:
-        _check_alone(pods)
         return policy
     if policy.dialect is Dialect.MODELARTS:
         raise UsageError(
@@ -58,6 +56,17 @@ def deciding(policy: Policy, pods: KubernetesSettings) -> Policy:
     theirs = of_mindcluster(pods)
     kept = tuple(strategy for strategy in policy.strategies if strategy not in theirs)
     return msgspec.structs.replace(policy, strategies=kept, dialect=Dialect.MINDCLUSTER)
+
+
+def check_division(pods: KubernetesSettings) -> None:
+    """Check that each rule of recovery is in its place, and that one system recovers the job.
+
+    Raises UsageError: another place has a label or annotation of recovery, or a setting lets
+    MindCluster recover a job of Rekindle.
+    """
+    _check_places(pods)
+    if not pods.by_mindcluster:
+        _check_alone(pods)
 
 
 def of_mindcluster(pods: KubernetesSettings) -> tuple[Strategy, ...]:

@@ -85,6 +85,7 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     says: str
     at_fault: Blame = Blame.NOTHING
     reset_helps: bool = False
+    restart_heals: bool = False
 
     def found_by(self) -> list[Key]:
         return [Key((self.source, self.name), "name", 0)]
@@ -104,6 +105,7 @@ class Row(Keyed, frozen=True, kw_only=True):
     user_caused: bool | None = None
     counts: bool | None = None
     reset_helps: bool | None = None
+    restart_heals: bool | None = None
     says: str = ""
 
     def __post_init__(self) -> None:
@@ -121,6 +123,10 @@ class Row(Keyed, frozen=True, kw_only=True):
             )
         if self.kind is FaultKind.EVICTION and self.counts:
             raise FieldError("an eviction never counts; leave out counts", "counts")
+        if self.restart_heals and self.reset_helps is False:
+            raise FieldError(
+                "restart_heals is for a device that can heal; leave out reset_helps", "reset_helps"
+            )
 
 
 class AscendRow(Row, frozen=True, kw_only=True):

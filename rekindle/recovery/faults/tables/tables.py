@@ -281,12 +281,16 @@ class Tables:
             )
         return judge(row, f"{text}: {row.says}")
 
-    def pod_reason(self, reason: str) -> Verdict:
-        """Return the verdict on why a pod or container does not run, or must leave."""
+    def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
+        """Return the verdict on why a pod or container does not run, or must leave.
+
+        The exit status of its container is that of its agent, so it is only explained.
+        """
         row = self._rows["pod_reason"].get(reason)
-        if row is not None:
-            return judge(row, f"pod reason {reason}: {row.says}")
-        return unlisted(FaultKind.UNKNOWN, f"pod reason {reason}: no table lists it")
+        text = f"pod reason {reason}: {row.says if row else 'no table lists it'}"
+        if exit_code is not None:
+            text += f"; its container ended with {self.exit(Exit(code=exit_code)).explanation}"
+        return judge(row, text) if row else unlisted(FaultKind.UNKNOWN, text)
 
     def _coded(self, text: str) -> Verdict | None:
         """Return the verdict on a code in the text; an unlisted Ascend code does not count."""
@@ -352,5 +356,6 @@ def judge(
         user_caused=user_caused,
         counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
         reset_helps=level.reset_helps if row.reset_helps is None else row.reset_helps,
+        restart_heals=level.restart_heals if row.restart_heals is None else row.restart_heals,
         device=device,
     )

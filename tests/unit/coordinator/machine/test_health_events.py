@@ -8,6 +8,7 @@ from jobs.driver import Driver
 from jobs.trained import SIGKILL, report, strategies, trained, untouched
 
 from rekindle.coordinator.machine.job_state import Phase
+from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
@@ -69,9 +70,9 @@ def break_memory(job: Driver, code: str, *, times: int, sign_first: bool = False
 
 @pytest.mark.parametrize("code", [HBM, RESET])
 def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
-    """If a chip fault explains a rank's exit status, the chip is reset and all ranks restart.
+    """If a chip fault explains a rank's exit status, all ranks restart, and the chip may heal.
 
-    No node is at fault, so the policy allows no other strategy.
+    No node is at fault, so the policy allows no other strategy. The code demands no reset.
     """
     job = untouched(AUTO)
     ascend(job, code)
@@ -83,7 +84,7 @@ def test_a_sign_tells_of_what_a_bare_status_comes(code: str) -> None:
     assert strategies(job) == [RESTART]
     job.killed()
     job.store_up()
-    assert reset_helps(job) == [(1,)]
+    assert reset_helps(job) == [()]
 
 
 @pytest.mark.parametrize(("devices", "reported"), [(True, False), (False, True)])
@@ -166,10 +167,19 @@ def test_a_device_that_can_be_reset_is_reset_after_all() -> None:
     job = trained(5)
     job.exits(1, signal=SIGABRT, finished=5)
     assert reset_helps(job) == [()]
-    ascend(job, HBM)
+    ascend(job, RESET)
     assert strategies(job) == [IN_PLACE, IN_PLACE]
     job.killed()
     assert reset_helps(job) == [(1,)]
+
+
+def test_a_device_that_a_restart_heals_needs_no_second_one() -> None:
+    """If the code of a later health event demands no reset, the new process stays."""
+    job = trained(5)
+    job.exits(1, signal=SIGABRT, finished=5)
+    ascend(job, HBM)
+    assert strategies(job) == [IN_PLACE]
+    assert reset_helps(job) == [()]
 
 
 def test_a_device_is_reset_by_the_restart_that_is_under_way() -> None:
@@ -406,6 +416,45 @@ def test_a_reset_that_fails_isolates_also_where_no_code_is_known() -> None:
     job.say(1, p.DeviceResetFailed(rank=3, error="it does not answer"))
     assert strategies(job) == [IN_PLACE, RECOVER]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-2"]
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_a_reset_that_could_not_be_tried_shows_no_sick_device(session: bool) -> None:
+    """The rank starts without the reset, the reason is recorded, and no host is isolated.
+
+    The code is still the same one, so it is not answered again.
+    """
+    job = trained(5, nodes=2) if session else untouched(AUTO, nodes=2)
+    ascend(job, RESET)
+    job.killed()
+    if not session:
+        job.store_up()
+    job.say(0, p.DeviceResetFailed(rank=1, error="Insufficient Permissions", tried=False))
+    job.spawned()
+    ascend(job, RESET)
+    assert strategies(job) == [IN_PLACE if session else RESTART]
+    assert job.recorded(journal.Isolated) == []
+    assert job.last(journal.ResetSkipped).in_words() == (
+        "incident 1: rank 1 starts without a reset of its device, because Insufficient Permissions"
+    )
+    assert job.machine.fleet.resetting == frozenset()
+
+
+def test_a_job_with_one_machine_does_not_move_onto_it() -> None:
+    """A device that must be isolated ends the job: another agent would run on the same machine."""
+    job = trained(5, policy=Policy(max_restarts=3), keeps_off=KeepsOff.ONE_HOST)
+    ascend(job, SEPARATE)
+    assert strategies(job) == [Strategy.FAIL]
+    assert "the job has no other machine" in job.last(journal.Decided).reason
+    assert job.recorded(journal.NodeWanted) == []
+
+
+def test_the_only_machine_is_not_condemned_by_the_loss_of_its_agent() -> None:
+    """ModelArts isolates a lost node. With one machine the whole job is placed again there."""
+    job = untouched(msgspec.structs.replace(AUTO, unconditional=True), keeps_off=KeepsOff.ONE_HOST)
+    job.lose(0)
+    assert strategies(job) == [Strategy.RESCHEDULE_JOB]
+    assert job.recorded(journal.Isolated) == []
 
 
 def test_what_is_reported_after_a_reset_is_news() -> None:

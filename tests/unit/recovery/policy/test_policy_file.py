@@ -9,7 +9,12 @@ import pytest
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.dialect import Dialect
 from rekindle.recovery.policy.policy import Policy, Strategy
-from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
+from rekindle.recovery.policy.policy_file import (
+    PolicyFormat,
+    notices_about,
+    read_policy,
+    write_policy,
+)
 
 MODELARTS = """
 kind: Job
@@ -127,6 +132,28 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="bytes:1: not UTF-8; save the file in UTF-8"):
         read_policy(tmp_path / "bytes")
+
+
+RECOVERS = {Strategy.RETRY, Strategy.DUMP}
+
+
+@pytest.mark.parametrize(
+    ("label", "recovers", "words"),
+    [
+        ("", RECOVERS, "applies without the label process-recover-enable"),
+        ('process-recover-enable: "on", ', RECOVERS, ""),
+        ('process-recover-enable: "off", ', set(), "no effect, because process-recover-enable is"),
+        ("process-recover-enable: pause, ", set(), "process-recover-enable is pause"),
+    ],
+)
+def test_the_switch_of_recover_strategy(
+    tmp_path: Path, label: str, recovers: set[Strategy], words: str
+) -> None:
+    """The annotation switches itself on, as from MindCluster 7.2, and a notice says so."""
+    path = written(tmp_path, MINDCLUSTER.replace('process-recover-enable: "on", ', label))
+    assert RECOVERS & set(read_policy(path).strategies) == recovers
+    found = notices_about(path)
+    assert (len(found), all(words in text for text in found)) == (bool(words), True)
 
 
 @pytest.mark.parametrize("form", PolicyFormat)
