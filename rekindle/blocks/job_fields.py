@@ -17,22 +17,6 @@ from rekindle.recovery.policy.policy import Policy
 
 KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
 RecoveryPolicy = Annotated[Policy, Form("Policy")]
-
-
-def policy_of_rekindle(policy: Policy, pods: KubernetesSettings | None) -> Policy:
-    """Return the part of a job's policy that Rekindle carries out; MindCluster has the rest.
-
-    Raises UsageError: the policy and the settings of the pods contradict each other.
-    """
-    return policy if pods is None else deciding(policy, pods)
-
-
-def left_to_mindcluster(policy: Policy, pods: KubernetesSettings | None) -> str:
-    """Return the names of the strategies of a job's policy that only MindCluster carries out."""
-    kept = policy_of_rekindle(policy, pods).strategies
-    return ", ".join(each.value for each in policy.strategies if each not in kept)
-
-
 Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]
 ProcessesPerNode = Annotated[
     int, Field(ge=1, description="Ranks on each node, usually one per accelerator.")
@@ -54,6 +38,20 @@ Spares = Annotated[
 ]
 
 Keep = Annotated[Retention, Form("Keep")]
+
+
+def policy_of_rekindle(policy: Policy, pods: KubernetesSettings | None) -> Policy:
+    """Return the part of a job's policy that Rekindle carries out; MindCluster has the rest.
+
+    Raises UsageError: the policy and the settings of the pods contradict each other.
+    """
+    return policy if pods is None else deciding(policy, pods)
+
+
+def left_to_mindcluster(policy: Policy, pods: KubernetesSettings | None) -> str:
+    """Return the names of the strategies of a job's policy that only MindCluster carries out."""
+    kept = policy_of_rekindle(policy, pods).strategies
+    return ", ".join(each.value for each in policy.strategies if each not in kept)
 
 
 class NodeCheck(BaseModel):

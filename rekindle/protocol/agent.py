@@ -235,11 +235,7 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """The agent could not reset a rank's device.
-
-    tried: the tool has run, and the device is not usable; then the rank has not started. Otherwise
-    the agent starts the rank without a reset.
-    """
+    """The agent could not reset a rank's device. Not tried: it starts the rank nevertheless."""
 
     rank: int
     error: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from rekindle.recovery.faults.fault import SICK, Fault, FaultKind
+from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
 from rekindle.recovery.policy.policy import (
@@ -40,6 +40,7 @@ _IN_PLACE = (
     FaultKind.DEVICE_OOM,
     FaultKind.UNKNOWN,
 )
+_HEALING = ("its device may heal when no process uses it", "the agent resets its device")
 _NOT_FORMED = "the ranks have not formed a generation yet"
 STARTS_NO_PROCESS = (Strategy.RETRY,)  # these do not help against the end of a rank
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
@@ -113,7 +114,7 @@ def _recover_in_place(policy: Policy, situation: Situation) -> Option | None:
         return None
     doing = "the agent restarts the rank on its node, and all other ranks wait"
     if history.reset_helps(fault):
-        doing = f"{_healing(fault)}; {doing}"
+        doing = f"{_HEALING[history.resets(fault)]}; {doing}"
     return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, situation))
 
 
@@ -172,7 +173,8 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
         return None  # the platform places its pod again
     if history.reset_helps(fault):
         why_not = situation.worn_out or _spent(policy, situation)
-        return Option(f"{_healing(fault)}, and the job restarts all ranks", why_not)
+        doing = f"{_HEALING[history.resets(fault)]}, and the job restarts all ranks"
+        return Option(doing, why_not)
     if fault.kind is FaultKind.SOURCE:
         again = _in_row(policy, situation, Strategy.RESTART)
         why_not = "the texts differ also after a restart of all ranks" if again else ""
@@ -192,13 +194,6 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
         return Option("", f"{used} of {policy.max_restarts} restarts are used")
     doing = f"the job restarts all ranks (restart {used + 1} of {policy.max_restarts})"
     return Option(doing, situation.worn_out)
-
-
-def _healing(fault: Fault) -> str:
-    """Return how a device that can heal does so."""
-    if history.resets(fault):
-        return "the agent resets its device"
-    return "its device may heal when no process uses it"
 
 
 def is_met_by_restart(policy: Policy, situation: Situation) -> bool:
