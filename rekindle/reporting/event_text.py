@@ -43,6 +43,7 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksDiffer,
     RanksStarted,
+    ResetSkipped,
     Restored,
     SpareLost,
     Stopping,
@@ -72,7 +73,7 @@ def level(event: AnyEvent) -> int:
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return logging.WARNING
-        case RanksDiffer():
+        case RanksDiffer() | ResetSkipped():
             return logging.WARNING
         case CheckpointsPruned():
             return logging.WARNING if event.error else logging.DEBUG
@@ -115,6 +116,7 @@ def words(event: AnyEvent) -> str:
             | FinalCheckpoint()
             | NodeChecked()
             | Profiled()
+            | ResetSkipped()
             | Slowed()
             | SlowOver()
             | Examined()
