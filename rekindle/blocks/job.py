@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rekindle import names
-from rekindle.blocks.forms import setting
+from rekindle.blocks.forms import mistakes, setting
 from rekindle.blocks.job_fields import (
     CheckpointDirectory,
     KubernetesPods,
@@ -46,6 +46,9 @@ from rekindle.recovery.policy.policy import Policy
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
 _VARIABLE = re.compile(r"[^=\0]+")
+# Not in the form's schema: the server would answer with the pattern, and without a possible name.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 # The fields of a flow run that a job id may contain. They stay the same in a rerun, except that a
 # rerun of a parent gives each subflow another id and name: root_id is the id of the topmost run.
 FLOW_RUN_FIELDS = ("id", "root_id", "name", "flow_id", "deployment_id", "work_queue_name")
@@ -63,8 +66,8 @@ class TrainingJob(BaseModel):
 
     name: str = Field(
         default=DEFAULT_NAME,
-        pattern=r"^[a-z0-9][a-z0-9-]{0,39}$",
-        description="Short name of the job, of a-z 0-9 and -; the job id begins with it.",
+        description="Short name of the job, of 1 to 40 of a-z 0-9 and -; the job id begins with "
+        "it.",
     )
     job_id: str = Field(
         default="",
@@ -158,6 +161,17 @@ class TrainingJob(BaseModel):
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
     _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_possible(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            possible = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")[:40] or DEFAULT_NAME
+            raise ValueError(
+                f"{name!r} is no name of a job; use 1 to 40 of a-z 0-9 and -, and begin with a "
+                f"letter or digit, such as {possible!r}"
+            )
+        return name
+
     @field_validator("job_id")
     @classmethod
     def _job_id_is_possible(cls, job_id: str) -> str:
@@ -216,7 +230,7 @@ class TrainingJob(BaseModel):
         try:
             job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
-            raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
+            raise UsageError(f"the blocks do not fit the job: {mistakes(error)}") from None
         job._credentials, job._secret_variables = credentials, secret_variables
         return job
 

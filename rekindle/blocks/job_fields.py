@@ -104,6 +104,11 @@ class CheckpointDirectory(BaseModel):
         description="Whether Rekindle chooses the steps between two checkpoints, from the duration "
         "of a checkpoint and the rate of faults; the number above then has no effect.",
     )
+    required: bool = Field(
+        default=True,
+        description="Whether the flow run fails if training has finished, but the job could not "
+        "write its last checkpoint. Otherwise it ends as CompletedWithoutCheckpoint.",
+    )
     keep: Keep = setting(
         Retention(), "Which checkpoints the job keeps. Without any rule: all of them."
     )

@@ -158,7 +158,9 @@ def check(spec: JobSpec) -> JobSpec:
     """
     check_elsewhere(spec)
     if not Path(spec.working_directory).is_dir():
-        raise UsageError(f"working directory {spec.working_directory} does not exist")
+        raise UsageError(
+            f"working directory {spec.working_directory} does not exist; make it, or name another"
+        )
     check_location(spec.checkpoint_store)
     check_environment(os.environ | spec.environment, spec.policy)
     framework = spec.framework.value
@@ -174,7 +176,10 @@ def check(spec: JobSpec) -> JobSpec:
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
         if not script.is_file():
-            raise UsageError(f"training script {script} does not exist")
+            raise UsageError(
+                f"training script {script} does not exist; correct its name, which is relative to "
+                "the working directory"
+            )
     return spec
 
 

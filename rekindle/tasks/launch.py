@@ -18,7 +18,7 @@ from rekindle.errors import JobError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import (
     differs,
@@ -27,7 +27,7 @@ from rekindle.tasks.identity import (
     other_job,
     refuse_another,
 )
-from rekindle.tasks.report import refuse_lost
+from rekindle.tasks.report import has_succeeded, refuse_lost
 
 # A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
@@ -140,7 +140,7 @@ def _join_the_cluster(job: TrainingJob, directory: JobDirectory, job_id: str) ->
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
     history = jobs.history_of(job_id)
     attempt, end = attempts.number(history), attempts.end_of(history)
-    if end is not None and end.outcome == SUCCEEDED:
+    if has_succeeded(job, job_id):
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):

@@ -44,7 +44,7 @@ from rekindle.recovery.journal.journal import (
     Restored,
 )
 from rekindle.reporting.event_text import incident_row, level, resumes, sentence
-from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
+from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, StateFold
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
@@ -147,6 +147,7 @@ class Supervisor:
     ) -> None:
         self.history: list[AnyEvent] = []
         self._incidents = IncidentFold()
+        self._states = StateFold()
         self._job_id = job_id
         self._notices = notices
         self._log = log
@@ -183,6 +184,7 @@ class Supervisor:
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)
+        self._states.add(event)
         incident = self._incidents.add(event)
         if incident is not None:
             for step in incident_steps(event, incident):
@@ -191,7 +193,7 @@ class Supervisor:
 
     def name_state(self) -> None:
         """Send the job's state to Prefect if it has changed."""
-        name, message = shown(self.history)
+        name, message = self._states.shown()
         if name == self._state:
             return
         self._state = name
