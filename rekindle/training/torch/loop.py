@@ -261,13 +261,16 @@ class Loop:
             return False
         return True
 
-    def keep(self, *, last: bool, leaves: bool = False) -> None:
+    def keep(self, *, last: bool, leaves: bool = False, alone: bool = False) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
 
-        leaves: the script has left its loop, and other ranks may train.
+        leaves: the script has left its loop, and other ranks may train. alone: other ranks may have
+        passed this place. Raises RuntimeError, as collectives do: a rank is lost.
         """
         with self.progress.at(RankActivity.CHECKPOINT):
-            whole = self.generations.complete(self._snapshot_schedule, last=last, leaves=leaves)
+            whole = self.generations.complete(
+                self._snapshot_schedule, last=last, leaves=leaves, alone=alone
+            )
             self._snapshot_schedule.keep(
                 self.generations.kept,
                 whole=whole,
