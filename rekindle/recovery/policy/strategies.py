@@ -9,14 +9,7 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import (
-    INNER,
-    JOBS,
-    RESTARTS_APART,
-    Policy,
-    Replicas,
-    Strategy,
-)
+from rekindle.recovery.policy.policy import INNER, JOBS, RESTARTS_APART, Policy, Replicas, Strategy
 
 # Returns None if the strategy does not help against this fault.
 StrategyFunction = Callable[[Policy, Situation], "Option | None"]
