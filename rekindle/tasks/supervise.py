@@ -42,6 +42,7 @@ from rekindle.recovery.journal.journal import (
     NodeChecked,
     Progress,
     Restored,
+    StepSkipped,
 )
 from rekindle.reporting.event_text import (
     incident_row,
@@ -228,7 +229,7 @@ def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
     match event:
         case FaultSeen():
             return ("detected",) if not event.explained and len(incident.faults) == 1 else ()
-        case CheckpointFailed() | NodeChecked(fault=Fault()):
+        case CheckpointFailed() | StepSkipped() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
         case Decided(approval=asked, outweighed=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)

@@ -121,6 +121,16 @@ class RanksDiffer(Event, frozen=True, kw_only=True, tag="ranks-differ"):
     ranks: tuple[int, ...]
 
 
+class StepSkipped(Event, frozen=True, kw_only=True, tag="step-skipped"):
+    """Record a step that all ranks skipped, because its update would have damaged the model.
+
+    It is an incident of its own; training continues.
+    """
+
+    incident: int
+    fault: Fault
+
+
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """Record the decision about a fault.
 
@@ -229,6 +239,7 @@ AnyEvent = (
     | FaultSeen
     | Suspected
     | RanksDiffer
+    | StepSkipped
     | Decided
     | Answered
     | HealthEventSeen
@@ -389,7 +400,11 @@ def _apply(incident: Incident, event: Event) -> None:
         case MoveEnded():
             incident.reason = f"{incident.reason}; {event.reason}"
             incident.detected = incident.first_step = event.at
-        case CheckpointFailed(fault=fault) | NodeChecked(fault=Fault() as fault):
+        case (
+            CheckpointFailed(fault=fault)
+            | StepSkipped(fault=fault)
+            | NodeChecked(fault=Fault() as fault)
+        ):
             node = isinstance(event, NodeChecked)
             what = "the job requests another node" if node else "training continues"
             incident.faults.append(fault)
