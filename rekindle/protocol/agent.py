@@ -212,7 +212,7 @@ class Exited(Message, frozen=True, kw_only=True):
     """The process of a rank ended. finished: the steps that its heartbeat page shows.
 
     no_memory: the kernel has killed a process of this node because memory ran out. digests: of its
-    last states, which no heartbeat had.
+    last states, which no heartbeat had. said: the end of its output, if it may explain the end.
     """
 
     rank: int
@@ -223,6 +223,7 @@ class Exited(Message, frozen=True, kw_only=True):
     no_memory: bool = False
     at: float = 0.0
     digests: tuple[StateDigest, ...] = ()
+    said: str = ""
 
     lasting = True
 
