@@ -31,7 +31,7 @@
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
     ├── UnexpectedError
-    ├── UnknownLoopError          cli.adapt_training
+    ├── UnknownLoopError          cli.adapt.training
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a

@@ -28,6 +28,7 @@ from rekindle.blocks.job_fields import (
     ProcessesPerNode,
     RecoveryPolicy,
     Spares,
+    policy_of_rekindle,
 )
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
@@ -38,6 +39,7 @@ from rekindle.job.spec import (
     check,
     check_elsewhere,
     job_directory,
+    on_this_machine,
 )
 from rekindle.recovery.policy.policy import Policy
 
@@ -189,7 +191,7 @@ class TrainingJob(BaseModel):
                     f"Rekindle cannot set the environment variable {name!r}: a name must not "
                     "contain =, and a value must not contain a null character"
                 )
-            if name.startswith("REKINDLE_"):
+            if name.startswith("REKINDLE_") and name not in names.PROFILING_SETTINGS:
                 raise ValueError(f"Rekindle sets {name}; leave it out")
         return environment
 
@@ -243,7 +245,9 @@ class TrainingJob(BaseModel):
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """
         spec = self.filled_in().unchecked_spec(job_id)
-        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
+        if self.kubernetes is None:
+            return on_this_machine(check(spec))
+        return check_elsewhere(spec)
 
     def unchecked_spec(self, job_id: str) -> JobSpec:
         """Return the description of a job whose blocks are filled in, for a comparison.
@@ -278,7 +282,7 @@ class TrainingJob(BaseModel):
             checkpoint_every=self.checkpoint.interval,
             keep=self.checkpoint.keep,
             allow_injection=self.allow_injection,
-            policy=self.policy,
+            policy=policy_of_rekindle(self.policy, self.kubernetes),
             network_check=self.node_check.enabled or self.node_check.exclude_straggler,
             exclude_straggler=self.node_check.exclude_straggler,
             node_check=self.node_check.to_limits(),

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rekindle.blocks.forms import Form, field_of, setting
 from rekindle.checkpoints.retention import Retention
+from rekindle.engines.kubernetes.manifests.division import deciding
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_words
 from rekindle.recovery.node_check.evidence import NodeCheckLimits
@@ -37,6 +38,20 @@ Spares = Annotated[
 ]
 
 Keep = Annotated[Retention, Form("Keep")]
+
+
+def policy_of_rekindle(policy: Policy, pods: KubernetesSettings | None) -> Policy:
+    """Return the part of a job's policy that Rekindle carries out; MindCluster has the rest.
+
+    Raises UsageError: the policy and the settings of the pods contradict each other.
+    """
+    return policy if pods is None else deciding(policy, pods)
+
+
+def left_to_mindcluster(policy: Policy, pods: KubernetesSettings | None) -> str:
+    """Return the names of the strategies of a job's policy that only MindCluster carries out."""
+    kept = policy_of_rekindle(policy, pods).strategies
+    return ", ".join(each.value for each in policy.strategies if each not in kept)
 
 
 class NodeCheck(BaseModel):

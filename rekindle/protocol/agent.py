@@ -209,10 +209,9 @@ class Spawned(Message, frozen=True, kw_only=True):
 
 
 class Exited(Message, frozen=True, kw_only=True):
-    """The process of a rank ended. finished: the steps that its heartbeat page shows.
+    """The process of a rank ended. finished: of its heartbeat page. said: the end of its output.
 
-    no_memory: the kernel has killed a process of this node because memory ran out. digests: of its
-    last states, which no heartbeat had. said: the end of its output, if it may explain the end.
+    no_memory: the kernel killed a process for lack of memory. digests: of states not sent before.
     """
 
     rank: int
@@ -236,10 +235,11 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """The agent did not start a rank, because it could not reset the rank's device."""
+    """The agent could not reset a rank's device. Not tried: it starts the rank nevertheless."""
 
     rank: int
     error: str
+    tried: bool = True
 
 
 class StoreUp(Message, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.job_fields import left_to_mindcluster
 from rekindle.errors import JobError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
@@ -104,6 +105,8 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     log.info(_TELL[launched.how], job_id, launched.attempt, directory.path)
     if launched.how is How.LAUNCHED:
         note_launch(job_id)
+        if left := left_to_mindcluster(job.filled_in().policy, job.kubernetes):
+            log.info("MindCluster has the strategies %s; Rekindle does not use them", left)
     elif launched.how is How.ADOPTED and found is not None and any(found):
         kept = ", ".join((*found.counting, *found.others))
         log.warning("The running job keeps its own values of %s", kept)

@@ -32,7 +32,7 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import SUCCEEDED, AnyEvent, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
-from rekindle.reporting.event_text import incident_row, outcome
+from rekindle.reporting.event_text import incident_row, outcome, resumed_text
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import (
     last_failure,
@@ -44,7 +44,6 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
-from rekindle.tasks.restore import describe
 from rekindle.waiting import until
 
 ARTIFACT = "checked-nodes"
@@ -168,7 +167,7 @@ def _write(client: SyncPrefectClient, job_id: str, flow_run_id: UUID, log: Log) 
     rows = [incident_row(incident) for incident in summary.incidents]
     text = markdown_report(
         summary,
-        resumed=describe(history),
+        resumed=resumed_text(history),
         logs=directory.spec().log_directory,
         checkpoint=where_is_newest(directory, history),
     )

@@ -17,7 +17,7 @@ from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
-from rekindle.recovery.policy.history import Past, besides, reset_helps
+from rekindle.recovery.policy.history import Past, besides, resets
 from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.policy import INNER, RESET_BY
 from rekindle.states import Suspicion
@@ -73,7 +73,7 @@ def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
         match event:
             case journal.Decided(strategy=strategy, fault=fault):
                 asked = set()
-                if not reset_helps(fault) or strategy not in RESET_BY:
+                if not resets(fault) or strategy not in RESET_BY:
                     found -= {fault.rank} if fault.kind is FaultKind.DEVICE else set()
                 elif event.approval:
                     asked = {fault.rank}

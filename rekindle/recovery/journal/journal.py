@@ -34,6 +34,7 @@ from rekindle.recovery.journal.node_events import (
     NodeJoined,
     NodeLeft,
     NodeWanted,
+    ResetSkipped,
     SpareLost,
 )
 from rekindle.recovery.node_check.verdicts import NodeChecked
@@ -60,6 +61,7 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "NodeLeft",
     "NodeWanted",
     "Profiled",
+    "ResetSkipped",
     "SpareLost",
 ]
 
@@ -230,6 +232,7 @@ AnyEvent = (
     | Decided
     | Answered
     | HealthEventSeen
+    | ResetSkipped
     | Isolated
     | MoveEvent
     | NodeChecked

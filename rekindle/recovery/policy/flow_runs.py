@@ -111,6 +111,7 @@ def fault_of(end: RunEnd, tables: Tables) -> Fault:
         code=verdict.code,
         user_caused=verdict.user_caused,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts and verdict.kind is not FaultKind.EVICTION,
     )
 

@@ -44,6 +44,10 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "cannot set the environment variable 'A=B'",
         ),
         (
+            {"script": "a.py", "environment": {"REKINDLE_PROFILING": "x"}},
+            "Rekindle sets REKINDLE_PROFILING",
+        ),
+        (
             {"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}},
             "Rekindle sets REKINDLE_JOB_ID",
         ),
