@@ -375,13 +375,13 @@ class RankSupervisor:
             self._ended.add(exited.rank)
         else:
             # The next process of the rank waits for it, and the report does not.
-            helpers = in_background(self._end_helpers(rank.rank), self._tasks)
-            self._helpers[rank.rank] = helpers
+            self._helpers[rank.rank] = in_background(self._end_helpers(rank.rank), self._tasks)
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )
             if exited.error is None and said and exited.exit.signal not in _UNEXPLAINED:
                 say(f"rank {rank.rank} ended with {exited.exit}; the end of its stderr: {said}")
+                exited = msgspec.structs.replace(exited, said=said)
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)

@@ -209,10 +209,9 @@ class Spawned(Message, frozen=True, kw_only=True):
 
 
 class Exited(Message, frozen=True, kw_only=True):
-    """The process of a rank ended. finished: the steps that its heartbeat page shows.
+    """The process of a rank ended. finished: of its heartbeat page. said: the end of its output.
 
-    no_memory: the kernel has killed a process of this node because memory ran out. digests: of its
-    last states, which no heartbeat had.
+    no_memory: the kernel killed a process for lack of memory. digests: of states not sent before.
     """
 
     rank: int
@@ -223,6 +222,7 @@ class Exited(Message, frozen=True, kw_only=True):
     no_memory: bool = False
     at: float = 0.0
     digests: tuple[StateDigest, ...] = ()
+    said: str = ""
 
     lasting = True
 

@@ -71,10 +71,10 @@ def named(name: str, message: str, result: object) -> Any:
 @task(name="check", cache_policy=NO_CACHE)
 def check(job: TrainingJob, job_id: str, around: Retraining | None) -> State[None] | None:
     """Load all blocks, and check each field. The state Refused has the first mistake."""
-    if not _starts(job, job_id):
-        return None
     field = "job"
     try:
+        if not _starts(job, job_id):
+            return None
         for field, look in _checks(job, job_id, around):
             found = _until_answered(Check(field, look))
             if isinstance(found, str) and found:

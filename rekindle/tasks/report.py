@@ -7,18 +7,21 @@ import contextlib
 import dataclasses
 import json
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger, runtime, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
+from prefect.logging.loggers import flow_run_logger
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
@@ -41,9 +44,11 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
+from rekindle.waiting import until
 
 ARTIFACT = "checked-nodes"
 _PAUSE_S = 1.0
+_STOP_S = 20.0  # for a job that was ordered to stop, besides the final checkpoint
 
 
 @task(name="report-nodes", cache_policy=NO_CACHE)
@@ -108,15 +113,54 @@ class JobResult:
 @task(name="report", cache_policy=NO_CACHE)
 def report(job_id: str) -> JobResult:
     """Write the incident table, the report and the timeline, and return the job's result."""
+    with get_client(sync_client=True) as client:
+        _wait_for_prefect(client, get_run_logger())
+        return _write(client, job_id, UUID(runtime.flow_run.id), get_run_logger())
+
+
+def report_later(job_id: str, flow_run_id: UUID) -> None:
+    """Start a process that writes the same for a job that ends, and whose flow has no process.
+
+    Prefect waits for a hook before it sets the state of the run, so a hook must not wait itself.
+    """
+    command = [sys.executable, "-m", "rekindle.tasks.report", job_id, str(flow_run_id)]
+    subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a runner that ends takes its own group with it
+    )
+
+
+def _report_stopped(job_id: str, flow_run_id: UUID) -> None:
+    """Wait for the end of a job, and report it. A rerun may begin another attempt, and report."""
+    directory = jobs.directory_of(job_id)
+    limit_s = _STOP_S + directory.spec().policy.dump_timeout_s
+    attempt = attempts.number(jobs.history_of(job_id))
+
+    def is_over() -> bool:
+        history = jobs.history_of(job_id)
+        return attempts.end_of(history) is not None or attempts.number(history) > attempt
+
+    ended = until(is_over, limit_s, 0.5)
+    with get_client(sync_client=True) as client:
+        log = flow_run_logger(client.read_flow_run(flow_run_id))
+        history = jobs.history_of(job_id)
+        if not ended:
+            log.warning("Job %s did not end within %g s; it has no report", job_id, limit_s)
+        elif attempts.end_of(history) is not None and attempts.number(history) == attempt:
+            _write(client, job_id, flow_run_id, log)
+
+
+def _write(client: SyncPrefectClient, job_id: str, flow_run_id: UUID, log: Log) -> JobResult:
     # Here, because matplotlib is slow to import, and a flow process must adopt a job quickly.
     from rekindle.reporting.timeline import MOST_RANKS, draw
 
-    with get_client(sync_client=True) as client:
-        _wait_for_prefect(client, get_run_logger())
-        history = jobs.history_of(job_id)
-        summary = summarize(job_id, history)
-        if summary.outcome == SUCCEEDED:
-            _complete_progress(client, job_id, summary.finished)
+    history = jobs.history_of(job_id)
+    summary = summarize(job_id, history)
+    if summary.outcome == SUCCEEDED:
+        _complete_progress(client, job_id, flow_run_id, summary.finished)
     directory = jobs.directory_of(job_id)
     picture = directory.path / names.TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
@@ -129,15 +173,21 @@ def report(job_id: str) -> JobResult:
     )
     (directory.path / names.REPORT_FILE).write_text(f"{text}\n![Timeline]({names.TIMELINE_FILE})\n")
     encoded = base64.b64encode(picture.read_bytes()).decode()
+
+    def show(kind: str, what: str, data: str, description: str) -> None:
+        key = f"{job_id}-{what}"
+        client.create_artifact(
+            ArtifactCreate(
+                key=key, type=kind, data=data, description=description, flow_run_id=flow_run_id
+            )
+        )
+
     if rows:
-        title = f"Incidents of job {job_id}"
-        create_table_artifact(rows, key=f"{job_id}-incidents", description=title)
-    create_markdown_artifact(
-        f"{text}\n![Timeline](data:image/png;base64,{encoded})\n",
-        key=f"{job_id}-report",
-        description=f"Job {job_id} {outcome(summary.outcome, summary.finished)}",
-    )
-    get_run_logger().info("Report: %s, timeline: %s", directory.path / names.REPORT_FILE, picture)
+        show("table", "incidents", json.dumps(rows), f"Incidents of job {job_id}")
+    end = outcome(summary.outcome, summary.finished)
+    shown = f"{text}\n![Timeline](data:image/png;base64,{encoded})\n"
+    show("markdown", "report", shown, f"Job {job_id} {end}")
+    log.info("Report: %s, timeline: %s", directory.path / names.REPORT_FILE, picture)
     return JobResult(
         job_id=job_id,
         outcome=summary.outcome,
@@ -280,7 +330,9 @@ def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) -> None:
+def _complete_progress(
+    client: SyncPrefectClient, job_id: str, flow_run_id: UUID, finished: int
+) -> None:
     """Show that all steps are done, because the process that should have done it may have failed.
 
     A script without a number of steps has no progress to show.
@@ -288,9 +340,11 @@ def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) ->
     key, words = progress_key(job_id), f"all {finished} steps are done"
     artifact = find_artifact(client, key)
     if artifact is None and finished:
-        run = UUID(runtime.flow_run.id)
-        client.create_artifact(
-            ArtifactCreate(key=key, type="progress", data=100.0, description=words, flow_run_id=run)
-        )
+        done = ArtifactCreate(key=key, type="progress", data=100.0, description=words)
+        client.create_artifact(done.model_copy(update={"flow_run_id": flow_run_id}))
     elif artifact is not None and artifact.data != 100:
         client.update_artifact(artifact.id, ArtifactUpdate(data=100.0, description=words))
+
+
+if __name__ == "__main__":
+    _report_stopped(sys.argv[1], UUID(sys.argv[2]))

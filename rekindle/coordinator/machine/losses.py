@@ -233,6 +233,7 @@ class Losses:
             node=rank.node,
             finished=rank.finished,
             at=message.at or now,
+            said=message.said,
         )
         if not rank.inside and was is not Status.ENDING:
             rank.status = Status.ABSENT

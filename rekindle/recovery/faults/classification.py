@@ -38,8 +38,9 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
     finished: int,
     at: float,
     no_memory: bool = False,
+    said: str = "",
 ) -> Fault:
-    """Classify the unexpected end of a rank.
+    """Classify the unexpected end of a rank. said: the end of its output, for the message.
 
     The exception of the rank determines the fault, if there is one. An exception without a table
     entry is an error of the script. `no_memory` means that the kernel killed processes because of
@@ -60,6 +61,8 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         kind, message = FaultKind.HOST_OOM, f"{message}, because the node had no memory left"
     elif kind not in (FaultKind.PROCESS, FaultKind.USER_CODE):
         message = f"{message} ({verdict.explanation})"
+    if said:
+        message = f"{message}; the end of its stderr: {said}"
     return Fault(
         kind=kind,
         message=message,

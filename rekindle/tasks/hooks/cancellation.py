@@ -28,6 +28,7 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import recorded_job
 from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.prefect_api import Log
+from rekindle.tasks.report import report_later
 from rekindle.waiting import until
 
 # A runner that stops cancels its flow runs with this message. No user wants the job to end, so the
@@ -94,6 +95,7 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
         log.exception("Rekindle could not stop job %s", job_id)
         raise
     log.info("Rekindle stops job %s; retry this flow run to resume it", job_id)
+    report_later(job_id, flow_run.id)
     if jobs.directory_of(job_id).pods.exists():
         _remove_from_cluster(job_id, log)
 

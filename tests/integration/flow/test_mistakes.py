@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect_side import Served
+from servers import serving
 from stores.servers import ACCESS_KEY, SECRET_KEY, Server, rclone
 from training_jobs.selection import soak_but
 from waiting import run_command
@@ -80,6 +82,7 @@ TABLE = {
     "authorities": Row(("(verify=)", "job.checkpoint.path"), at("s3://abc/x?verify=/none.pem")),
     "missing bucket": Row(("of block 'gone'", "404", "create the bucket"), {"saved_store": "gone"}),
     "wrong key": Row(("of block 'locked'", "403", "credentials"), {"saved_store": "locked"}),
+    "late store": Row(("of block 'late'", "403", "right to"), {"saved_store": "late"}),
     "no block": Row(("no block 'none'", "save it"), {"saved_policy": "none"}),
     "bad policy": Row(("block 'bad'", "policy.max_restarts"), {"saved_policy": "bad"}),
     "bad cluster": Row(("min_nodes is 3", "give 1 to 2"), {"saved_cluster": "contradiction"}),
@@ -98,15 +101,16 @@ TABLE = {
 
 # One row of each kind of check.
 COMMON = ("name", "two entries", "missing script", "strategy", "no place", "missing bucket")
-COMMON += ("wrong key", "bad policy", "half a key", "unmeasured", "downstream")
+COMMON += ("wrong key", "late store", "bad policy", "half a key", "unmeasured", "downstream")
 
 
 class End(NamedTuple):
-    """The end of a run: its type, the message of its state, and its logs."""
+    """The end of a run: its type, the message of its state, its logs, and all its states."""
 
     type: str
     message: str
     logs: str
+    states: dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,16 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def ends(
     request: pytest.FixtureRequest, prefect_api: str, folder: Path, s3: Server
 ) -> dict[str, End]:
-    """Run the rows of the selected tests in one other process, and return the end of each run."""
+    """Run the rows of the selected tests in one other process, and return the end of each run.
+
+    A second store answers the first request with 503, and all others with 403.
+    """
+    answers = iter((503,))
+
+    def fail(request: BaseHTTPRequestHandler) -> None:
+        request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        request.send_error(next(answers, 403))
+
     selected = {each.name for each in request.session.items}
     runs = {}
     for name, row in TABLE.items():
@@ -143,7 +156,9 @@ def ends(
     (folder / "runs.json").write_text(text)
     command = [sys.executable, str(SCRIPT), str(folder), s3.endpoint, ACCESS_KEY, SECRET_KEY]
     env = {"PREFECT_API_URL": prefect_api, "REKINDLE_HOME": str(folder / "home")}
-    done = run_command(command, env={**os.environ, **env}, cwd=folder)
+    with serving(fail) as port:
+        command.append(f"http://127.0.0.1:{port}")
+        done = run_command(command, env={**os.environ, **env}, cwd=folder)
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "ends.json").read_text())
     with SyncPrefectClient(prefect_api) as client:
@@ -152,7 +167,13 @@ def ends(
             mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(run)]))
             return "\n".join(each.message for each in client.read_logs(mine))
 
-        return {name: End(kind, text, logs(run)) for name, (kind, text, run, _) in found.items()}
+        def states(run: str) -> dict[str, str]:
+            return {s.name or "": s.message or "" for s in client.read_flow_run_states(UUID(run))}
+
+        return {
+            name: End(kind, text, logs(run), states(run))
+            for name, (kind, text, run, _) in found.items()
+        }
 
 
 @pytest.mark.parametrize("name", soak_but(TABLE, *COMMON))
@@ -171,6 +192,14 @@ def test_a_mistake_ends_the_run_with_one_line(ends: dict[str, End], name: str) -
     assert "Rekindle does not restart this run" in end.logs
     for secret in (ACCESS_KEY, SECRET_KEY):
         assert secret not in end.message + end.logs
+
+
+def test_a_store_that_does_not_answer_is_waited_for(ends: dict[str, End]) -> None:
+    """The run has the state Waiting, and its message has the field and the cause."""
+    message = ends["late store"].states["Waiting"]
+    assert message.startswith("checkpoint.path of block 'late': ")
+    assert "the server answered 503" in message
+    assert "Rekindle tries again until it answers" in message
 
 
 def test_no_mistake_leaves_anything_behind(ends: dict[str, End], folder: Path) -> None:

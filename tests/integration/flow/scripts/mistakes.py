@@ -1,7 +1,8 @@
 """Save blocks, and run flows in this process. Print the end of each run as JSON.
 
-The arguments are a folder and the endpoint of an S3 server. The folder has the file runs.json: the
-runs by name, each with the name of its flow and its parameters. The last two arguments are its key.
+The arguments are a folder, the endpoint of an S3 server, its key and secret, and the endpoint of a
+server that fails first. The folder has the file runs.json: the runs by name, each with the name of
+its flow and its parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rekindle.flows.train import train
 FLOWS = {"train": train, "retrain": retrain}
 
 
-def save(endpoint: str, key: str, secret: str) -> None:
+def save(endpoint: str, key: str, secret: str, failing: str) -> None:
     bad = {"max_restarts": -1, "strategies": ["restart"]}
     SavedPolicy.model_construct(policy=bad).save("bad", overwrite=True)
     SavedCluster(nodes=2, min_nodes=3).save("contradiction", overwrite=True)
@@ -33,6 +34,9 @@ def save(endpoint: str, key: str, secret: str) -> None:
     SavedStore(
         access_key_id=key, secret_access_key=secret, checkpoint=in_bucket("none", endpoint)
     ).save("gone", overwrite=True)
+    SavedStore(
+        access_key_id="no", secret_access_key="no", checkpoint=in_bucket("checkpoints", failing)
+    ).save("late", overwrite=True)
     SavedStore(
         access_key_id="no", secret_access_key="no", checkpoint=in_bucket("checkpoints", endpoint)
     ).save("locked", overwrite=True)
