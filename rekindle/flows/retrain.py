@@ -17,6 +17,7 @@ from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.identity import job_of_this_run
 from rekindle.tasks.report import JobResult, refuse_lost
 from rekindle.tasks.retraining import Retraining
+from rekindle.tasks.run_watch import obeying, refuse_superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class RetrainResult:
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResult:  # noqa: B008
     """Prepare data, train, evaluate, publish the checkpoint, and start the downstream deployments.
 
@@ -48,6 +50,7 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     the job has succeeded, and its record is not on this machine.
     """
     job_id = job_of_this_run(job)
+    refuse_superseded(job, job_id)
     refuse_lost(job_id, job)
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)

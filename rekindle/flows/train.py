@@ -9,11 +9,13 @@ from prefect.exceptions import Abort
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import LeaseHeldError, RecordLostError
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.tasks import job_access as jobs
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.identity import job_of_this_run, note_result
 from rekindle.tasks.launch import How, launch, release
 from rekindle.tasks.report import JobResult, lost_result, record_result, report
+from rekindle.tasks.run_watch import OverruledError, RunWatch, obeying, refuse_superseded
 from rekindle.tasks.supervise import is_this_run, supervise
 
 
@@ -24,6 +26,7 @@ from rekindle.tasks.supervise import is_this_run, supervise
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def train(job: TrainingJob) -> JobResult:
     """Train on all ranks of the job, recover from faults, and report.
 
@@ -33,6 +36,7 @@ def train(job: TrainingJob) -> JobResult:
     Raises JobFailedError: the job has failed.
     """
     job_id = job_of_this_run(job)
+    refuse_superseded(job, job_id)
     try:
         return train_to_the_end(job, job_id)
     except RecordLostError as error:
@@ -46,12 +50,33 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
     Raises Abort if another process of the same flow run steers the job. That process then owns the
     run and its state. Raises LeaseHeldError if another flow run steers it: this run ends, and the
     message of its state names the other one. Raises RecordLostError if the job has succeeded and
-    its record is not on this machine.
+    its record is not on this machine. Raises OverruledError if the state of the flow run ends the
+    job.
     """
+    try:
+        with RunWatch(jobs.this_flow_run(job_id), get_run_logger()) as watch:
+            _train(job, job_id, watch)
+    except OverruledError:
+        if job.kubernetes is not None:
+            jobs.release(job_id, get_run_logger())
+        raise
+    result = report(job_id)
+    if result.outcome == SUCCEEDED:  # first, because the next step removes all that a cluster knows
+        record_result(job, result)
+        note_result(job_id)
+    if job.kubernetes is not None:
+        release(job_id)
+    result.raise_if_failed()
+    return result
+
+
+def _train(job: TrainingJob, job_id: str, watch: RunWatch) -> None:
+    """Launch or adopt the job, and follow it to its end."""
     while True:
-        launched = launch(job, job_id)
+        watch.check()
+        launched = launch(job, job_id, watch.wait)
         if launched.how is How.FINISHED:
-            break
+            return
         try:
             end = supervise(job_id, adopted=launched.how is How.ADOPTED)
         except LeaseHeldError as error:
@@ -62,12 +87,4 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
             get_run_logger().error("%s. This process does not change the flow run", error)
             raise Abort(str(error)) from error
         if end.outcome != RESCHEDULED:
-            break
-    result = report(job_id)
-    if result.outcome == SUCCEEDED:  # first, because the next step removes all that a cluster knows
-        record_result(job, result)
-        note_result(job_id)
-    if job.kubernetes is not None:
-        release(job_id)
-    result.raise_if_failed()
-    return result
+            return
