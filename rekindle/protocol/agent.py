@@ -375,11 +375,8 @@ class EndAgent(Message, frozen=True, kw_only=True):
     refused: str = ""
 
 
-# ---- people -> coordinator, as JSON
-
-
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person's answer to an incident whose strategy waits for approval. by: the person.
+    """A person's answer (JSON) to an incident whose strategy waits for approval. by: the person.
 
     about: the time of the fault that the person has read about; 0: the fault that waits now. It
     may be a later one: another person may have answered the first question.

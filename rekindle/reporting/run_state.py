@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.journal.attempts import ApprovalFold
 from rekindle.recovery.journal.journal import (
     RESCHEDULED,
     Answered,
     AnyEvent,
-    ApprovalFold,
     Ended,
     FirstStep,
     Formed,

@@ -25,7 +25,7 @@ from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.faults.fault import Fault
-from rekindle.recovery.journal import attempts, journal
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
@@ -243,7 +243,7 @@ class Supervisor:
 
     def _ask(self) -> ApprovalQuestion:
         """Open the question and wait for a person's answer. The notifier attaches the form."""
-        waiting = journal.waits_for_approval(self.history)
+        waiting = attempts.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)
         question = ApprovalQuestion(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)

@@ -414,28 +414,6 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.steps_lost = 0
 
 
-class ApprovalFold:
-    """Fold the decision that waits for a person's approval. open: this decision, or None."""
-
-    def __init__(self) -> None:
-        self.open: Decided | None = None
-
-    def add(self, event: Event) -> None:
-        """Add the next event."""
-        if isinstance(event, Decided):
-            self.open = event if event.approval else None
-        elif isinstance(event, Answered | Stopping | Ended):
-            self.open = None
-
-
-def waits_for_approval(events: Iterable[Event]) -> Decided | None:
-    """Return the decision that still waits for a person's approval, or None."""
-    fold = ApprovalFold()
-    for event in events:
-        fold.add(event)
-    return fold.open
-
-
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
