@@ -30,6 +30,7 @@
     ├── CheckerError              agent.checkers
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
+    ├── SkippedStepError          training.torch.guard
     ├── UnexpectedError
     ├── UnknownLoopError          cli.adapt.training
     └── UnusableError             rank.member
